@@ -27,7 +27,7 @@ _MAX_NAME_CHARS = 80
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder for artifacts, or make sure that it is empty.
+    """Create the folder for artifacts, or verify that it is empty.
 
     Raises:
         UsageError: if the folder cannot be created, or is not empty.
@@ -72,7 +72,7 @@ def write_artifacts(
         parent = folders[result.backend]
         target = parent / f"test_{free(file_name(result.case), parent.name)}"
         try:
-            # A folder that exists already is that of another run.
+            # If the folder exists and was not created here, it belongs to another run.
             parent.mkdir(exist_ok=parent in created)
             created.add(parent)
             for part, data in files.items():
@@ -86,7 +86,7 @@ def write_artifacts(
 
 
 def _files(result: Result, case: Case | None, oracles: Oracles) -> dict[str, bytes]:
-    """Return the files of the case's test directory, by path; empty if the case is not readable."""
+    """Return the files of a case's test directory, by path; empty if the case cannot be read."""
     if case is None:
         return {}
     try:

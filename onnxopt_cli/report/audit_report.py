@@ -71,7 +71,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     # The killed mutant with the smallest margin.
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # An infinite margin, as of an output that must be exact, is not one.
+    # An infinite ratio, as of an output that must be exact, is no measure of the margin.
     if nearest is not None and math.isfinite(nearest.largest):
         excess = numbers.error(nearest.largest)
         is_lower_bound = None in nearest.excess
@@ -92,7 +92,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
 
 
 def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType]:
-    """Yield the share of injected errors that each tolerance catches, by error and by operator."""
+    """Yield tables of the injected errors that tolerances catch, by error and by operator."""
     for head in ("error", "operator"):
         key = attrgetter(head)
         names = map(key, injected) if head == "error" else sorted(map(key, injected))
@@ -132,7 +132,8 @@ def audit_json(scores: Sequence[MutationScore], shard: object = None) -> str:
 
     Args:
         scores: the scores, one per operator.
-        shard: the shard that was analysed; its document then has all data for joining shards.
+        shard: the shard that was analysed, if any; the text then has all data that a merge of
+            shards needs.
     """
     part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
     operators = [_score(score, joinable=bool(shard)) for score in scores]
@@ -145,7 +146,8 @@ def _survivor(verdict: Verdict) -> Text:
     if verdict.about:
         text.append(f"  {verdict.about}")
     if verdict.distinguishing is not None:
-        text.append(f"\n  would show {_snapshot(*verdict.distinguishing)}", style="dim")
+        input_text = _snapshot(*verdict.distinguishing)
+        text.append(f"\n  an input that kills it{input_text}", style="dim")
     return text
 
 
@@ -165,7 +167,7 @@ def _attribute(value: Any) -> str:
 
 
 def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return attributes and inputs as text, with one type for all inputs or one for each."""
+    """Return attributes and inputs as text, after their common type if they have one."""
     arrays = [value for value in inputs.values() if isinstance(value, np.ndarray)]
     kinds = {value.dtype.name for value in arrays if value.dtype.kind == "f"}
     pairs = [f"{name} {_attribute(value)}" for name, value in attributes.items()]
@@ -175,8 +177,8 @@ def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
             continue
         kind = f"{value.dtype} " if len(kinds) > 1 else ""
         pairs.append(f"{name} {kind}{_brief(value)}")
-    common = f"in {kinds.pop()} " if len(kinds) == 1 else ""
-    return f"{common}at {', '.join(pairs)}"
+    common = f" in {kinds.pop()}" if len(kinds) == 1 else ""
+    return f"{common}: {', '.join(pairs)}"
 
 
 def _brief(array: Array) -> str:

@@ -1,4 +1,4 @@
-"""Report a run as a shields.io endpoint badge: its counts, in a color that sums them up."""
+"""Report a run as a shields.io endpoint badge: counts of outcomes, in a color for the verdict."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from onnxopt_cli.report.view.verdict import in_words
 def badge_report(view: RunView) -> str:
     """Return a badge as JSON text.
 
-    The badge is green if every result is a pass, yellow with expected failures, grey for a shard
-    without cases, and red otherwise. It has the counts if all cases have been judged.
+    The badge is yellow if the run conforms with expected failures, green if it conforms and has
+    passes, grey if it conforms without any, as a shard without cases does, and red otherwise. It
+    shows counts if all cases have been judged, else the verdict.
     """
     good = view.record.exit_code == 0
     color = "red"

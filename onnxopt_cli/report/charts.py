@@ -1,4 +1,4 @@
-"""Data and layout of the charts of a backend's accuracy, which ``page/charts.html`` draws."""
+"""Data and layout of the charts of a backend's accuracy; ``page/charts.html`` draws them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from onnxopt_cli.core import numbers
 from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
 
-#: Width of every chart in user units, each about a pixel of a narrow page.
+#: The width of every chart in user units of SVG, each about a pixel of a narrow page.
 WIDTH = 400
-# Edges of the plot area of a chart with two axes.
+# The edges of the plot area of a chart with two axes.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 390, 24, 190
 _ROW = 26
 _LETTER = 7.0
 _MAX_LABEL_CHARS = 24
-# Bars of larger values end at this value, a little beyond the limit.
+# The bar of a larger error / tolerance ends at this value, a little beyond the limit of 1.
 _MAX_DRAWN_SHARE = 1.15
 # Distances in ulp with more bits are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
-# Bars are at most as wide as if there were this many of them.
+# A chart has room for at least this number of bars, so that a few bars are not too wide.
 _MIN_BARS = 8
 _MAX_TICKS = 8
 # Values of error / tolerance are clipped to this range.
@@ -30,14 +30,14 @@ _MAX_STEP = 10**12
 
 
 def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a chart of error / tolerance of each output, at most and in the median.
+    """Return a chart of the largest and the median error / tolerance of each output.
 
     Args:
         rows: the outputs of one backend, at least one.
 
     Returns:
-        The name of the drawing, a caption, the height, and the data of the drawing. The other
-        charts have the same form.
+        The name of the drawing, a caption, the height, and the data of the drawing. All charts of
+        this module have this form.
     """
     most = max(rows, key=lambda row: row.tolerance_used_most)
     names = [f"{row.operator} {row.output}" for row in rows]
@@ -67,7 +67,7 @@ def tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a histogram of the distances to the expected result.
+    """Return a histogram of the distances, in ulp, from the expected result.
 
     Args:
         rows: the outputs of one backend, at least one.
@@ -128,7 +128,7 @@ def curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
     lines = []
     for curve in drawn:
-        # Of the steps at the same x coordinate, the worst is drawn.
+        # If several steps have the same x coordinate, the worst one is drawn.
         places: dict[int, float] = {}
         for step, share in curve.items():
             places[x(step)] = max(share, places.get(x(step), 0.0))

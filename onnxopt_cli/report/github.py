@@ -1,7 +1,7 @@
 """Report failures as workflow commands, which GitHub shows beside lines of the repository.
 
-An error is shown beside the line of the backend that raised it, if that line is known and lies in
-the repository; every other failure beside its case.
+An error is shown beside the line of code that raised it, if that line is known and belongs to the
+repository. Every other failure is shown beside its case.
 
 Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -24,17 +24,18 @@ from onnxopt_cli.report.view.verdict import in_words
 
 #: GitHub shows this many commands of a step, and silently drops the others.
 _MAX_COMMANDS = 10
-#: GitHub truncates messages that are much longer.
+#: Messages are shortened to this length, because GitHub truncates long ones.
 _MAX_MESSAGE_CHARS = 4000
 # Outcomes whose traceback shows the cause.
 _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
-# A place of :mod:`onnxopt_cli.backends.host`, or a frame of a Python traceback.
+# The place of an exception, as :mod:`onnxopt_cli.backends.host` states it, or a frame of a Python
+# traceback.
 _FRAME = re.compile(
     r"^(?:raised at (?P<path>.+):(?P<line>\d{1,7})"
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# The order of frames in the output of Python's faulthandler.
+# Words in the output of Python's faulthandler, which lists the innermost frame first.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
 # Folders with code that is not part of the repository, such as environments.
@@ -44,7 +45,8 @@ _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 def github_report(view: RunView) -> str:
     """Return at most ten commands, one per line: problems of files, then failures of each kind.
 
-    If there are more, the last command states their number and the reports that have them.
+    If there are more problems and failures, the last command states their number and the reports
+    that contain them.
     """
     record = view.record
     items: list[Fault | ResultView] = [*record.problems, *record.findings, *view.examples]
@@ -64,7 +66,7 @@ def github_report(view: RunView) -> str:
             lines.append(_error(location, title, message))
     if hidden := len(items) - len(annotated_items):
         title = f"{hidden} more failures and problems are not annotated"
-        where = f"the job's summary has the most telling of all {len(items)}, and {ELSEWHERE}"
+        where = f"the job's summary has the most informative of all {len(items)}, and {ELSEWHERE}"
         lines.append(f"::error title={_property(title)}::{_data(f'{title}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
 
@@ -100,7 +102,7 @@ def _locations(text: str) -> Iterator[Location]:
 
 
 def _is_in_repository(location: Location) -> bool:
-    """Return whether a line exists in a file below the working directory, links resolved."""
+    """Return whether a line exists in a file below the working directory, after resolving links."""
     with suppress(Malformed, OSError, ValueError):
         folders = location.path.resolve().relative_to(Path.cwd().resolve()).parts[:-1]
         if any(name.startswith(".") or name in _FOREIGN_FOLDERS for name in folders):

@@ -1,7 +1,7 @@
-"""Report a run as a single HTML file, which needs neither a network nor scripts to be read.
+"""Report a run as a single HTML file, which can be read without a network and without scripts.
 
 Untrusted text is escaped, see :mod:`onnxopt_cli.report.page_templates`. In addition, the page's
-content security policy admits only the script and the style with the stated hashes.
+content security policy admits only one script and one style, by their hashes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from onnxopt_cli.report.view.verdict import (
     label,
 )
 
-# A browser needs seconds to lay out more rows; the filter finds the others.
+# The table of outcomes shows this number of cases, because a browser needs seconds to lay out more.
+# The filter of the page also finds the remaining cases.
 _MAX_ROWS = 1000
-# Passes with details of their own; all passes are in the table of outcomes.
+# At most this number of passes have a section with details.
 _MAX_PASSES = 5000
-# Outputs in the chart of error / tolerance.
+# The chart of error / tolerance shows at most this number of outputs.
 _MAX_CHART_ROWS = 16
 # CSS classes of verdicts; the class of every other verdict is ``bad``.
 _LOOKS = {
@@ -108,7 +109,7 @@ def html_report(view: RunView) -> str:
 
 
 def page_parts() -> dict[str, Markup]:
-    """Return style and script of a page, and the policy that admits only these."""
+    """Return the style and the script of a page, and the policy that admits only these two."""
     # Files of this package are trusted and not escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     policy = Markup(_policy(style, script))  # noqa: S704 - made of hashes
@@ -173,7 +174,7 @@ def _rows(view: RunView) -> list[_Row]:
     rows = []
     for case, results in by_case.items():
         first, *_ = results.values()
-        # The operators and capabilities of a case are unknown where it did not run.
+        # A result of a case that did not run lacks the operators and capabilities of the case.
         ran = next((result for result in results.values() if result.operators), first)
         needs = dict.fromkeys(name for result in results.values() for name in result.capabilities)
         cells = tuple(results.get(backend.name) for backend in view.record.backends)
@@ -182,10 +183,10 @@ def _rows(view: RunView) -> list[_Row]:
 
 
 def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
-    """Return rows as data: case, operator, capabilities and the numbers of the row's cells.
+    """Return rows as data, which a browser reads many times faster than HTML, and their cells.
 
-    A browser reads such data many times faster than rows of HTML. The second item has the distinct
-    cells by number, with their columns. A cell with a link is distinct.
+    A row consists of case, operator, capabilities and the number of the cell of each backend. The
+    cells are listed by number, each with its column; cells that look alike have one number.
     """
     cells: dict[object, tuple[int, int, Result | None]] = {}
     data: list[list[Any]] = []
@@ -204,7 +205,7 @@ def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Res
 
 
 def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return for each operator the counts in words and the look of each backend's cell."""
+    """Return for each operator the cells of all backends: counts in words, and a CSS class."""
     by_operator: dict[str, dict[str, tuple[str, str]]] = {}
     for row in view.operators:
         expected = row.counts.get(EXPECTED_FAILURE, 0)
@@ -218,13 +219,13 @@ def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _by_operator(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Return results in groups by operator, in the order of names."""
+    """Return results grouped by operator, in alphabetical order."""
     ordered = sorted(results, key=operator_of)
     return [(operator, [*group]) for operator, group in groupby(ordered, key=operator_of)]
 
 
 def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
-    """Yield each backend with its accuracy and the charts of it."""
+    """Yield each backend with the rows and the charts of its accuracy."""
     for backend, group in groupby(view.accuracy, key=lambda row: row.backend):
         rows = list(group)
         curves = {

@@ -1,13 +1,15 @@
 """Report a run as JUnit XML, which every CI server reads.
 
-The readers determine its form:
+The form of the document follows from its readers:
 
-- GitLab identifies a case by ``classname`` and ``name``, disregarding its suite, and keeps only one
-  of several. The backend is therefore part of ``classname``, and each pair is unique.
-- Jenkins drops a suite with the ``name`` and ``timestamp`` of another. Names of suites are unique.
+- GitLab identifies a case by ``classname`` and ``name`` without its suite, and keeps only one of
+  several cases with the same pair. Each pair is therefore unique; ``classname`` contains the
+  backend.
+- Jenkins drops a suite with the ``name`` and ``timestamp`` of another suite. Names of suites are
+  therefore unique.
 - GitLab and actions that annotate pull requests link to the ``file`` and ``line`` of a test case.
-- Jenkins' xUnit plugin refuses a document with these two attributes; the format ``xunit`` omits
-  them. Jenkins' ``junit`` step accepts both formats.
+- Jenkins' xUnit plugin rejects a document with the attributes ``file`` and ``line``; the format
+  ``xunit`` omits them. Jenkins' ``junit`` step accepts both formats.
 
 Sources: https://docs.gitlab.com/ci/testing/unit_test_reports,
 https://github.com/jenkinsci/junit-plugin, https://github.com/jenkinsci/xunit-plugin (junit-10.xsd)
@@ -70,7 +72,7 @@ def junit_report(view: RunView, *, places: bool = True) -> str:
             error.text = printable(str(problem), lines=True)
         _count(suite, 0)
     _count(root, sum(result.seconds for result in record.results))
-    # The schemas have no such attribute for all suites.
+    # In the schemas, the root element has no attribute ``skipped``.
     del root.attrib["skipped"]
     for case in () if places else root.iter("testcase"):
         for name in ("file", "line"):
@@ -84,7 +86,7 @@ xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:
-    """Return a name as some readers compare it: trimmed, and without regard to letter case."""
+    """Return the form in which some readers compare names: trimmed and without letter case."""
     return name.strip().casefold()
 
 
@@ -142,7 +144,7 @@ def _kind(result: Result) -> str | None:
 
 
 def _count(suites: Element, seconds: float) -> None:
-    """Set the attributes of one suite or of all: number of cases, cases of each kind, time."""
+    """Set the counts of cases by kind, and the time, of a suite or of the root element."""
     kinds = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in kinds.items():
         suites.set(name, str(sum(1 for _ in suites.iter(tag))))

@@ -45,7 +45,7 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
-    """Return the named backends with their versions, or the reason why one is not available."""
+    """Return the backends that have a name, with their versions or why they are not available."""
     rows = []
     for backend in backends:
         problem = f"not available: {backend.problem}" if backend.problem else ""
@@ -103,7 +103,7 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
 
 
 def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[RenderableType]:
-    """Yield the page of a known mistake: its effect, its occurrences, an input that shows it."""
+    """Yield the page of a known mistake: effect, occurrences and a distinguishing input."""
     yield Text.assemble((operator.name, "bold"), f"  {mistake.name}")
     yield Text(mistake.about)
     if mistake.seen_in:
@@ -115,21 +115,21 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
             yield Padding(Text(line, style=styles[line[0]]), (0, 2))
     example = distinguishing_input(operator, mistake)
     if example is None:
-        yield Text("no input is known that shows it")
+        yield Text("no distinguishing input is known")
         return
     attributes, inputs = example
     arrays = {
         name: np.asarray(value, None if isinstance(value, str) else np.float32)
         for name, value in attributes.items()
     }
-    yield from section("An input that shows it", _values({**inputs, **arrays}))
+    yield from section("A distinguishing input", _values({**inputs, **arrays}))
     omitted = frozenset(attribute.name for attribute in operator.attributes) - set(attributes)
     complete = complete_attributes(operator, attributes)
     call = bind(operator, list(inputs.values()), complete, omitted=omitted)
     names = operator.output_names(len(call.groups))
-    for title, outputs in (("Right", evaluate(call)), ("With the mistake", mistake.run(call))):
+    for title, outputs in (("Correct", evaluate(call)), ("With the mistake", mistake.run(call))):
         rows = _values(dict(zip(names, outputs, strict=False)))
-        yield from section(title, rows if outputs else [("none: it refuses this",)])
+        yield from section(title, rows if outputs else [("none: it rejects this input",)])
 
 
 def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
@@ -144,7 +144,7 @@ def case_page(case: Case, problem: Problem) -> Iterable[RenderableType]:
         yield from section("Steps", [(_steps(problem.trajectory),)])
     expected: Iterable[tuple[str, ...]] = [("not stored: each run computes them",)]
     if problem.must_reject:
-        expected = [("none: a right backend refuses this",)]
+        expected = [("none: a correct backend rejects this model",)]
     elif problem.stored is not None:
         expected = _values(problem.stored)
     yield from section("Expected outputs", expected)
@@ -161,7 +161,7 @@ def _values(values: Mapping[str, Value]) -> Iterable[tuple[str, ...]]:
 
 
 def _steps(trajectory: Trajectory) -> str:
-    """Describe a trajectory: its steps, and the inputs of the next step."""
+    """Describe a trajectory: the number of steps, and where the inputs of a step come from."""
     inputs = [
         *(f"{output} becomes {name}" for output, name in trajectory.feedback.items()),
         *(f"{name} counts up" for name in sorted(trajectory.counted)),

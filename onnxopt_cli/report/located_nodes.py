@@ -32,14 +32,16 @@ _MAX_DIFFERENCES = 5
 _MAX_FAILURE_CHARS = 300
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
-#: The folder of each finding by node and backend; that of a subgraph has the node "".
+#: The folder of each finding by node and backend; the node is empty for a subgraph.
 Folders = Mapping[tuple[str, str], Path]
 
 
 def exit_code(located: Located) -> int:
-    """Return 0 if every node is right, or the model is; 1 if something is wrong or fails.
+    """Return the exit code of a search for wrong nodes.
 
-    The code is 2 if nothing is wrong, but neither all nodes nor the model can be judged.
+    Returns:
+        0 if all nodes or the whole model are right, 1 if a node, a subgraph or the model is wrong
+        or fails, and 2 if nothing is wrong, but neither all nodes nor the model can be judged.
     """
     if located.wrong or located.subgraph:
         return 1
@@ -51,14 +53,14 @@ def exit_code(located: Located) -> int:
 
 
 def _failure_of(result: Result) -> str:
-    """Return why a model fails that has no wrong node or subgraph; empty if it does not fail."""
+    """Return why a whole model fails; empty if it does not fail or cannot be judged."""
     if result.outcome in _RIGHT | _NOT_JUDGED:
         return ""
     return clipped(printable(result.message), _MAX_FAILURE_CHARS)
 
 
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
-    """Write a test directory for each finding, beside those that exist; return them.
+    """Write a test directory for each finding, without replacing others; return the directories.
 
     Raises:
         UsageError: if a file cannot be written.
@@ -82,13 +84,13 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        # A value of a type that the layout cannot hold.
+        # The problem has a value of a type that a test directory cannot store.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
 
 
 def to_json(located: Located, folders: Folders) -> dict[str, Any]:
-    """Return the result as JSON holds it."""
+    """Return the result as data for JSON."""
     names = [name for nodes in located.subgraph.values() for name in nodes]
     return {
         "nodes": located.nodes,
@@ -167,7 +169,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
                     f"the whole model on {printable(backend)}: {failure}",
                 )
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
-    # The last line states the number of nodes that an interruption left.
+    # Nodes that were not reached before an interruption are only counted, in the last line.
     unlisted = {NO_OPERAND, INTERRUPTED_REASON}
     listed = [entry for entry in located.not_judged if entry.reason not in unlisted]
     for entry in listed[:_MAX_LISTED]:
@@ -204,7 +206,7 @@ def _error(finding: LocatedNode) -> str:
 
 
 def _differences(located: Located) -> Iterator[Text]:
-    """Yield lines for what differs without being wrong."""
+    """Yield lines for disagreements of backends, and for contributions to tolerances and errors."""
     ordered = sorted(located.disagreements, key=lambda entry: -max(entry.errors.values()))
     for entry in ordered[:_MAX_DIFFERENCES]:
         errors = ", ".join(

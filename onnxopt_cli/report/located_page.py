@@ -16,7 +16,7 @@ from onnxopt_cli.report.html import page_environment, page_parts
 from onnxopt_cli.report.located_nodes import Folders
 from onnxopt_cli.report.view.result_view import ResultView
 
-# Nodes drawn on either side of a node, and characters of a name.
+# The largest number of nodes that are drawn on either side of a node.
 _MAX_NEIGHBOURS = 6
 _MAX_NAME_CHARS = 22
 # Sizes of the drawing.
@@ -25,7 +25,7 @@ _BOX_WIDTH, _BOX_HEIGHT, _ROW_HEIGHT, _COLUMN_WIDTH = 180, 40, 54, 260
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A node, or a value that no node of the graph computes, at a place of the drawing."""
+    """A node, or a value that no node of the graph computes, with its place in the drawing."""
 
     x: int
     y: int
@@ -36,7 +36,7 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """A node between the nodes that compute its inputs and those that read its outputs."""
+    """A drawing of a node, the nodes that compute its inputs, and those that read its outputs."""
 
     width: int
     height: int

@@ -1,7 +1,7 @@
 """Report a run as Markdown for GitHub and GitLab.
 
-Untrusted text occurs only in code spans, code fences and escaped HTML, where it cannot form a link,
-a mention, a table or a tag.
+Untrusted text occurs only in code spans, code fences and escaped HTML. There it cannot form links,
+mentions, tables or tags.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
 #: GitHub accepts comments of up to 65,536 characters, and 1 MiB for the summary of a step.
 _MAX_REPORT_CHARS = 60_000
-#: Largest number of characters for each of causes, counts and problems of files, then for each list
-#: of expected failures and of reasons, and the number reserved for the parts after the failures.
+#: The largest number of characters of each of the causes, the counts and the problems of files.
 _MAX_PART_CHARS = 8_000
+#: The largest number of characters of each list of changes, expected failures and reasons.
 _MAX_LIST_CHARS = 3_000
+#: The number of characters that are reserved for the parts after the failures.
 _REST_CHARS = 2_500
-#: Characters of one failure's text, of a cause, and of a name.
+#: The largest number of characters of one failure's text, of a cause, and of a name.
 _MAX_TEXT_CHARS = 4_000
 _MAX_CAUSE_CHARS = 1_000
 _MAX_NAME_CHARS = 300
@@ -35,8 +36,8 @@ _MAX_NAME_CHARS = 300
 def markdown_report(view: RunView) -> str:
     """Return a run as Markdown text of at most 60,000 characters.
 
-    The text has the causes, the counts, problems of files, failures of each kind, the number of
-    failures left out and, if it fits, the accuracy.
+    The text contains the causes, the counts, problems of files, failures of each kind, the number
+    of failures that do not fit and, if it fits, the accuracy.
     """
     parts = [
         _title(view),
@@ -52,7 +53,7 @@ def markdown_report(view: RunView) -> str:
     last = f"<sub>{_code(versions)}</sub>"
     accuracy_part = _accuracy(view)
     if len(accuracy_part) + len(last) > _room(parts):
-        accuracy_part = f"The table of accuracy does not fit in here; {ELSEWHERE}."
+        accuracy_part = f"The table of accuracy is too long for this report; {ELSEWHERE}."
     parts += [accuracy_part, last]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -64,7 +65,7 @@ def _title(view: RunView) -> str:
 
 
 def _room(parts: Sequence[str]) -> int:
-    """Return the number of characters available beside these parts and their separators."""
+    """Return the number of characters that remain for further parts of the report."""
     return _MAX_REPORT_CHARS - sum(len(part) + 2 for part in parts) - 4
 
 
@@ -80,14 +81,14 @@ def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
 
 
 def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> list[str]:
-    """Return the lines that fit into a part of the report, and a line with the number of others."""
+    """Return the lines that fit into a part, and a line with the number of those that do not."""
     fitting = _fitting(lines, room, len("\n"))
     hidden = len(lines) - len(fitting)
     return [*fitting, more.format(hidden)] if hidden else fitting
 
 
 def _changes(view: RunView) -> list[str]:
-    """Return a list of the changes for worse or better since the baseline, and count the others."""
+    """Return a list of improvements and deteriorations since the baseline; count other changes."""
     if view.baseline is None:
         return []
     ranked = [
@@ -108,7 +109,7 @@ def _changes(view: RunView) -> list[str]:
 
 
 def _causes(view: RunView) -> list[str]:
-    """Return lists of the causes of failures and of explanations that leave failures open."""
+    """Return lists of the causes of failures, and of explanations that do not explain all."""
     lines = _cause_lines(view.causes, several=len(view.backends) > 1)
     explanations = [
         f"- {_code(explanation.backend)}, {_code(explanation.operator)}: "
@@ -146,7 +147,7 @@ def _expected_failures(view: RunView) -> list[str]:
 
 
 def _reasons(view: RunView) -> list[str]:
-    """Return a list of reasons for which cases are unsupported, do not apply or did not run."""
+    """Return a list of the reasons why cases are unsupported, do not apply or did not run."""
     lines = [
         f"- {len(reason.results)} {reason.outcome} on {_code(reason.backend)}: "
         f"{_code(reason.text, _MAX_CAUSE_CHARS)}"
@@ -188,7 +189,7 @@ def _problems(view: RunView) -> list[str]:
 
 
 def _failures(view: RunView, room: int) -> list[str]:
-    """Return collapsed failures of each kind that fit, and the number of the others."""
+    """Return collapsed failures of each kind, and the number of failures that do not fit."""
     examples = view.examples
     if not examples:
         return []
@@ -243,7 +244,7 @@ def _code(text: str, longest: int = _MAX_NAME_CHARS) -> str:
         return ""
     if "`" not in text and "|" not in text:
         return f"`{text}`"
-    # A pipe ends a cell even after a backslash; a character reference is never markup.
+    # A pipe would end the cell even after a backslash. A character reference never acts as markup.
     escaped = re.sub(r"[\W_]", lambda match: f"&#{ord(match[0])};", text)
     return f"<code>{escaped}</code>"
 

@@ -19,12 +19,11 @@ from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.oracle.operator_judgement import operator_judgement
 from onnxopt_cli.report.listing import heading, section
 
-# A default in a text column.
 _MAX_DEFAULT_CHARS = 40
 
 
 def named_schemas(name: str) -> Sequence[defs.OpSchema]:
-    """Return the versions of ONNX's operator of this name, the newest first; empty if none."""
+    """Return the versions of the ONNX operators with a name, newest first; empty without any."""
     versions = [schema for schema in defs.get_all_schemas_with_history() if schema.name == name]
     return sorted(versions, key=lambda schema: schema.since_version, reverse=True)
 
@@ -116,7 +115,7 @@ def _plain_type(name: str) -> str:
 
 
 def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, type and default of each attribute, and how earlier versions differ."""
+    """Yield name, type and default of each attribute, and differences in earlier versions."""
     newest = schemas[0]
     names = {name for schema in schemas for name in schema.attributes}
     for name in sorted(names, key=lambda item: (item not in newest.attributes, item)):
@@ -132,7 +131,7 @@ def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str
 
 
 def _attribute_text(schema: defs.OpSchema, name: str) -> tuple[str, str] | tuple[()]:
-    """Return the type and default of an attribute in a version; empty if it has no such one."""
+    """Return type and default of an attribute in a version; empty if it lacks the attribute."""
     entry = schema.attributes.get(name)
     if entry is None:
         return ()

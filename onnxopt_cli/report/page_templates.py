@@ -1,7 +1,7 @@
 """The Jinja environment of HTML reports and of the site of a scoreboard.
 
-Templates cannot bypass it: Jinja escapes untrusted text, and invisible or harmful characters become
-visible escapes.
+It escapes all text that templates insert: Jinja escapes markup, and invisible or harmful characters
+become visible escapes. A template that forgets to escape text is therefore harmless.
 """
 
 from __future__ import annotations

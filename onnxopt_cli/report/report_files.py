@@ -46,14 +46,14 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
 
 
 def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) -> None:
-    """Make sure that no report replaces a file that the run reads or writes, or another report.
+    """Require that no report replaces another report, or a file that the run reads or writes.
 
     Args:
         reports: formats and paths of the reports.
         files: other files of the run; some may not exist.
 
     Raises:
-        UsageError: naming the first report that would.
+        UsageError: naming the first report that would replace a file.
     """
     identities = set(map(_identity, files))
     for name, path in reports:
@@ -69,15 +69,15 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
 
 
 def _identity(path: Path) -> str:
-    """Return a text that is equal for all paths of a file, even if the file system ignores case."""
+    """Return a text that is equal for all paths of a file, also if a file system ignores case."""
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:
-    """Call all functions that write a file, also after one of them has failed.
+    """Call functions that write files; call the remaining ones even if one of them fails.
 
     Raises:
-        UsageError: with all errors.
+        UsageError: with the messages of all errors.
     """
     errors = []
     for write in writes:

@@ -1,7 +1,7 @@
 """Write a run as one JSON document, and read a saved run from such a document or a log.
 
-The field ``schema`` has the version of the format. A changed meaning changes it, a new field does
-not.
+The field ``schema`` contains the version of the format. It changes if the meaning of a field
+changes, not if a field is added.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_saved_run(path: Path) -> RunRecord:
     """Read a run from a log or a JSON report, or from standard input if the path is ``-``.
 
     Raises:
-        UsageError: if the file cannot be read, or is neither of them.
+        UsageError: if the file cannot be read, or is neither a log nor a JSON report.
     """
     if str(path) == _STDIN:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
@@ -118,7 +118,7 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # Not a single document. The reader of logs reports the error if it is not a log either.
+        # The file is not a single JSON document. If it is no log either, read_record raises.
         return read_record(path)
     try:
         # A report may have any number of parts.
@@ -133,7 +133,7 @@ def read_saved_run(path: Path) -> RunRecord:
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a report's run as records of a log, which are validated as those of a log are."""
+    """Yield the run in a report as records of a log, which are validated like those of a log."""
     results, options = document["results"], document["options"]
     cases = {result["case"] for result in results if result["case"] not in OUTSIDE_IDS}
     config = RunConfig.from_json(options)

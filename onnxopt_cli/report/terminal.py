@@ -39,7 +39,7 @@ from onnxopt_cli.report.view.verdict import (
     is_expected_failure,
 )
 
-#: Styles of outcomes; every other outcome counts fully against the backend.
+#: Styles of outcomes. Outcomes without a style are failures of the backend.
 STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
@@ -60,7 +60,7 @@ _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 
 
 def outcome_text(result: Result) -> Text:
-    """Return the outcome in a word, in capitals if it counts against the backend."""
+    """Return the outcome in a word, in capitals if it is a failure, with remarks."""
     outcome = result.outcome
     if is_expected_failure(result):
         return Text(f"{outcome.value} (expected)", style="dim")
@@ -126,8 +126,9 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     """Yield the number of failures, and a table of causes with their counts.
 
     Args:
-        groups: the failures; the smallest groups are only counted if there are many.
-        examples: number of groups with an example of their own; others name one here.
+        groups: the failures by cause; if there are many groups, the smallest are only counted.
+        examples: the number of groups, the first ones, for which an example is shown elsewhere. The
+            row of another group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)
@@ -138,7 +139,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     numbered = list(enumerate(groups, start=1))
-    # Wrong values come first and may fill the table; a few rows are kept for frequent other causes.
+    # Groups with wrong values come first and may fill the table. A few rows are reserved for the
+    # most frequent of the remaining causes.
     leading = _MAX_CAUSES - _MAX_FREQUENT_CAUSES
     first, remaining = numbered[:leading], numbered[leading:]
     frequent = sorted(remaining, key=lambda pair: -len(pair[1].results))[:_MAX_FREQUENT_CAUSES]
@@ -160,9 +162,9 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 
 
 def _node_line(result: Result, about: str) -> str:
-    """Return the attributes and shapes of a single node without a formula; else an empty string.
+    """Return the attributes and shapes of a single node without a formula; empty for other models.
 
-    The descriptions of generated cases begin with the operator and have both.
+    Empty also for a generated case, whose description begins with the operator and contains both.
     """
     content = result.content
     if content is None or len(content.nodes) != 1:
@@ -190,7 +192,7 @@ def failure_panel(
         view: the case on a backend.
         about: the case's description.
         complete: whether to show the whole stack trace and all wrong outputs.
-        brief: whether to show only the worst element, because another example is above.
+        brief: whether to show only the worst element, for panels after the first one.
         note: subtitle of the panel.
         more: a command that shows more about the cause.
     """
@@ -232,7 +234,7 @@ def failure_panel(
 
 
 class _FailurePanel:
-    """A panel that begins with its title if that does not fit into the border."""
+    """A panel whose title is its first line if the border is too short for the title."""
 
     def __init__(self, title: Text, parts: Sequence[RenderableType], note: str) -> None:
         self._title, self._parts, self._note = title, parts, note
@@ -271,7 +273,10 @@ def _headline(output: OutputView) -> Text:
 
 
 def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
-    """Yield at most ``most`` of the worst elements, after the tolerance unless most is 1."""
+    """Yield the tolerance of an output, and at most ``most`` of its worst elements.
+
+    If ``most`` is 1, the tolerance is omitted.
+    """
     if output.allowed and most != 1:
         yield Text(f"  {output.allowed}", style="dim")
     if output.elements:
@@ -281,8 +286,8 @@ def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
 class _Elements:
     """A table of elements that never breaks a number over two lines.
 
-    A table that is too wide loses the columns whose maximum is shown above it. If it is still too
-    wide, each element is a paragraph.
+    If the table is too wide, two columns are omitted, whose maximum is shown above the table. If it
+    is still too wide, each element is a paragraph.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -391,14 +396,14 @@ def accuracy_table(view: RunView) -> Table | None:
 
 
 def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text]:
-    """Return lines for expectations that no longer hold, then one line per backend.
+    """Return lines for faults of expectation files, then one line per backend.
 
-    The line of a backend has its conformity and the number of results by outcome.
+    The line of a backend states its conformity and the number of results by outcome.
 
     Args:
         view: the run.
         seconds: duration of the run.
-        explaining: duration of the search for explanations, which followed.
+        explaining: duration of the search for explanations after the run.
     """
     time = f" in {seconds + explaining:.1f} s"
     if explaining > _LONG_SECONDS:
@@ -416,7 +421,7 @@ def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text
     return lines
 
 
-# Operators named that the search for known mistakes did not reach.
+# At most this number of operators is named that the search for known mistakes did not reach.
 _MAX_UNEXAMINED = 5
 
 
@@ -470,10 +475,11 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     return Text(in_words({kind: counts[kind] for kind in named}))
 
 
-#: Rows of the table of causes, and how many of them are for the most frequent remaining causes.
+#: The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
+#: The number of these rows that are reserved for the most frequent of the remaining causes.
 _MAX_FREQUENT_CAUSES = 3
-#: Rows of the summary.
+#: The largest number of rows in the summary.
 _MAX_ROWS = 18
 #: Limits of a panel: elements of the worst output, lines that the backend printed, names of other
 #: outputs, characters of the case's description.
@@ -481,9 +487,9 @@ _MAX_ELEMENTS = 3
 _MAX_PRINTED_LINES = 3
 _MAX_NAMES = 6
 _MAX_ABOUT_CHARS = 200
-#: The part of a panel's border that its title cannot occupy.
+#: The columns of a panel's border that its title cannot occupy.
 _BORDER_COLUMNS = 6
-#: Wider than any terminal.
+#: A width that exceeds that of any terminal.
 _WIDE_COLUMNS = 10_000
-#: The verdict states the time of the search for explanations if it is longer than this.
+#: The verdict states the time of the search for explanations if that is longer.
 _LONG_SECONDS = 1.0

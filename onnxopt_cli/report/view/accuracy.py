@@ -1,8 +1,8 @@
 """Accuracy of a backend over all cases: error / tolerance, bits lost, distribution of errors.
 
-Every output that is compared with a tolerance counts. A derived tolerance compares with the
-correctly rounded result of the formula, and other tolerances with the oracle's result. Outputs that
-are accurate only in absolute terms have their own rows.
+Every output that is compared with a tolerance counts. With a derived tolerance, the error is the
+distance from the correctly rounded result of the formula; with another tolerance, the distance from
+the oracle's result. Outputs whose computation preserves only absolute accuracy have separate rows.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Accuracy:
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        output: the output's name in the specification; the outputs of several tensors form one row.
-            A remark follows where an identity costs relative accuracy.
-        provenance: where the tolerance came from.
+        output: the output's name in the specification, which several tensors of a node may share. A
+            remark follows if an identity of the backend loses relative accuracy.
+        provenance: the source of the tolerance.
         tensors: number of judged tensors.
         elements: number of their elements.
         tolerance_used_most: largest error / tolerance of an element; 1.0 is the limit.
         tolerance_used_median: median over the tensors of the median error / tolerance of their
             elements.
         max_ulp: largest distance to the correctly rounded result, in ulp.
-        ulp_counts: number of elements by the number of bits of that distance, as in Diff.
+        ulp_counts: number of elements by the number of bits of their distance in ulp, as in Diff.
     """
 
     backend: str
@@ -71,18 +71,19 @@ class Accuracy:
 
     @property
     def not_finite(self) -> int:
-        """The number of elements that are finite on one side only."""
+        """The number of elements of which only the expected or only the actual value is finite."""
         return self.elements - sum(self.ulp_counts)
 
     @property
     def bits_lost(self) -> float:
-        """``log2(1 + max_ulp)``; inf if an element is finite on one side only."""
+        """``log2(1 + max_ulp)``; infinite if there are elements that are :attr:`not_finite`."""
         return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
 
     def ulp_within(self, share: float) -> int | None:
-        """Return a distance that this share of the elements does not exceed, or None.
+        """Return a distance in ulp that a share of the elements does not exceed.
 
-        The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`.
+        The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`. It is None if
+        too few elements have a finite distance.
         """
         cumulative = accumulate(self.ulp_counts)
         enough = (bits for bits, count in enumerate(cumulative) if count >= share * self.elements)
@@ -99,7 +100,7 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
     for result in results:
         backends.setdefault(result.backend, len(backends))
         for operator, output, diff in _judged(result):
-            # A random output has no error, and a text has a number of digits instead.
+            # A random output and a text have no numerical error.
             if diff.tolerance is not None and not isinstance(diff.tolerance, Drawn | NumberText):
                 key = result.backend, operator, output, diff.tolerance.provenance
                 groups[key].append(diff)
@@ -115,8 +116,8 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     """Yield operator, output and diff of each tensor whose values were compared.
 
-    A result may pass only by an identity that preserves no relative accuracy; the output's name
-    then says so.
+    If a result passes only by an identity that preserves no relative accuracy, a remark follows the
+    output's name.
     """
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"
@@ -136,7 +137,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
                 break
             output = names[position // groups]
         else:
-            # Models name their outputs as they like.
+            # The names of a model's outputs are arbitrary, so the outputs are numbered.
             number = stems.index(diff.name.partition("[")[0]) + 1
             output = f"output {number}" if len(stems) > 1 else "output"
         yield subject, output, diff

@@ -1,6 +1,6 @@
-"""Agreement of several backends against the expected result, as a reason to check the case.
+"""Failing cases in which several backends agree with each other, which is a reason to check a case.
 
-Agreement does not change a verdict, since several backends may share a mistake.
+Agreement does not change a verdict, because several backends may have the same mistake.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from onnxopt_cli.core.values import (
 # Two backends agree if their distance is at most this fraction of the distance to the expected
 # result.
 _MAX_DISTANCE_RATIO = 1 / 16
-# If the distance to the expected result is not finite: the largest distance of outputs that agree,
-# as a fraction of their magnitude.
+# If the distance to the expected result is not finite, two backends agree if their distance is at
+# most this fraction of their magnitude.
 _MAX_RELATIVE_DISTANCE = 1e-3
 _MAX_NAMED_CASES = 5
 _FLOATS = {NumberKind.FLOAT, NumberKind.COMPLEX}
@@ -97,7 +97,7 @@ def _agree(left: Result, right: Result) -> bool:
 
 
 def _are_close(left: Array, right: Array, error: float) -> bool:
-    """Return whether the distance of two outputs is small beside their error."""
+    """Return whether the distance of two outputs is small compared with their error."""
     if describe(left) != describe(right):
         return False
     if kind_of(left.dtype) not in _FLOATS:

@@ -32,9 +32,10 @@ _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r"^(?:first exceeded the tolerance in )?step \d+\b.*")
 _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
-# Names of outputs and of operators in a title.
+# The largest number of names of outputs, and of operators, in a title.
 _MAX_NAMES = 3
-# From wrong values, which are the most informative, to errors such as a missing operator.
+# The order of groups by outcome: wrong values, which are the most informative, come first, and
+# errors such as a missing operator come last.
 _SEVERITY = {
     outcome: rank
     for rank, outcomes in enumerate(
@@ -47,7 +48,7 @@ _SEVERITY = {
     )
     for outcome in outcomes
 }
-# Examples with more elements are less readable.
+# Examples with more elements are hard to read.
 _MAX_READABLE_ELEMENTS = 64
 
 
@@ -58,8 +59,9 @@ class FailureGroup:
     Attributes:
         backend: the backend's name; empty for an invalid case, which is not the backend's fault.
         cause: description of the common cause.
-        operator: the operator of explained failures; empty for others.
-        known_mistakes: the known mistakes that explain the failures; empty for others.
+        operator: the operator of explained failures; empty for unexplained failures.
+        known_mistakes: the known mistakes that explain the failures; empty for unexplained
+            failures.
         results: the failures, the most informative one first.
     """
 
@@ -71,7 +73,7 @@ class FailureGroup:
 
     @property
     def more(self) -> str:
-        """A command that shows the effect of the known mistakes; empty without any."""
+        """A command that shows the effect of the known mistakes; empty without known mistakes."""
         return mistake_command(self.operator, self.known_mistakes)
 
     @property
@@ -90,9 +92,10 @@ class FailureGroup:
 def group_failures(
     failed: Sequence[Result], explanations: Sequence[Explanation]
 ) -> list[FailureGroup]:
-    """Group failures by cause; wrong values come first, errors last, frequent causes first.
+    """Group failures by cause, in the order of severity; frequent causes of one severity first.
 
-    An invalid case is listed once, even if there are several backends.
+    Wrong values have the highest severity, errors the lowest. An invalid case is listed once, even
+    if there are several backends.
 
     Args:
         failed: the failures.
@@ -130,7 +133,7 @@ def causes_by_result(
 ) -> dict[tuple[str, str], str]:
     """Return a description of the cause of each failure, by backend and case.
 
-    The failures of each operator are grouped apart, so that a description names one operator.
+    The failures of each operator are grouped separately, so that a description names one operator.
 
     Args:
         failed: results that are not as expected.
@@ -180,7 +183,7 @@ def _severity(group: FailureGroup) -> tuple[int, int]:
 
 
 def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
-    """Return a command that shows the effect of known mistakes; empty without any."""
+    """Return a command that shows the effect of known mistakes; empty without known mistakes."""
     if not mistakes:
         return ""
     words = [word for name in mistakes for word in ("--mistake", name)]
@@ -214,8 +217,8 @@ def _wrong_structures(result: Result) -> list[str]:
 def _message_line(result: Result) -> str:
     """Return the most informative line of a result's message.
 
-    That is the first line, with the second one if the first ends with a colon. The last line may be
-    a frame of a stack trace.
+    That is the first line, and also the second one if the first ends with a colon. The last line
+    may be a frame of a stack trace.
     """
     message = remark(result)
     if result.wrong and _STEP.match(message):
@@ -257,8 +260,9 @@ def _operator(result: Result) -> str:
 def _most_informative_first(results: Sequence[Result]) -> list[Result]:
     """Return results with the most informative one first.
 
-    That is a small one whose errors are large and finite, so that they can be verified by hand;
-    among results without values, one with the most frequent message. Flaky results come last.
+    The most informative result has few elements and a large but finite error, so that it can be
+    verified by hand. Among results without values, it is one with the most frequent message. Flaky
+    results are the least informative.
     """
     message_counts = Counter(result.message for result in results)
 

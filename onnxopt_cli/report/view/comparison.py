@@ -16,7 +16,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.view.repeat_command import verdict_options
 
-# All other outcomes have the worst rank.
+# The ranks of outcomes, the best first; outcomes that are not listed have the worst rank.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
 _WORST = 4
 
@@ -62,9 +62,9 @@ class Change:
 
 
 def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
-    """Return all changes: outcomes, then accuracy, the worsened ones first.
+    """Return all changes of outcomes, then of accuracy; in each group, the worsened ones first.
 
-    Backends are matched by name; if each run has a single one, these two are compared.
+    Backends are matched by name; if both runs have a single backend, these two are compared.
     """
     before, after = _by_case(old), _by_case(new)
     changes = [
@@ -98,9 +98,9 @@ def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Cha
     """Return the cases whose time has grown by more than the noise, the largest factor first.
 
     The noise is the median over all cases of the ratio of the largest to the smallest time of a
-    case. A case is slower if every new time exceeds every old time, and the smallest new time
-    exceeds the smallest old time by more than the fourth power of the noise. A single run on either
-    side gives no estimate of the noise, and no result.
+    case. A case is slower if every new time exceeds every old time, and the ratio of the smallest
+    new time to the smallest old time exceeds the fourth power of the noise. If there is only a
+    single old or new run, the noise is unknown and no case is returned.
 
     Args:
         old: the old run and its repetitions.
@@ -176,7 +176,7 @@ def _direction(before: Result | None, now: Result | None) -> Direction:
 
 
 def _rank(result: Result) -> float:
-    """Return the rank of an outcome, larger ones being worse; flaky is between pass and fail."""
+    """Return the rank of an outcome; larger is worse. Flaky is better than fail."""
     rank = _RANKS.get(result.outcome, _WORST)
     return min(rank, 2.5) if result.flaky else rank
 
@@ -190,8 +190,8 @@ def _compared(old: float, new: float) -> Direction:
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
     """Yield the change of an output's error in the first measure that changed, if any.
 
-    The first measure is error / tolerance, or the absolute error if the tolerances differ; the
-    second is the distance in ulp.
+    The measures are error / tolerance (the absolute error if the tolerances differ), then the
+    distance in ulp.
     """
     if str(old.tolerance) == str(new.tolerance):
         measures = [("error / tolerance", old.tolerance_used, new.tolerance_used)]

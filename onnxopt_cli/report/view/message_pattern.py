@@ -1,6 +1,6 @@
 """The pattern of a message: the message without the names, numbers and shapes of one case.
 
-Messages of one cause differ by such parts alone, so that a report can list the cause once.
+Messages with the same cause differ only in such parts, so that a report can list the cause once.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from collections import defaultdict
 from collections.abc import Collection
 
-#: Stands for a part that differs from case to case.
+#: Replaces a part that differs from case to case.
 PLACEHOLDER = "…"
-# A pattern is made of the beginning of a message: a cause is named before its circumstances.
+# Only the beginning of a message is used, because messages name the cause before circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
 _MAX_NESTING = 8
 _QUOTED = re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|<[^<>]*>)""")
@@ -26,11 +26,11 @@ _IDENTIFIER = re.compile(
 )
 _TYPE_NAME = re.compile(r"^[\w.]+(?=:\s)")
 _WORD = re.compile(r"\w+")
-# Tensors are often called X or y; these are the only English words of one letter.
+# Other words of one letter, such as X or y, are names of tensors; these are English words.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{PLACEHOLDER}(?:[\s,;x:]*{PLACEHOLDER})+")
-# Words at one place of otherwise equal patterns count as names if there are this many of them, or
-# if another pattern has a placeholder there.
+# If otherwise equal patterns have at least this number of different words at one place, these words
+# are considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Types whose names have no digit.
@@ -41,11 +41,11 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     """Return one line of a message with a placeholder for each part that is specific to a case.
 
     These parts are quoted text, text in brackets, paths, numbers, identifiers, element types and
-    operators. The type of an exception at the beginning stays.
+    operators. The type of an exception at the beginning is kept.
 
     Args:
         message: the line.
-        operators: names of operators that the run has met.
+        operators: names of operators in the run.
     """
     text = message[:_MAX_PATTERN_SOURCE_CHARS]
     match = _TYPE_NAME.match(text)
@@ -70,11 +70,11 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
 
 
 def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
-    """Return, for each pattern, a common pattern of all that differ from it only by a name.
+    """Return, for each pattern, the common pattern of all patterns that differ only by a name.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
-    one word are merged where at least three different words stand in its place, or a placeholder. A
-    pattern with several such places belongs to the largest group.
+    one word are merged if the differing words are at least three, or if one of them is a
+    placeholder. A pattern that differs from others in several places belongs to the largest group.
     """
     by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
     for pattern in set(patterns):
@@ -84,7 +84,7 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
             gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    # The largest group is last and therefore decides, in every run the same.
+    # The largest group is last and therefore decides. Groups of one size have a fixed order.
     groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
     for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}

@@ -37,7 +37,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
 
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the words of the options that change verdicts; see :func:`repeat_command`."""
+    """Return the command-line words of those options of a run that change verdicts."""
     values = RunConfig.from_json(options).values()
     stated = [
         declared
@@ -56,7 +56,7 @@ def operator_options(names: Iterable[str]) -> list[str]:
 
 
 def path_target(path: Path) -> str:
-    """Return a path as a target that is not taken for an option or a suite."""
+    """Return a path in a form that the command line does not mistake for an option or a suite."""
     text = str(path)
     return f"./{text}" if text.startswith("-") or is_suite(text) else text
 
@@ -75,7 +75,7 @@ def _target(result: Result) -> list[str]:
 
 
 def _is_packaged(result: Result) -> bool:
-    """Return whether the case belongs to a suite of onnx or onnxopt and is selected by its id."""
+    """Return whether the case belongs to a suite of onnx or onnxopt, and its id selects it."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     path, suite = result.location.path, result.case.split("/", 1)[0]

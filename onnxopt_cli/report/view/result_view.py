@@ -1,4 +1,4 @@
-"""The details of one result as text: message, outputs, worst elements, the command for it."""
+"""The details of one result as text: message, outputs, worst elements, command to repeat it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.report.view.repeat_command import repeat_command
 
-#: Refers to the reports that are complete.
+#: Ends a sentence of a shortened report, and refers to the reports that are complete.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
-# Characters of a line of a shortened message, and of each of two lines joined in one.
+# The largest number of characters of a line of a shortened message.
 _MAX_LINE_CHARS = 500
+# The largest number of characters of the first and of the last line in a headline.
 _MAX_HALF_CHARS = 200
-# Shorter messages are shown completely: two lines and a remark would hardly be shorter.
+# Messages of up to this number of lines are not shortened.
 _MAX_WHOLE_LINES = 3
 
 
@@ -44,8 +45,8 @@ class OutputView:
             ``as expected``.
         errors: the largest error, and error / tolerance; empty if the elements must be equal.
         tolerance: the tolerance and its provenance; empty if the elements must be equal.
-        provenance: where the tolerance came from, in a word or two; empty without one.
-        needed: an rtol or atol that would be sufficient; empty without one.
+        provenance: the source of the tolerance, in a word or two; empty without a tolerance.
+        needed: the rtol or atol with which the output would pass; empty if there is none.
         reason: why no better tolerance is known; may be empty.
         inconclusive: number of elements that the case cannot judge.
         header: the column titles of the worst elements; empty without elements.
@@ -93,7 +94,7 @@ class OutputView:
 
     @property
     def allowed(self) -> str:
-        """The tolerance in words, and an rtol or atol that would be sufficient; may be empty."""
+        """The tolerance, and the rtol or atol with which the output would pass; may be empty."""
         enough = f"; would pass with {self.needed}" if self.needed else ""
         return f"allowed: {self.tolerance}{enough}" if self.tolerance else ""
 
@@ -114,12 +115,12 @@ class ResultView:
 
     @property
     def word(self) -> str:
-        """The standing, or without expectations the outcome."""
+        """The standing of the result; its outcome if it has no standing."""
         return (self.result.standing or self.result.outcome).value
 
     @property
     def headline(self) -> str:
-        """The failure in one line; empty without a failure."""
+        """The failure in one line; empty for a result without a failure."""
         return headline(self.result)
 
     @property
@@ -155,7 +156,11 @@ class ResultView:
 
     @property
     def worst_first(self) -> list[OutputView]:
-        """The wrong outputs: of wrong structure, named by the message, then by error."""
+        """The wrong outputs, worst first.
+
+        Outputs with a wrong structure come first, then outputs that the message names, then those
+        with the largest errors.
+        """
 
         def rank(output: OutputView) -> tuple[bool, bool, float]:
             structure, error = output.magnitude
@@ -179,7 +184,7 @@ def headline(result: Result) -> str:
         return wrong_outputs(result.diffs, tuple(result.curve))
     if not more:
         return printable(clipped(first, _MAX_LINE_CHARS))
-    # The last line of a stack trace is informative, the last problem of a list is not.
+    # The last line of a stack trace is informative; the last problem of an invalid file is not.
     last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
     return printable(f"{clipped(first, _MAX_HALF_CHARS)} ...{clipped(last, _MAX_HALF_CHARS)}")
 
@@ -189,8 +194,8 @@ def remark(result: Result, where: str = "") -> str:
 
     Args:
         result: the result; messages about invalid files are never shortened.
-        where: refers to the place of the whole message. A longer message is shortened to its first
-            and last line. Empty for the whole message.
+        where: words that refer to the place of the whole message; a long message is shortened to
+            its first and last line and these words. Empty to return the whole message.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
@@ -245,7 +250,7 @@ def _errors(diff: Diff) -> list[str]:
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
-    """Return whether error / tolerance is undefined: in ulp, or if no error is allowed."""
+    """Return whether error / tolerance is undefined: the limit is in ulp, or it is zero."""
     return isinstance(tolerance, Ulps) or (
         isinstance(tolerance, ErrorBound) and not tolerance.factor
     )

@@ -41,7 +41,7 @@ from onnxopt_cli.report.view.verdict import (
     run_verdict,
 )
 
-#: Begins the title of a report whose verdict is not about a single backend.
+#: The beginning of the title of a report whose verdict does not concern a single backend.
 NEUTRAL_SUBJECT = "onnxopt report:"
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 200
@@ -51,7 +51,7 @@ _QUALIFICATIONS = {
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
     "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
 }
-# Outcomes without a wrong result; their reasons are listed apart from failures.
+# Outcomes without a wrong result. Their reasons are listed separately from failures.
 _WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 _NO_CAPABILITY = "none of these"
 
@@ -66,7 +66,7 @@ class BackendView:
         version: the version that the backend reported.
         results: all its results.
         counts: number of results by label.
-        unusual: number of results by standing, of those whose label does not state it.
+        unusual: number of changed and of flaky results, whose label does not state this.
         lowered: number of cases that ran as primitive operators.
         older: number of cases that ran in an older opset than the case's.
         conformity: the backend's conformity.
@@ -160,7 +160,7 @@ class RunView:
 
     @property
     def subject(self) -> str:
-        """The only backend, if the verdict is about it; otherwise :data:`NEUTRAL_SUBJECT`."""
+        """The only backend if the verdict concerns it; otherwise :data:`NEUTRAL_SUBJECT`."""
         backends = self.record.backends
         is_about_backend = self.verdict in list(Conformity)
         return backends[0].name if is_about_backend and len(backends) == 1 else NEUTRAL_SUBJECT
@@ -184,7 +184,7 @@ class RunView:
     def nonconforming(self) -> tuple[Result, ...]:
         """The results that are not as expected, without cases that did not run.
 
-        An invalid case occurs once, with the first backend, since it is not a backend's fault.
+        An invalid case is listed once, with the first backend: it is not the backend's fault.
         """
         nonconforming = []
         invalid: set[str] = set()
@@ -231,7 +231,7 @@ class RunView:
     def reasons(self) -> tuple[Reason, ...]:
         """The reasons why cases are unsupported, do not apply or did not run, frequent ones first.
 
-        Unsupported results that are expected are not among them.
+        Unsupported results that an expectation file predicts are omitted.
         """
         results = [
             result
@@ -263,9 +263,10 @@ class RunView:
 
     @cached_property
     def capabilities(self) -> Mapping[str, Mapping[str, int]]:
-        """The counts by capability, and those of cases that need none; empty if no case needs one.
+        """The counts of cases by capability, then of cases that need none.
 
-        Cases that did not run do not count: their capabilities are unknown.
+        Empty if no case needs a capability. Cases that did not run are not counted, because their
+        capabilities are unknown.
         """
         groups = results_by_capability(self.record.results)
         return {name: counts_by_label(results) for name, results in groups.items()}
@@ -370,7 +371,7 @@ class RunView:
 
     @cached_property
     def examples(self) -> tuple[ResultView, ...]:
-        """The nonconforming results, failures first; every kind occurs among the first results.
+        """The nonconforming results, ordered so that every kind of failure occurs early.
 
         The first failure of each backend, operator and outcome comes first, then the second of
         each, and so on. Unsupported results follow.

@@ -180,4 +180,4 @@ def test_missing_log_cannot_be_resumed(demo, onnxopt):
 
 def test_resume_and_another_log_exclude_each_other(demo, onnxopt):
     answer = onnxopt(*run_arguments("numpy", "--resume", "a.jsonl", "--log", "b.jsonl"))
-    assert (answer.code, "--log names another one" in answer.err) == (2, True)
+    assert (answer.code, "--log names another file" in answer.err) == (2, True)
