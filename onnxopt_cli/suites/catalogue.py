@@ -143,8 +143,9 @@ def suite_cases(
 ) -> list[Case]:
     """Return the cases of a generated suite: those of its files, without stored outputs.
 
-    Writing a file and reading it takes longer than running its cases. Therefore only refusals and
-    trajectories, which the reader expands, are written and read.
+    Most cases are made directly from their templates, since writing and reading a case file takes
+    longer than running its cases. Only templates of refusals and trajectories are written as text
+    and read, because the reader of case files turns each into several cases.
     """
     cases: list[Case] = []
     suite = suites()[name]
@@ -249,7 +250,7 @@ def onnx_files(name: str) -> SuiteFiles:
         if problem.trajectory is None:
             continue
         if problem.stepwise:
-            left_out["trajectories run step by step; the same as a Loop are written"] += 1
+            left_out["trajectories run step by step, which are written as a Loop only"] += 1
             continue
         bounds = bound_trajectory(problem.trajectory)
         outputs = {output: derived.expected for output, derived in bounds.items()}
@@ -313,9 +314,9 @@ def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
     for path, data in files:
         earlier = used.setdefault(normalize("NFC", path).casefold(), path)
         if path in contents or earlier != path:
+            other = f" or {earlier!r}" if earlier != path else ""
             raise UsageError(
-                f"two files have the path {path!r}{f' or {earlier!r}' * (earlier != path)}; "
-                "nothing was written",
+                f"two files have the path {path!r}{other}; nothing was written",
                 hint="rename one of the operators, cases or suites that they are named after",
             )
         contents[path] = data

@@ -38,9 +38,10 @@ _HEAD_BYTES = 1 << 16
 _MAX_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
-# Cache of the suites already made, which takes a second each.
+# Cache of generated suites; generating one takes about a second.
 _Suites: TypeAlias = dict[tuple[object, ...], _Found]
-#: Calls a function with each of many files and yields the results in order; may use processes.
+#: Calls a function with each of many paths, possibly in other processes, and returns the results
+#: in the order of the paths.
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
@@ -139,7 +140,7 @@ def collect(
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
                 raise UsageError(
                     f"{case.location}: no suite may have the name {OUTSIDE_CASES}",
-                    hint="it stands for what backends do outside of cases; rename the suite",
+                    hint="the name is reserved for results outside of cases; rename the suite",
                 )
             earlier = cases.setdefault(case.id, case)
             if earlier is not case and not _same_place(earlier.location, case.location):

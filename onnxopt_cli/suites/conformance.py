@@ -1,4 +1,4 @@
-"""The suite ``conformance``: cases for any operator that a wrong implementation fails.
+"""The suite ``conformance``: for any operator, cases that wrong implementations fail.
 
 The case templates follow from the operator's signature and formula alone: its inputs with their
 types and shapes, its attributes, and the values where its formula is sensitive. They cover the
@@ -69,12 +69,13 @@ _NARROW: Mapping[tuple[int, ...], Shapes] = {
 _FAR_VALUE = 24.691358
 #: A value of T whose product with a small attribute is still small.
 _LATE = 900
-#: Values outside the range of float32, and whether the other operands are ordinary or zero.
+#: Values outside the range of float32, and for each, whether other operands are nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
 #: Types of scalars; those that the operator does not allow must be rejected.
 _SCALAR_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
-#: If there are more settings than this, each case template is written in only one of them.
+#: A setting is a combination of values of the attributes with choices. If an operator has more
+#: settings than this, each case template has only one of them.
 _MAX_SETTINGS = 4
 
 
@@ -129,7 +130,11 @@ class _ConformanceTemplates(Author):
     def in_each_setting(
         self, section: Callable[[], Iterator[CaseTemplate]]
     ) -> Iterator[CaseTemplate]:
-        """Yield a section's templates, and copies in all other settings unless there are many."""
+        """Yield a section's templates, and copies of them in all other settings.
+
+        There are no copies if the operator has more than ``_MAX_SETTINGS`` settings, or if the name
+        of a template ends with its setting.
+        """
         for template in section():
             yield template
             own_setting = {name: template.attributes[name] for name in self.settings[0]}
@@ -143,7 +148,7 @@ class _ConformanceTemplates(Author):
                     yield replace(template, name=name, attributes=attributes)
 
     def counts(self) -> Iterator[CaseTemplate]:
-        """Yield every regime of T, and T = 0 and T = 1 in every setting."""
+        """Yield values of T of all magnitudes; T = 0 and T = 1 in every setting."""
         if not self.operator.counts:
             return
         for count in _COUNTS:
@@ -216,7 +221,7 @@ class _ConformanceTemplates(Author):
         return dict.fromkeys(self.unlimited, value)
 
     def early_or_late(self, name: str, about: str, changed: Attributes) -> CaseTemplate:
-        """Return a template at the usual T, or at T = 0 if the outputs are inconclusive there."""
+        """Return a template at the usual T, or at T = 0 if an output is inconclusive at that T."""
         return self.judgeable(
             self.template(name, about, count=count, changed=changed) for count in (COUNT, 0)
         )
@@ -374,7 +379,7 @@ class _ConformanceTemplates(Author):
         yield self.template("orders_apart", about, tensors=self.judged(tensors))
 
     def cancellation(self) -> Iterator[CaseTemplate]:
-        """Yield a new X that is nearly zero, as the difference of nearly equal numbers."""
+        """Yield tensors whose updated values are nearly zero, as differences of large numbers."""
         if not self.elementwise:
             return
         about = (
@@ -388,7 +393,7 @@ class _ConformanceTemplates(Author):
             x = np.zeros(4)
             for _ in range(60):
                 x = x - derived_outputs(make(tensors={self.first: x}))[0].value.astype(float) / 2
-            # At exact cancellation the result would consist of rounding errors only.
+            # With exact cancellation, the result would consist of rounding errors alone.
             yield make(tensors={self.first: x * (1 + 1e-3)})
 
     def not_finite(self) -> Iterator[CaseTemplate]:
@@ -568,7 +573,7 @@ class _ConformanceTemplates(Author):
 
 
 def ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield elements at and next to a rank that a limited attribute selects."""
+    """Yield elements at and next to the rank that an attribute with limits, a percent, selects."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
         ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
@@ -638,7 +643,10 @@ def refusals(author: Author) -> Iterator[CaseTemplate]:
 
 
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield the templates of ``pairwise`` about the graph, single extremes and refusals."""
+    """Yield the templates of the suite ``pairwise`` that do not combine pairs of dimensions.
+
+    They vary the graph around the node, have extremes in one dimension, or must be rejected.
+    """
     author = _ConformanceTemplates(operator)
     yield from wirings(author, (2, 5), thorough=True)
     yield from extremes(author, thorough=True)

@@ -43,7 +43,7 @@ _MANY_TENSORS = (2, 17)
 #: Doubles outside float32's range, and floats of the other operands.
 _BEYOND = (1e60, 1e-60)
 _BESIDE = (1.0, 1e30)
-#: A float32 number whose successor among the integers float32 cannot represent.
+#: The first float32 integer n for which float32 cannot represent n + 1.
 _LARGE_FLOAT = 2.0**24
 _SMALL_SCALE = 1e-6
 #: The number of small terms; a float32 sum that starts at _LARGE_FLOAT loses each of them.
@@ -58,7 +58,7 @@ def doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: the author of the operator's templates.
+        author: creates the operator's templates.
         thorough: whether each size, rate and value of an attribute has its own case.
     """
     of_rate = f"double_{author.rate}_"
@@ -99,7 +99,7 @@ def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTem
 
 
 def _settings(author: Author) -> Iterator[CaseTemplate]:
-    """Yield doubles at each regime of T, each value of an attribute, and each rate."""
+    """Yield doubles at values of T of all magnitudes, and with extreme attributes and rates."""
     for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
         about = f"Doubles at T = {count}: detects arithmetic in float32 for this T."
         words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])

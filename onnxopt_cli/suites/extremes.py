@@ -1,6 +1,6 @@
 """Case templates with extreme values of single dimensions: counts, magnitudes, sizes and types.
 
-Every operator gets the same cases; docs/mutation-analysis.md has a table of their numbers.
+Every operator gets the same cases; a table in docs/mutation-analysis.md counts them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _FAR_COUNTS = (
 )  # fmt: skip
 #: The subset for suites that run in seconds.
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
+#: Of these, the values of T at which attributes near 1 / T are tested, too.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Values of T whose parity a double represents, since powers may be computed in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
 #: Suites that run in seconds use the first two, one odd and one even.
 _FEW_PARITIES = 2
+#: Values of T at which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
-#: Name, value, and the magnitude of tensors in whose sum with the value an error is detectable.
+#: Name and value of an attribute, and a magnitude of tensors with which its error is detectable.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
@@ -47,7 +49,7 @@ PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: The number of those shapes in suites that run in seconds.
+#: Suites that run in seconds have only this number of BETWEEN_PAGES and of HIGH_RANKS.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
@@ -148,7 +150,7 @@ def tensors_of(author: Author, number: int) -> CaseTemplate:
 
 
 def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, TemplateInput]:
-    """Return random tensors for a group."""
+    """Return random tensors for a group; ``seeds`` selects one of several sets of seeds."""
     tensors: dict[str, TemplateInput] = {}
     for place, name in enumerate(author.operator.tensors):
         seed = 1000 + 10 * seeds + place
@@ -253,7 +255,10 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 
 
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield nearly equal doubles, whose differences reveal a rounded operand, with floats."""
+    """Yield tensors that are equal in float32 but not in double, some in each of the two types.
+
+    Their differences reveal an operand that is rounded.
+    """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T
     # Pairwise different, but equal in float32.
@@ -290,7 +295,7 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _exact_zeros(author: Author) -> Iterator[CaseTemplate]:
-    """Yield counts and attributes whose product is exactly -1."""
+    """Yield values of T and attributes whose product is exactly -1."""
     if not author.operator.counts:
         return
     for name, count in product(author.unlimited, (1, 4, 2**20)):

@@ -1,8 +1,8 @@
 """Case templates of limited attributes that select a rank, with many elements or many tensors.
 
 They avoid integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of
-operations: the order of ``numpy.percentile``, percent / 100 * (n - 1), is also correct, and prunes
-one element more there.
+operations: percent / 100 * (n - 1), the order of ``numpy.percentile``, is also correct, but may
+prune one element more at such a rank.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from onnxopt_cli.cases.case_template import Author, Shapes
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: Enough elements to show a value just below the end of the range.
+#: With this number of elements, a percentage just below 100 selects another rank than 100.
 _LONG_SIZE = 100_001
 _LONG_SHARES = (0.3, 1.0)
-#: More tensors than a batch.
+#: More tensors than a batch of 32.
 _TENSORS = 33
-#: Shapes of every rank, each with several rows.
+#: Shapes of ranks 1 to 7, those over 1 with several rows.
 _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),

@@ -1,11 +1,11 @@
 """Case templates that cover the input space by pairs of dimensions.
 
 A dimension is an attribute, T, R, the number of tensors, the shape of a tensor, how an operand
-broadcasts to it, its type, or its values. Most bugs occur where two dimensions have certain values
-together, and are visible only if the other dimensions do not hide them. A case template therefore
-sets a few dimensions to extremes and leaves the others ordinary. A random generator with a fixed
-seed proposes candidates, of which the one with the least covered pairs is chosen. The module does
-not refer to any operator by name.
+broadcasts to it, its type, or its values; the values of a dimension are called its levels. Most
+bugs occur where two dimensions have certain levels together, and are visible only if the other
+dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels and
+leaves the others at their first, ordinary level. A random generator with a fixed seed proposes
+candidates, and the candidate whose pairs of levels have been covered least is chosen.
 """
 
 from __future__ import annotations
@@ -116,35 +116,50 @@ _RANKED = (
     *((length, "infinite") for length in (5, 11, 33)),
     *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
 )
+#: Shares of infinite elements: in tensors whose ranks are tested, and in other tensors.
 _INFINITE, _INFINITE_SHARE = 0.4, 0.06
+#: Share of the numbers of an attribute with limits that are at or next to an integer rank.
 _RANK_SHARE = 0.4
+#: The seed of the designs, and the number of seeds of random tensors.
 _SEED, _SEEDS = 20, 10**5
 #: Numbers of candidates for a node, and for each group, among which the least covered is chosen.
 _NODES, _GROUPS = 200, 12
 #: Mean number of dimensions of a node set to an extreme, and the limits of their share.
 _EXTREMES = 4.5
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
+#: Share of the dimensions that are extreme in nodes with more than _FEW_TENSORS tensors.
 _MANY_EXTREME = 0.6
 #: Probability that the terms of a sum over tensors are ordinary, by the number of tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
+#: Share of the elements of a nonnegative tensor that are nonnegative in fact.
 _NONNEGATIVE = 0.9
+#: Share of special values among the elements of a literal tensor, for each of _DISTRIBUTIONS.
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
+#: Initial weight of pairs with a level that few templates have; that of other pairs is 1.
 _RARE = 10.0
+#: Number of elements drawn at once, of which literal tensors are parts.
 _POOL = 4096
+#: Number of attempts to draw a conclusive node; in one of 3 nodes, one conclusive output suffices.
 _TRIES, _PARTLY = 8, 3
+#: The rank of a matrix, and the highest rank of a vector with additional axes of 1.
 _MATRIX, _MOST_RANK = 2, 7
 #: One of 4 vectors has a higher rank; one of 8 nodes has tensors of the same shape.
 _LIFTED, _ALIKE = 4, 8
 
 
 class _Cover:
-    """The weight of each pair of levels: 1 if the pair is uncovered, less after each use."""
+    """The weight of each pair of levels, a quarter of its former value after each use.
+
+    Args:
+        sizes: the number of levels of each dimension.
+        rare: levels of the first dimension that few case templates have.
+    """
 
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Only few case templates have these levels, so each of them should contain uncovered pairs.
+        # Since few case templates have these levels, each of them should contain uncovered pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
@@ -287,16 +302,18 @@ class _Design:
         self._cover = _Cover(sizes, many)
 
     def template(self, shapes: Shapes, *, plain: bool = False) -> CaseTemplate:
-        """Return a case template with tensors of these shapes and the least covered other levels.
+        """Return a case template whose pairs of levels have been covered least.
 
-        A plain template has ordinary levels.
+        Args:
+            shapes: the shapes of the tensors, one for each group.
+            plain: whether all dimensions except the shapes have their ordinary levels.
         """
         self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # There are few such nodes, so that each has many extremes.
+            # Since there are few such nodes, each of them has many extremes.
             extremes = _MANY_EXTREME
-        # With some levels one output is never finite, although the others are conclusive.
+        # With some levels, one output is never finite, although other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
         for _ in range(_TRIES):
             candidates = self._candidates(self._sizes[: len(self._node)], extremes, _NODES)

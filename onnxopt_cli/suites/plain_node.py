@@ -248,7 +248,7 @@ def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Ar
     return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
 
 
-# The refusals of an operator mostly have the same plain nodes.
+# Cached, since most refusal cases of an operator lead to the same nodes.
 @lru_cache(maxsize=64)
 def _plain_of(
     operator: Operator,

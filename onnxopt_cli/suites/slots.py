@@ -1,8 +1,8 @@
 """Case templates that vary every operand slot of an operator, one after the other.
 
 A slot is a tensor of a node, in a group: the gradient of the second tensor, for instance. Code for
-shapes, types and shared values is often right for one slot and wrong for another, so each template
-below exists for every slot, or holds every slot in a group of its own.
+shapes, types and shared values is often right for one slot and wrong for another. Each template
+below therefore exists for every slot, or has one group for every slot.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LAST_COUNTS = (2**63 - 1, -(2**63))
 #: Sizes of doubles whose squares exceed float32, and attributes that keep the result small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
-#: Ranks in cases with NaN, as shares of the range of the attribute.
+#: Values of an attribute that selects a rank, in cases with NaN, as shares of its range.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
 _BRIEF_SHARES = (0.6, 0.5)
 
@@ -60,8 +60,8 @@ def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: the author of the operator's cases.
-        thorough: whether to yield the product of slots and shapes, or a compact form of it.
+        author: creates the operator's templates.
+        thorough: whether to yield every combination of slots and shapes, or a selection.
     """
     yield from _unfit_operands(author, thorough=thorough)
     yield from _numbers_for_each(author, thorough=thorough)
@@ -151,10 +151,13 @@ def _together(
     narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
     **settings: Any,
 ) -> Iterator[CaseTemplate]:
-    """Yield one case with a group for each way to broadcast; separate cases if results accumulate.
+    """Yield one case with a group for each way to broadcast.
+
+    If an output is a sum over all tensors, each way has a separate case, since a large term would
+    hide the others.
 
     Args:
-        author: the author of the operator's cases.
+        author: creates the operator's templates.
         name: the name of the case, or its beginning.
         about: the description of the case.
         first_shape: the shape of the first tensor.

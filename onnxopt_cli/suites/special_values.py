@@ -1,4 +1,4 @@
-"""Case templates of zeros, NaN and infinities where another dimension might hide them.
+"""Case templates of zeros, NaN and infinities, beside attributes of 0 and 1.
 
 An attribute of 0 or 1 removes an operand from a sum only if the operand is finite, and infinities
 of two operands may cancel. The cases detect an implementation that skips a multiplication by zero
@@ -25,7 +25,7 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield the case templates.
 
     Args:
-        author: the author of the operator's templates.
+        author: creates the operator's templates.
         thorough: whether attributes beside special values are also 1 and -1, instead of 0 only.
     """
     numbers = {"zero": 0.0, "one": 1.0, "minus_one": -1.0} if thorough else {"zero": 0.0}
@@ -53,9 +53,10 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return tensors with every combination of zeros, and each special value in turn, by name.
+    """Return one or more sets of tensors, by the ending of the template's name.
 
-    If outputs depend on all elements, each special value is in a separate set of tensors.
+    One set has every combination of zeros and, for each tensor and special value, an element of
+    this value. If outputs depend on all elements, there is a set for each tensor and value.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}
@@ -73,7 +74,7 @@ def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return tensors with infinities in each pair of them, by name."""
+    """Return sets of tensors in which two tensors are infinite, by the ending of the name."""
     sets: dict[str, Mapping[str, Array]] = {}
     for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()

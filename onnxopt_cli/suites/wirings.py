@@ -25,11 +25,11 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Wirings that detect little beyond the others, such as the reverse order.
+#: Wirings whose mistakes other wirings usually detect, too.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip
-#: Numbers of an attribute with a number for each tensor, in two orders.
+#: Values of an attribute that has a number for each tensor, as shares of its range.
 _SHARES_OF_EACH = ((0.25, 0.75, 0.5), (0.5, 0.25, 0.75))
 #: Wirings that are also tested with several tensors.
 _FOR_SEVERAL_TENSORS = (
@@ -45,9 +45,9 @@ def wirings(author: Author, numbers: Sequence[int], *, thorough: bool) -> Iterat
     """Yield the case templates.
 
     Args:
-        author: the author of the operator's templates.
+        author: creates the operator's templates.
         numbers: the numbers of tensors that the nodes optimize.
-        thorough: whether to include the wirings that detect little beyond the others.
+        thorough: whether to include the wirings of ``_ONLY_THOROUGH``.
     """
     for number in dict.fromkeys(numbers):
         template = author.template("", "", shapes=[_SHAPE] * number, turn=False)

@@ -24,7 +24,7 @@ def published(operator: Operator) -> list[CaseTemplate]:
 
 
 def trajectories(operator: Operator) -> list[CaseTemplate]:
-    """Return the case templates of many steps about an operator."""
+    """Return the templates of an operator's trajectories, which have many steps."""
     gradients = _table()["gradients"]
     rows = _rows("trajectories", operator)
     return [_steps(gradient=gradients.get(row.pop("gradient", "")), **row) for row in rows]
@@ -36,7 +36,7 @@ def _table() -> dict[str, Any]:
 
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
-    """Return the rows of a suite about an operator, each with the operator added."""
+    """Return the rows of a suite for an operator; the key ``operator`` has the object itself."""
     rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 

@@ -1,7 +1,8 @@
 """Choices: the only source of randomness of the generators.
 
-A generator asks for integers and options. A seed answers in the suite, and hypothesis in a search
-for failures, which shrinks an example by shrinking the answers. The first option is the simplest.
+A generator obtains integers and options from a source of choices. In the suite, they follow from a
+seed; in a search for failures, hypothesis chooses them, and shrinks an example by choosing simpler
+ones. The first option is the simplest.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _resize(draft: NodeDraft) -> None:
 
 
 def _upsample(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
-    """Draw the rest of Upsample, or of Resize of version 10, with factors of one meaning only."""
+    """Draw the input, the scales and the mode of Upsample, or of Resize of version 10."""
     mode = draft.choice((None, "nearest", "linear"))
     draft.set("mode", mode)
     _require_exact(draft, dtype, mode or "nearest")

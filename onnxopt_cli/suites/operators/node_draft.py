@@ -36,7 +36,7 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# Of the elements of a style in _EXCEPTIONS, one in this number is exceptional.
+# In a style of _EXCEPTIONS, one of this number of elements is exceptional on average.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
     "exceptional": (np.nan, np.inf, -np.inf),
@@ -50,7 +50,7 @@ _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negat
 # Styles of integers in such a node.
 _EXTREME_STYLES = ("special", "negative")
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-# They have no type information.
+# Any, since these functions of ml_dtypes have no type information.
 _finfo: Any = ml_dtypes.finfo
 _iinfo: Any = ml_dtypes.iinfo
 
@@ -60,7 +60,7 @@ class Unsuitable(Exception):
 
 
 class NodeDraft:
-    """A node in the making.
+    """A node whose attributes, inputs and outputs a generator chooses one by one.
 
     Args:
         schema: the operator in one version.

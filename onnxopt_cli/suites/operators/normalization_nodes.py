@@ -12,7 +12,7 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _IMAGE_RANK = 4
 _STYLES = ("plain", "halves", "wide")
-# Right algorithms differ for infinities, for instance if the mean is folded into the bias.
+# Correct algorithms differ for infinities, for instance if the mean is folded into the bias.
 _NORMALIZED_STYLES = (*_STYLES, *_STYLES, "nan")
 # A larger epsilon shows where it is added.
 _EPSILONS = (None, 0.125, 0.5, 0.015625)

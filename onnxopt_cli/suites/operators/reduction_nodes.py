@@ -190,7 +190,7 @@ def _range(draft: NodeDraft) -> None:
     count = draft.integer(0, 6)
     partial_step = draft.choice((0.0, 0.5)) if dtype.kind == "f" else 0.0
     if dtype.kind == "f" and draft.maybe():
-        # The limit is not near to an element, whose rounding would decide whether it is the last.
+        # The limit is not near an element, so that no rounding decides how many elements there are.
         start, step, partial_step = start + 0.3, step * 1.1, 0.5
     limit = start + step * count - step * partial_step
     for value in (start, limit, step):

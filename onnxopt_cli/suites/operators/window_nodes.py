@@ -23,8 +23,8 @@ class Windows:
 
     Attributes:
         sizes: the lengths of the windows.
-        strides: their distances.
-        dilations: the distances of their elements.
+        strides: the distances between the starts of successive windows.
+        dilations: the distances between successive elements of a window.
         pads: the padding before each axis, then after each; None for automatic padding.
         lengths: the lengths of the input's axes.
     """
@@ -194,7 +194,7 @@ def _qlinear_conv(draft: NodeDraft) -> None:
 def _last_window_overlaps(windows: Windows, axis: int) -> bool:
     """Return whether the last window begins before the end of the input.
 
-    Versions differ in whether a window counts that begins in the padding after the input.
+    A window that begins in the padding after the input is counted in some versions only.
     """
     assert windows.pads is not None  # noqa: S101 - padding is stated
     length, before = windows.lengths[axis], windows.pads[axis]

@@ -1,4 +1,4 @@
-"""Nodes that combine attributes, optional inputs and sizes which random draws seldom combine.
+"""Nodes with combinations of attributes, optional inputs and sizes that random draws seldom have.
 
 Empty tensors, scalars and axes longer than a vector register; windows that differ along every axis;
 every combination of reduction, weights and ignored targets; recurrent and attention nodes with all
@@ -68,7 +68,7 @@ def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _empty() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes of which an input or the result has no elements."""
+    """Yield nodes in which an input or the result has no elements."""
     none, some = np.zeros((0, 3), np.float32), _wave((2, 3))
     no_indices = np.zeros(0, np.int64)
     yield "Concat", "empty", fixed_node(none, some, none, axis=0)
@@ -219,7 +219,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar", fixed_node(np.float32(1.25))
         yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), _indices(1))
         yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
-        # A product of so many factors overflows unless they are close to 1.
+        # A product of _LONGER_AXIS factors must consist of numbers near 1, or it overflows.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
         # The extremes are the last elements of a row.
@@ -273,7 +273,7 @@ def _divisions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _vectors() -> Iterator[tuple[str, str, Generator]]:
-    """Yield products of vectors with square matrices, in which an exchange fits."""
+    """Yield products of vectors with square matrices; exchanged operands have valid shapes, too."""
     vector, square = _wave((3,)), _wave((3, 3), -1.0, 3.0)
     batch = _wave((2, 3, 3), -3.0, 1.0)
     operands = {
@@ -522,7 +522,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
 def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
     """Yield attention in which three heads of the query share each of two heads of the keys.
 
-    If both numbers are two, an implementation that exchanges them is right.
+    With two heads in place of three, an implementation that exchanges the two numbers would pass.
     """
     query = _wave((2, 6, 3, 2))
     key, value = _wave((2, 2, 4, 2)), _wave((2, 2, 4, 3), -1.0, 3.0)
@@ -543,7 +543,7 @@ def _packed(x: Array) -> Array:
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts of which none remains, and pairs of numbers."""
+    """Yield texts that are all removed as stopwords, and n-grams of two numbers."""
     for stem, shape in (("", (3,)), ("_row", (1, 3))):
         words = np.array(["the", "The", "THE"], object).reshape(shape)
         draw = fixed_node(words, stopwords=["the"], is_case_sensitive=0)

@@ -1,7 +1,7 @@
 """Nodes whose shapes, axes and positions lie at the boundaries of an operator's definition.
 
 Random draws seldom contain them: operands that fit both their first and their last axes, remainders
-of uneven parts, positions half way between elements, windows that leave the padding.
+of uneven parts, positions half way between elements, windows that extend beyond the padding.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _EQUATIONS: Sequence[tuple[str, str, tuple[Shape, ...]]] = (
 
 
 def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: int = 2) -> None:
-    """Draw negative elements beside padding: padding does not belong to a maximum or a mean."""
+    """Draw negative elements beside padding, which must not enter a maximum or a mean."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
     x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - maxima at other places
@@ -133,7 +133,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
 
 
 def _ceil_pool(draft: NodeDraft, *, include: int, strides: Sequence[int]) -> None:
-    """Draw windows of which the last ones leave the padding."""
+    """Draw windows of which the last ones extend beyond the padding."""
     draft.require(draft.has("ceil_mode"))
     draft.add(_range((1, 1, 6, 5), -7.0))
     draft.set("kernel_shape", [3, 3])
@@ -273,7 +273,7 @@ def _sliced(draft: NodeDraft, *, start: int, end: int, step: int, axis: int) -> 
 
 
 def _attended(draft: NodeDraft, *, causal: int, mask: bool) -> None:
-    """Draw heads of queries that share heads of keys, none of which is the only one."""
+    """Draw four heads of queries and two heads of keys, each of which two query heads share."""
     random = draft.state()
     for heads, length in ((4, 3), (2, 4), (2, 4)):
         draft.add(random.randint(-8, 9, (2, heads, length, 2)).astype(np.float32) / 4)

@@ -54,7 +54,7 @@ _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
 #: Operators that return elements of two tensors.
 _CHOICES = ("Where", "Max", "Min", "Concat", "ScatterElements", "ScatterND", "OneHot")
 _TREE_MODES = ("leq", "lt", "gte", "gt", "eq", "neq")
-# Values of aggregate_function.
+# Names of the values 0 to 3 of aggregate_function.
 _AGGREGATES = ("average", "sum", "min", "max")
 _SUM, _MIN = 1, 2
 
@@ -130,7 +130,7 @@ def _tree(draft: NodeDraft, *, mode: int, aggregate: int) -> None:
 
 
 def _missing(draft: NodeDraft, *, tracks: Sequence[int]) -> None:
-    """Draw trees that say to which side a missing value goes."""
+    """Draw trees whose attributes determine the branch of a missing value."""
     modes = (_TREE_MODES.index("leq"), _TREE_MODES.index("lt"))
     _set_two_trees(draft, modes=modes, aggregate=_SUM, targets=1)
     draft.set("nodes_missing_value_tracks_true", list(tracks))

@@ -1,7 +1,8 @@
 """Nodes whose elements lie at the boundaries of an operator's definition.
 
 Random draws seldom contain them: exceptional arguments of functions, elements equal to a threshold,
-integers that no float represents, empty axes, ties. Each operator of a family gets the same kinds.
+integers that no float represents, empty axes, ties. All operators of a family have the same kinds
+of boundaries.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
     with np.errstate(over="ignore"):
         draft.add(np.array(values).astype(_typed(draft, dtype)))
     if draft.schema.name == "LeakyRelu":
-        # max(x, alpha * x) is wrong above 1.
+        # An implementation as max(x, alpha * x) is wrong if alpha is above 1.
         draft.set("alpha", 2.0)
     if draft.schema.name == "Gelu":
         draft.attribute("approximate", (None, "tanh"))
@@ -117,7 +118,7 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 
 
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
-    """Draw integers that float32 or float64 rounds; the others differ from them by little."""
+    """Draw integers that float32 or float64 rounds; a second operand is near to them or small."""
     dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)
     draft.add(values)
@@ -206,7 +207,7 @@ def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
-    """Draw a tensor of which no axes are named."""
+    """Draw a reduction without axes, or with an empty list of axes."""
     x = draft.tensor(_typed(draft, "float32"), (2, 3), low=0.25, high=4.0)
     _reduced(draft, x, axes, noop)
 
@@ -287,7 +288,7 @@ def _quantized_ties(draft: NodeDraft, *, dtype: str, zero_point: int) -> None:
 
 
 def _extreme_products(draft: NodeDraft, *, a_type: str, b_type: str) -> None:
-    """Draw factors whose sums of products leave 16 bits."""
+    """Draw factors whose sums of products exceed 16 bits."""
     first, second = DTYPES[a_type], DTYPES[b_type]
     ends_a, ends_b = np.iinfo(first), np.iinfo(second)
     a, b = [ends_a.max, ends_a.max, ends_a.min], [ends_b.max, ends_b.min]

@@ -1,9 +1,9 @@
-"""Draws of the operators' own generators in which one choice is given instead of drawn.
+"""Draws of the operators' own generators in which one choice is prescribed.
 
-Every operator gets the same kinds: each element type, an axis longer than the blocks of vectorized
-loops, a rank over 4, and a batch without elements. ``scripts/select_directed_draws.py`` writes the
-seeds of the draws; a kind without a seed does not apply to the operator, or onnx's reference does
-not compute it.
+Every operator gets the same kinds of draws: with each element type, with an axis longer than the
+blocks of vectorized loops, with a rank over 4, and with an empty batch.
+``scripts/select_directed_draws.py`` writes the seeds of the draws. A kind has no seed if it does
+not apply to the operator, or if onnx's reference does not compute its nodes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.node_draft import ANY, NodeDraft, Shape
 
 SEEDS = "directed_seeds.json"
-# The largest length of the other axes of a draft with a long axis or a high rank.
+# The largest length of an axis in drafts of a high rank, and of the short axes beside a long one.
 _SHORT_LENGTH = 3
 _HIGH_RANKS = (5, 6)
-# A generator that draws shapes of this rank draws them of any rank.
+# A generator that draws shapes up to this rank, the default, accepts any rank.
 _ANY_RANK = 4
 
 
@@ -116,7 +116,7 @@ _DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]
 
 
 def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
-    """Return a generator whose choices follow from a seed, except for those that the name gives.
+    """Return a generator whose choices follow from a seed, except for the prescribed one.
 
     Args:
         generate: the operator's generator.
@@ -125,11 +125,11 @@ def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
     """
     kind, *texts = name.split(":")
     make_draft, parameters = _DRAFTS[kind]
-    given = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
+    arguments = {key: convert(text) for (key, convert), text in zip(parameters, texts, strict=True)}
 
     def generate_directed(draft: NodeDraft) -> None:
         choices = SeededChoices(f"{draft.schema.name}-{draft.version}-{name}-{seed}")
-        directed = make_draft(draft.schema, choices, **given)
+        directed = make_draft(draft.schema, choices, **arguments)
         generate(directed)
         draft.attributes, draft.inputs = directed.attributes, directed.inputs
         draft.outputs = directed.outputs
