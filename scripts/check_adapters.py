@@ -75,7 +75,7 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         row.install_seconds = perf_counter() - began
         if lock:
             write_lock(environment)
-            # The new lock has another environment.
+            # The lock is part of the environment's identity, so the new lock needs another one.
             AdapterEnvironment.of(parse_specification(text)).create()
         began = perf_counter()
         backend = resolve_backend(text)

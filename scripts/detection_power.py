@@ -57,7 +57,7 @@ class Counts:
     def __init__(self) -> None:
         self.elements: Counter[str] = Counter()
         self.detected: Counter[str] = Counter()
-        #: The largest error / tolerance of right implementations.
+        #: The largest error of right implementations, as a share of the tolerance.
         self.largest_error = 0.0
 
     def share(self, kind: str) -> float:
@@ -79,7 +79,8 @@ class Counts:
         for value in right_values:
             if value.shape == exact.shape and undetected.any():
                 error = np.abs(value.astype(np.float64) - exact)[undetected] / limit[undetected]
-                # A larger error is an accepted alternative, or the implementation is wrong here.
+                # An error beyond the tolerance is that of another accepted result, or of an
+                # implementation that is wrong for this element.
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
 
@@ -162,7 +163,7 @@ def main(corpus: str = "onnx-node", *operators: str) -> None:
 
 
 def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
-    """Print the shares of each operator, the smallest first, and the number at the goal."""
+    """Print the shares of each operator, the smallest first, and how many reach LEAST_SHARE."""
     counts: defaultdict[str, Counts] = defaultdict(Counts)
     for case in onnxopt.load_cases(corpus):
         problem = case.load()

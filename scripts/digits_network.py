@@ -43,7 +43,7 @@ class Optimizer:
         attributes: attributes of the node.
         states: states of each parameter in the operator's order: V, H or both.
         rate: the learning rate R.
-        first_count: T in the first step. Adam counts from 1, the others from 0.
+        first_count: T in the first step: 1 for Adam, 0 for the other operators.
     """
 
     name: str

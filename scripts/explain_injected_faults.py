@@ -3,12 +3,12 @@
     python scripts/explain_injected_faults.py [--faults N] [--seed N] [--beyond] [OPERATOR ...]
 
 A fault changes one output where one or two conditions hold. With ``--beyond``, one of these
-conditions cannot be expressed as a failure condition, so that only a weaker statement is true, or
-none. The
-faulty backend runs the suite of its operator, and its failures are explained as in ``onnxopt run``.
-The reported failure condition then predicts the outcome of 400 new inputs. Prints the precision and
-recall of each condition. Exits with 1 if less than 80 % of the faults are explained or a
-reported condition predicts badly; with ``--beyond``, if more than 10 % of them do.
+conditions cannot be expressed as a failure condition, so that the right report is a weaker
+condition or none. The faulty backend runs the suite of its operator, and its failures are explained
+as in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs.
+Prints the precision and recall of each condition. Exits with 1 if less than 80 % of the faults are
+explained, or if a reported condition predicts badly. With ``--beyond``, exits with 1 if more than
+10 % of the reported conditions predict badly.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
-    """Draw a fault of one or two conditions, one of them inexpressible if ``beyond``."""
+    """Draw a fault with one or two conditions; if ``beyond``, the last is an inexpressible one."""
     kinds = condition_kinds(operator, random)
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
     drawn = [random.choice(kinds)() for _ in range(number)]

@@ -68,7 +68,7 @@ class NodeComputer:
         self._imports, self._ir_version = list(model.opset_import), model.ir_version
 
     def __call__(self, node: Node, operands: Sequence[Array]) -> list[Array]:
-        """Return the outputs of a node, also of those without a name.
+        """Return all outputs of a node, including the unused ones, whose names are empty.
 
         Raises:
             COMPUTATION_ERRORS: if the node does not accept the operands.

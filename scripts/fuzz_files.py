@@ -140,14 +140,14 @@ def _read(folder: Path) -> Seed:
 
 
 def _warm_up(work: Path) -> None:
-    """Import the modules of the commands in this process, and compile the others."""
+    """Run the command once, which compiles its modules, and import most of them in this process."""
     text = (_REPOSITORY / "cases/spec/adam.yaml").read_text().replace("X_new: [1.", "X_new: [7.")
     write_seed(work / "warm", {"case.yaml": text.encode()})
     pid = os.fork()
     if pid == 0:
         os._exit(_call(work / "warm" / "out", ["run", str(work / "warm")]))
     os.waitpid(pid, 0)
-    # The command itself runs in a child, because it may start threads, which a fork loses.
+    # The command ran in a child, because it may start threads, which later forks would lose.
     import onnx.reference  # noqa: F401 - for the children
 
     import onnxopt_cli.analysis.explain

@@ -30,7 +30,7 @@ Attributes: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
 #: The suite of the rows whose cases have no published output.
 CONFORMANCE = "conformance/"
-# Differences of this size are due to rounding to the output's type and in a few double operations.
+# Rounding to the output's type, after a few operations in double, causes no larger difference.
 _MAX_ULPS = 1.0
 _FIRST_VERSION_OF_ONE_AXIS = 13
 
@@ -568,7 +568,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> dict[str
 def greatest_difference(computed: Tensor, stored: Tensor) -> float:
     """Return the greatest difference in units in the last place of the stored output's type.
 
-    Infinite if the shapes differ, or only one of two elements is finite.
+    The result is infinite if the shapes differ, or if only one of two elements is finite.
     """
     if computed.shape != stored.shape:
         return math.inf
@@ -584,7 +584,7 @@ def greatest_difference(computed: Tensor, stored: Tensor) -> float:
 
 
 def decided_cases() -> Iterable[Case]:
-    """Return the cases that this module decides, each once."""
+    """Return the cases whose outputs this module computes."""
     names = {
         row.case
         for runtime in runtimes()

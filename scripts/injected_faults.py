@@ -144,7 +144,7 @@ def draw_attribute(limits: Any, shape: tuple[int, ...], random: np.random.Random
             )
         )
     least, most = limits
-    # For percentiles: a share at which the rank of the percentile is an integer.
+    # If the attribute is a percentile, its rank is an integer for this share.
     size = max(1, int(np.prod(shape)))
     integral = random.randint(size) / max(1, size - 1)
     near_integral = [integral, integral, integral + 1e-6, integral - 1e-6]
@@ -627,7 +627,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
         change = "attribute"
     output = pick(["", *operator.outputs], random)
     if change in ("attribute", "inexact"):
-        # The text of these conditions contains the name of the attribute at a fixed word.
+        # Conditions of these two kinds have the attribute's name at this position of their text.
         words = conditions[0].text.split()
         position = {"small attributes": 2, "an attribute at 0, 1, -1 or omitted": 0}.get(kind)
         names = unlimited_attributes(operator) or numeric_attributes(operator)
@@ -666,7 +666,7 @@ class InexactAttribute(Fault):
 
 
 def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[Node]]:
-    """Return the nodes of suites by operator, for the operators in ``only`` or all."""
+    """Return the nodes of suites by operator, of all operators if ``only`` is empty."""
     nodes: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
         if only and not set(only) & set(case.operators or ()):

@@ -11,8 +11,9 @@ counted, but does not run. The choice compares exact outputs and uses no code of
 and that change an output of the model by more than rounding errors do. Finally, ill-conditioned
 models run on backends without a fault.
 
-Prints a line for each fault, and a table. Exits with 1 if less than 95 % of the visible faults of
-nodes or 90 % of those of chains are named alone, or if another node is named.
+Prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate`` names its
+nodes and no other node. Exits with 1 if less than 95 % of the visible faults of nodes, or less than
+90 % of those of chains, are found, or if a node without a fault is named.
 """
 
 from __future__ import annotations
@@ -188,9 +189,10 @@ def outcome_of(located: Located, injected: Injected) -> str:
 
 
 def run(path: Path, name: str, options: argparse.Namespace) -> Iterator[tuple[Injected, str, str]]:
-    """Inject faults into a model; yield each with its outcome, and a description of another result.
+    """Inject faults into a model; yield each with its outcome and a description of the result.
 
-    A model with an invisible fault does not run: its outcome is that of a right model.
+    The description is empty if the fault is named. A model with an invisible fault does not run,
+    because no run can tell it from a right model.
     """
     (case,) = collect([str(path)], model_inputs=ModelInputs(dims=MODELS[name].dims)).cases
     problem = case.load()

@@ -1,4 +1,4 @@
-"""Random damage to case files and ONNX test directories, reproducible from its generator."""
+"""Damage case files and ONNX test directories at random, reproducibly for a random generator."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
 
 A record has one line for each case and backend: case id, backend, outcome, separated by tabs.
 ``numpy``, ``onnxruntime`` and ``onnx-reference`` run every suite. The plugins of the tests that
-implement optimizers run the suites of ``cases/``; plugins that crash, hang or answer at random are
-left out, because their outcomes depend on timing. ``--onnxopt PATH`` records another
+implement optimizers run the suites of ``cases/``; plugins that crash, hang or respond at random
+are left out, because their outcomes depend on timing. ``--onnxopt PATH`` records another
 installation of the command.
 """
 
@@ -77,7 +77,7 @@ MAX_MOVED_LINES = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record or compare; comparing exits with 1 if an outcome moved."""
+    """Record or compare; return 1 if the records that are compared differ, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     commands = parser.add_subparsers(required=True, dest="command")
     record = commands.add_parser("record", help="run everything and print the outcomes")
@@ -114,7 +114,7 @@ def _print_outcomes(onnxopt: str, suites: Sequence[str], backend: str, label: st
 
 
 def _outcomes(log: Path) -> Iterator[tuple[str, str]]:
-    """Yield case and outcome of a log, sorted; cases that are invalid have a record of problems."""
+    """Yield the id and the outcome of each case in a log, sorted, without invalid cases."""
     pairs = []
     for line in log.read_text().splitlines():
         record = json.loads(line)

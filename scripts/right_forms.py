@@ -1,4 +1,4 @@
-"""Right implementations of operators that round differently: none of them may be rejected.
+"""Right implementations of operators that round differently, of which onnxopt may reject none.
 
     python scripts/right_forms.py [OPERATOR ...]
 

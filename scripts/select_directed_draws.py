@@ -60,7 +60,7 @@ MAX_RELATIVE_TOLERANCE = 0.05
 # These types are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
-# Numbers beyond the range of these types are converted in several ways.
+# Right runtimes convert numbers beyond the range of these types to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
 # More distinct elements than this number do not make a node better.
 MAX_DISTINCT = 12
@@ -165,7 +165,11 @@ def limited_time() -> Iterator[None]:
 
 
 def judged_elements(problem: Problem, *, may_be_empty: bool) -> int:
-    """Return the number of distinct output elements; -1 if the node does not distinguish them."""
+    """Return the number of distinct output elements, at most MAX_DISTINCT; -1 for a bad case.
+
+    A node is a bad case if it has several readings, if ONNX Runtime returns another output, or if
+    at most half of the elements have a narrow tolerance.
+    """
     readings = all_readings(problem.model, problem.inputs)
     if len(readings) != 1 or not agrees_on_onnxruntime(problem, readings[0], may_be_empty):
         return -1
@@ -237,7 +241,7 @@ def type_draws(
     for formals, values_of in ((schema.inputs, inputs_of), (schema.outputs, outputs_of)):
         for place, formal in enumerate(formals):
             if "(" in formal.type_str:
-                # The type is not a variable.
+                # The schema fixes the type, such as tensor(int64).
                 continue
             covered: set[str] = set()
             for node in newest:
@@ -277,7 +281,10 @@ def shows_type(
 
 
 def dtypes_at(values: list[Value], place: int, count: int) -> set[str]:
-    """Return the element types of a place; the last place may be variadic."""
+    """Return the element types of the parameter at a place, one of ``count``.
+
+    The last parameter may be variadic, so it includes all further values.
+    """
     own_values = values[place:] if place == count - 1 else values[place : place + 1]
     return {dtype_name(value.dtype) for value in tensors(own_values)}
 

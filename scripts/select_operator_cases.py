@@ -73,7 +73,7 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seed
 FIRST_SEED = 1000
 # Nodes drawn for the newest version of an operator; a fifth of them for each older one.
 CANDIDATES, OLDER_SHARE = 300, 5
-# Of these, one in this number has exceptional values.
+# One node in this number has exceptional values: NaN, infinities or integers that overflow.
 EXCEPTIONAL_PERIOD = 2
 # Operators for which right implementations differ on NaN, infinity and overflow of integers. They
 # multiply these values by weights of 0 or leave them out, fold them into other parameters, or
@@ -85,7 +85,8 @@ WITHOUT_EXCEPTIONS = frozenset({
 })  # fmt: skip
 # Number of killing nodes that are sought for each mutant; the cases are chosen among them.
 KILLS_OF_A_MUTANT = 3
-# Largest number of cases that are selected for their features, of the newest version and of others.
+# Largest number of cases that are selected for their features: for the newest version of an
+# operator, and for each older one.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
 
 
@@ -209,7 +210,7 @@ def survivors_in(audit: Path, operator: str) -> Sequence[str]:
 
 
 def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTrial]:
-    """Return the nodes of seeds as the audit reads them."""
+    """Return the nodes of an operator's seeds and boundaries in the form that audits use."""
     draws: dict[str, Callable[[], GeneratedNode]] = {}
     for schema in schemas(operator):
         for seed in seeds[schema.since_version]:

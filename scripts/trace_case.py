@@ -57,7 +57,7 @@ def module_changes() -> list[tuple[str, str, str]]:
             changes.append((caller, callee, frame.f_code.co_qualname))
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        # An empty cache: a run also compares its failures with those of the previous run.
+        # The cache is empty, so the run does not compare its failures with those of an earlier run.
         os.environ["ONNXOPT_CACHE_DIR"] = folder
         file = Path(folder, "one.yaml")
         file.write_text(CASE)

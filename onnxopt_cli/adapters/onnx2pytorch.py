@@ -25,7 +25,7 @@ import onnx2pytorch  # noqa: E402 - imports torchvision
 
 
 def _argument(value):
-    """Return strings as they are, and everything else for torch."""
+    """Return strings as they are, and values of other types as torch tensors."""
     is_string = isinstance(value, np.ndarray) and value.dtype.hasobject
     return value if is_string else to_torch(value)
 

@@ -114,7 +114,7 @@ class Configuration:
         """Add its specification to the name of a backend: ``trt=python:...``.
 
         Options after a comma are kept. Other text is returned unchanged. A name before ``=``
-        precedes the one in the file: ``fast=trt,device=0``.
+        replaces the one in the file: ``fast=trt,device=0``.
 
         Raises:
             UsageError: if the name is unknown, but resembles a name in the file.

@@ -177,7 +177,7 @@ class Conversation:
         """Check that the process has sent nothing after its response.
 
         Raises:
-            ProtocolBreach: if it has.
+            ProtocolBreach: if it has sent further bytes.
         """
         surplus = b""
         if self.open:

@@ -189,7 +189,7 @@ class Host:
             self._backend.close()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - a backend may raise anything
             return _failure(error), error_text(error)
         return None
 

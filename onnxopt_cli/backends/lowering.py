@@ -182,8 +182,9 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
     try:
         return lower(model).model
     except NodeError as error:
-        # A node that breaks its signature was rejected by lowering, not by the backend. Any other
-        # obstacle, such as an opset that is too old, leaves the original failure.
+        # A node that breaks its signature was rejected by lowering, not by the backend. If
+        # lowering fails for another reason, such as an opset that is too old, the backend's error
+        # is reported.
         if breaks_signature(model, inputs):
             raise NotApplicable(REFUSED_BY_LOWERING) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error

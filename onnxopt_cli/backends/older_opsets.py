@@ -238,7 +238,7 @@ def _admits(
 def _leading(
     new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
 ) -> int:
-    """Return the number of leading values that both schemas require, whose names may differ."""
+    """Return the number of leading values that both schemas require, by position, not by name."""
     count = 0
     for new_role, old_role in zip(new, old, strict=False):
         single = OpSchema.FormalParameterOption.Single

@@ -165,8 +165,8 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     types = [output.type for output in session.get_outputs()]
     foreign = list(map(_foreign_dtype, types))
     arguments = {name: _argument(value) for name, value in inputs.items()}
-    # OrtValues support every element type except strings, and neither sequences nor maps. Arrays
-    # support those, but only the element types of NumPy.
+    # OrtValues are used for tensors of element types that NumPy lacks. They do not support strings,
+    # sequences and maps, for which arrays, lists and dicts are used.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = _as_ort_values(arguments)
         if values is not None:
@@ -239,7 +239,7 @@ def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Convert results of :func:`_argument` to OrtValues; None if one of them has no such form."""
+    """Convert results of :func:`_argument` to OrtValues; None if one is not a numeric tensor."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}

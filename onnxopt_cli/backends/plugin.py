@@ -16,8 +16,8 @@ plugin's attribute of that name.
 
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
-A file is loaded under its own name if an import of that name finds it, so that processes which it
-spawns find its functions; otherwise under a unique name.
+If an import of the file's name finds the file, it is loaded under this name, so that processes
+which it spawns find its functions. Otherwise it is loaded under a unique name.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _takes_two(function: FunctionType) -> bool:
 
 
 def _instance(plugin: object, method: str) -> object:
-    """Return the plugin, or an instance of it if it is a class whose method needs one."""
+    """Return the plugin, or an instance of a class whose method can only be called on instances."""
     plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
     return plugin() if isinstance(plugin, type) and plain else plugin
 

@@ -67,7 +67,7 @@ _EXEC = re.compile(
 )
 
 
-@dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
+@dataclass(frozen=True)  # without slots, which Python 3.9 lacks: see exec/other_interpreter.py
 class Specification:
     """A parsed backend specification.
 

@@ -92,7 +92,7 @@ class SharedHeads:
     """Computes attention that has no inputs but query, keys and values, without a mistake."""
 
     def key_heads(self, heads, count):
-        """Return the head of the keys of each head of the query, of which ``count`` exist."""
+        """Return, for each head of the query, the index of its head of keys below ``count``."""
         return heads // (len(heads) // count)
 
     def run(self, model, inputs):
@@ -121,21 +121,21 @@ class SharedHeads:
 
 
 class HeadsModulo(SharedHeads):
-    """Assigns the heads of the keys in turn."""
+    """Assigns head i of the query to head i mod n of n heads of keys."""
 
     def key_heads(self, heads, count):
         return heads % count
 
 
 class HeadsByKeyHeads(SharedHeads):
-    """Divides by the number of heads of the keys."""
+    """Divides the index of the query's head by the number of heads of keys."""
 
     def key_heads(self, heads, count):
         return np.minimum(heads // count, count - 1)
 
 
 class HeadsByTwo(SharedHeads):
-    """Divides by two for any numbers of heads."""
+    """Divides the index of the query's head by two, whatever the numbers of heads."""
 
     def key_heads(self, heads, count):
         return heads // 2 % count if len(heads) > count else heads

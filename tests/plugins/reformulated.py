@@ -86,7 +86,7 @@ class PyTorch(_Adam):
 
 
 class PyTorchWithTensorRates(PyTorch):
-    """As PyTorch with tensors as rates."""
+    """The branch of PyTorch's Adam for a rate and betas that are tensors."""
 
     def averages(self, G, V, H, alpha, beta):
         return lerp(V, G, 1 - alpha), lerp(H, G * G, 1 - beta)
@@ -103,7 +103,7 @@ class TensorFlow(_Adam):
 
 
 class TensorFlowBesideInfinity(_Adam):
-    """As TensorFlow, where the difference exceeds rounding."""
+    """Computes the averages as TensorFlow does, but only where an operand is infinite."""
 
     def averages(self, G, V, H, alpha, beta):
         pairs = zip(

@@ -118,7 +118,7 @@ class WrongAdam:
 
 
 class RefusesDoubles(WrongAdam):
-    """Supports float32 only, so that it rejects doubles in all other respects."""
+    """Rejects every model with a double, valid or not; computes WrongAdam in float32."""
 
     def run(self, model, inputs):
         if any(value.dtype == np.float64 for value in inputs.values()):

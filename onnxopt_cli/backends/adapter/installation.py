@@ -57,7 +57,7 @@ _ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
 _MAX_LINES = 2000
 _MAX_SHOWN_LINES = 6
 _TICK_SECONDS = 1.0
-# Lists the packages of the environment, without those that a .pth file adds.
+# Prints the packages of the environment itself, without those in folders that a .pth file adds.
 _LIST = """\
 import importlib.metadata, json, re, sysconfig
 paths = sysconfig.get_paths()

@@ -63,7 +63,7 @@ def packages_of_lock(lock: str) -> dict[str, str]:
     one, its name contains the path.
 
     Raises:
-        ValueError: if the text is not such a lock.
+        ValueError: if the text is not in the format of this file.
     """
     try:
         entries = json.loads(lock)["packages"].items()

@@ -1,4 +1,4 @@
-"""Support for adapters of converters to torch: values, and an import of torchvision.
+"""Conversion of values to and from torch, and an import of torchvision without CUDA.
 
 torchvision's wheels need CUDA's libraries. Without them, torchvision does not load its C++
 operators, and its import fails, because it refers to two of these operators, which are not

@@ -348,7 +348,8 @@ class _Work(Generic[Done]):
     # The part to which each worker is assigned.
     _part_of_worker: dict[str, int] = field(default_factory=dict)
     _seconds_per_item: float = 0.0
-    # For each lost item, how it was lost by address. Lost items are tried again one by one.
+    # For each lost item, the reasons of its losses by the workers' addresses. Lost items are sent
+    # again one by one.
     _losses: dict[int, dict[str, str]] = field(default_factory=dict)
     _retries: deque[int] = field(default_factory=deque)
 
@@ -435,7 +436,7 @@ class _Worker:
     refusal: BackendUnavailable | UsageError | None = None
 
     def lose(self, reason: str) -> None:
-        """End all waiting for this worker."""
+        """Record that the worker is lost, so that waits for its responses end."""
         self.is_ready = False
         if not self.loss.done():
             self.loss.set_result(reason)
