@@ -3,7 +3,8 @@
 
 using namespace onnxopt;
 
-// What my_backend knows. Nodes outside of this are counted as unsupported, and never sent.
+// The versions and element types that my_backend supports. onnxopt counts all other nodes as
+// unsupported, and does not send them.
 static const char *const hello = R"("name": "my_backend", "version": "0.1.0", )"
                                  R"("domains": {"ai.onnx": [13, 21], "ai.onnx.preview.training": [1, 1]}, )"
                                  R"("dtypes": ["float32", "float64", "int64"], "devices": ["CPU"])";
@@ -17,9 +18,9 @@ template <class T> static Tensor leaky_relu(const Node &node) {
     return Tensor::of(x.shape, y);
 }
 
-// Return the outputs of a node that have a name, in order, of the types and shapes that the
-// operator defines. Throw UnknownOperator or Unsupported for what is not implemented; every other
-// exception says that the node or its inputs are wrong, or that running it failed.
+// Returns the outputs of a node that have a name, in order, with the types and shapes that the
+// operator defines. Throws UnknownOperator or Unsupported for features that are not implemented. Any
+// other exception means that the node or its inputs are invalid, or that the computation failed.
 static std::vector<Tensor> run(const Node &node) {
     if (node.domain == "ai.onnx" && node.op_type == "LeakyRelu")
         return {node.input(0).is<double>() ? leaky_relu<double>(node) : leaky_relu<float>(node)};

@@ -1,5 +1,5 @@
-// How my_backend is asked: onnxopt's protocol for commands, onnxopt-exec/2, in the form that sends
-// single nodes as JSON; "onnxopt backends protocol" prints it. C++17 on a POSIX system, no library.
+// The protocol by which onnxopt tests my_backend: onnxopt-exec/2, in its form for single nodes.
+// "onnxopt backends protocol" prints the specification. Requires C++17 and a POSIX system.
 #pragma once
 
 #include <unistd.h>
@@ -27,12 +27,12 @@
 
 namespace onnxopt {
 
-// Thrown where something is not implemented. Every other exception is an error.
+// Thrown for a feature that is not implemented. Any other exception is an error.
 struct Unsupported : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Thrown where it is an operator that is missing.
+// Thrown for an operator that is not implemented.
 struct UnknownOperator : Unsupported {
     UnknownOperator(const std::string &domain, const std::string &op_type)
         : Unsupported("there is no " + op_type),
@@ -40,7 +40,7 @@ struct UnknownOperator : Unsupported {
     std::string name;
 };
 
-// What JSON holds. A number without point and exponent is an integer.
+// A value of JSON. A number without point and exponent is an integer.
 class Json {
   public:
     using List = std::vector<Json>;
@@ -89,8 +89,8 @@ class Json {
     template <class T> bool holds() const { return std::holds_alternative<T>(content); }
     template <class T> const T &get(const char *expected) const {
         if (const T *found = std::get_if<T>(&content)) return *found;
-        throw std::runtime_error(std::string("the request has something else where ") + expected +
-                                 " belongs");
+        throw std::runtime_error(std::string("the request has a value of another type than ") +
+                                 expected);
     }
 
     [[noreturn]] static void fail() { throw std::runtime_error("the request is not JSON"); }
@@ -133,7 +133,7 @@ class Json {
             while (at != end && *at && std::strchr("+-.0123456789eE", *at)) ++at;
             const std::string digits(start, at);
             char *rest = nullptr;
-            // Both read exactly what Python wrote, unless the program has called setlocale.
+            // Both functions restore the number that Python wrote, unless the program called setlocale.
             if (digits.find_first_of(".eE") == std::string::npos)
                 found.content = static_cast<std::int64_t>(std::strtoll(digits.c_str(), &rest, 10));
             else
@@ -179,7 +179,7 @@ class Json {
         if (code >= 0xd800 && code < 0xdc00 && end - at >= 6 && at[0] == '\\' && at[1] == 'u')
             code = 0x10000 + ((code - 0xd800) << 10) + (unit(at += 2, end) - 0xdc00);
         const auto add = [&](unsigned long byte) { text += static_cast<char>(byte & 0xff); };
-        // One alone is a byte of a text that is not UTF-8.
+        // A lone surrogate from 0xdc80 to 0xdcff stands for a byte of a text that is not UTF-8.
         if (code < 0x80 || (code >= 0xdc80 && code < 0xdd00)) return add(code);
         if (code < 0x800) {
             add(0xc0 | code >> 6);
@@ -205,7 +205,7 @@ template <> inline constexpr const char *dtype_of<std::int32_t> = "int32";
 template <> inline constexpr const char *dtype_of<std::int64_t> = "int64";
 template <> inline constexpr const char *dtype_of<std::uint8_t> = "uint8";
 
-// A tensor. Of element types that C++ lacks, such as float16, it has the bytes.
+// A tensor. The elements of types that C++ lacks, such as float16, are available as bytes only.
 struct Tensor {
     std::string dtype;
     std::vector<std::int64_t> shape;
@@ -218,35 +218,36 @@ struct Tensor {
 
     template <class T> bool is() const { return dtype == dtype_of<T>; }
     template <class T> std::vector<T> elements() const {
-        if (!is<T>()) throw Unsupported("a tensor of " + dtype + " where " + dtype_of<T> + " is read");
+        if (!is<T>()) throw Unsupported("a tensor of " + dtype + " instead of " + dtype_of<T>);
         std::vector<T> found(bytes.size() / sizeof(T));
         if (!found.empty()) std::memcpy(found.data(), bytes.data(), bytes.size());
         return found;
     }
 };
 
-// What is to be computed: one node and its inputs.
+// A node to compute, with its inputs.
 struct Node {
     std::string op_type;
     std::string domain; // "ai.onnx" for the default domain
     std::int64_t version = 0;
     std::string device;
-    std::vector<std::optional<Tensor>> inputs; // in the operator's order; nothing where left out
-    std::vector<std::string> outputs;          // names; empty where the output is not wanted
+    std::vector<std::optional<Tensor>> inputs; // in the operator's order; empty for an omitted input
+    std::vector<std::string> outputs;          // names; empty for an output that is not used
 
-    Json attributes;                                          // those that the node has
-    std::map<std::string, std::vector<Tensor>> tensors = {}; // those of them that are tensors
+    Json attributes;                                          // without those that the node omits
+    std::map<std::string, std::vector<Tensor>> tensors = {}; // the attributes with tensors
 
     const Tensor &input(std::size_t position) const {
         if (position < inputs.size() && inputs[position]) return *inputs[position];
         throw std::runtime_error(op_type + " lacks its input " + std::to_string(position));
     }
-    // Attributes that the operator requires; an error where the node lacks one.
+    // The value of a required attribute; throws if the node lacks it.
     double number(const std::string &name) const { return required(name).number(); }
     std::int64_t integer(const std::string &name) const { return required(name).integer(); }
     std::string text(const std::string &name) const { return required(name).text(); }
 
-    // Attributes with a default. A float attribute is a float32, which the double holds exactly.
+    // The value of an attribute, or its default. A float attribute is a float32, which a double
+    // represents exactly.
     double number(const std::string &name, double otherwise) const {
         const Json *found = attributes.find(name);
         return found ? found->number() : otherwise;
@@ -267,7 +268,7 @@ struct Node {
     }
 };
 
-// Takes values out of the raw bytes of a request, in the order in which its JSON names them.
+// Reads values from the raw bytes of a request, in the order in which its JSON describes them.
 class Values {
   public:
     explicit Values(const std::vector<char> &bytes) : payload(bytes) {}
@@ -336,7 +337,7 @@ inline Node read_node(const Json &request, const std::vector<char> &payload) {
     return node;
 }
 
-// A text as JSON. Bytes that are not printable ASCII become question marks.
+// Returns a text as a JSON string. Bytes that are not printable ASCII become question marks.
 inline std::string quoted(const std::string &text) {
     std::string found = "\"";
     for (const char letter : text) {
@@ -346,14 +347,14 @@ inline std::string quoted(const std::string &text) {
     return found + '"';
 }
 
-// Answers requests until there are no more, and returns what the program ends with.
+// Responds to requests until standard input ends, and returns the exit code of the program.
 //
-// hello: the fields of the answer to "hello", without the braces; "name" and "version" at least.
-// run: takes a Node and returns a std::vector<Tensor>, the outputs that are wanted, in order.
+// hello: the fields of the response to "hello", without the braces; at least "name" and "version".
+// run: takes a Node, and returns its used outputs in order, as a std::vector<Tensor>.
 template <class Run> int serve(const std::string &hello, Run run) {
     // Standard output belongs to the protocol, so the output of libraries goes to standard error.
-    std::FILE *answers = fdopen(dup(STDOUT_FILENO), "wb");
-    if (!answers || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
+    std::FILE *output_file = fdopen(dup(STDOUT_FILENO), "wb");
+    if (!output_file || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
     std::ios::sync_with_stdio(false);
     std::string line;
     while (std::getline(std::cin, line)) {
@@ -361,42 +362,42 @@ template <class Run> int serve(const std::string &hello, Run run) {
         const Json *size = request.find("bytes");
         std::vector<char> payload(size ? static_cast<std::size_t>(size->integer()) : 0);
         std::cin.read(payload.data(), static_cast<std::streamsize>(payload.size()));
-        const std::string &asked = request["request"].text();
-        if (asked == "shutdown") break;
+        const std::string &name = request["request"].text();
+        if (name == "shutdown") break;
 
-        std::string answer;
+        std::string response;
         std::vector<Tensor> outputs;
-        if (asked == "hello") {
-            answer = "\"protocol\": \"onnxopt-exec/2\", \"form\": \"node\", " + hello;
+        if (name == "hello") {
+            response = "\"protocol\": \"onnxopt-exec/2\", \"form\": \"node\", " + hello;
         } else {
             try {
-                if (asked != "run") throw Unsupported("the request " + asked);
+                if (name != "run") throw Unsupported("the request " + name);
                 outputs = run(read_node(request, payload));
                 std::size_t bytes = 0;
                 for (const Tensor &output : outputs) {
-                    answer += (answer.empty() ? "" : ", ") + ("{\"dtype\": " + quoted(output.dtype));
-                    answer += ", \"shape\": [";
+                    response += (response.empty() ? "" : ", ") + ("{\"dtype\": " + quoted(output.dtype));
+                    response += ", \"shape\": [";
                     for (std::size_t i = 0; i < output.shape.size(); ++i)
-                        answer += (i ? ", " : "") + std::to_string(output.shape[i]);
-                    answer += "]}";
+                        response += (i ? ", " : "") + std::to_string(output.shape[i]);
+                    response += "]}";
                     bytes += output.bytes.size();
                 }
-                answer = "\"bytes\": " + std::to_string(bytes) + ", \"outputs\": [" + answer + "]";
+                response = "\"bytes\": " + std::to_string(bytes) + ", \"outputs\": [" + response + "]";
             } catch (const UnknownOperator &missing) {
-                answer = "\"unsupported\": " + quoted(missing.what()) +
+                response = "\"unsupported\": " + quoted(missing.what()) +
                          ", \"operator\": " + quoted(missing.name.substr(0, 200));
             } catch (const Unsupported &missing) {
-                answer = "\"unsupported\": " + quoted(missing.what());
+                response = "\"unsupported\": " + quoted(missing.what());
             } catch (const std::exception &error) {
                 outputs.clear();
-                answer = "\"error\": " + quoted(std::string("it throws: ") + error.what());
+                response = "\"error\": " + quoted(std::string("exception: ") + error.what());
             }
         }
-        answer = "{\"id\": " + std::to_string(request["id"].integer()) + ", " + answer + "}\n";
-        std::fwrite(answer.data(), 1, answer.size(), answers);
+        response = "{\"id\": " + std::to_string(request["id"].integer()) + ", " + response + "}\n";
+        std::fwrite(response.data(), 1, response.size(), output_file);
         for (const Tensor &output : outputs)
-            if (!output.bytes.empty()) std::fwrite(output.bytes.data(), 1, output.bytes.size(), answers);
-        if (std::fflush(answers)) return 1;
+            if (!output.bytes.empty()) std::fwrite(output.bytes.data(), 1, output.bytes.size(), output_file);
+        if (std::fflush(output_file)) return 1;
     }
     return 0;
 }
