@@ -160,8 +160,8 @@ def test_error_text_is_the_commands_without_escape_sequences():
         ("bytes-of-an-error", "1 bytes that belong to no value"),
         ("bytes-of-unsupported", "1 bytes that belong to no value"),
         ("unknown-field", 'unknown field "seconds"'),
-        ("two-answers", 'unknown field "outputs"'),
-        ("no-answer", "lacks outputs"),
+        ("two-responses", 'unknown field "outputs"'),
+        ("empty-response", "lacks outputs"),
         ("empty-error", 'in which "error" is "", expected a text'),
         ("outputs-no-list", 'in which "outputs" are "y", expected a list'),
         ("a-file", "a value that is not valid"),
@@ -221,7 +221,7 @@ def test_closed_output_counts_as_death(monkeypatch):
         run(resolve_backend(spec("closes-output")))
 
 
-@pytest.mark.parametrize("mode", ["chatters", "answers-twice"])
+@pytest.mark.parametrize("mode", ["prints-after-response", "responds-twice"])
 def test_unrequested_output_is_never_taken_for_a_response(mode):
     backend = resolve_backend(spec(mode))
 
@@ -235,7 +235,7 @@ def test_unrequested_output_is_never_taken_for_a_response(mode):
 
 
 def test_exit_between_cases_is_detected_at_the_next():
-    backend = resolve_backend(spec("answers-and-dies"))
+    backend = resolve_backend(spec("responds-and-dies"))
     run(backend)
     time.sleep(0.2)
     with pytest.raises(BackendDied, match="ended with exit code 0"):

@@ -88,7 +88,7 @@ def test_failing_command_costs_one_case(mode, outcome, words, isolation, identit
 
 @pytest.mark.isolated
 def test_late_second_response_costs_no_other_case(identity, onnxopt):
-    backend = spec("answers-late", identity / "marker")
+    backend = spec("repeats-earlier-response", identity / "marker")
     results = outcomes(onnxopt, backend, "-j", "1", code=1)
     late = results.pop("between-cases")
     assert late["outcome"] == "protocol"
@@ -97,7 +97,7 @@ def test_late_second_response_costs_no_other_case(identity, onnxopt):
 
 
 @pytest.mark.isolated
-@pytest.mark.parametrize("mode", ["answers-and-dies", "answers-and-dies-slowly"])
+@pytest.mark.parametrize("mode", ["responds-and-dies", "responds-and-dies-slowly"])
 def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
     results = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
     death = results.pop("between-cases")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import hostile
 import numpy as np
-from hostile import BAD, REQUEST_IDS, Misbehaves, Well, answer, frame, one, speak
+from hostile import BAD, REQUEST_IDS, Misbehaves, Well, forged_response, frame, misbehaving, speak
 
 from onnxopt_cli.workers import worker_messages
 
@@ -69,18 +69,18 @@ class SpeaksAtTheEnd(Well):
         self.close()
 
 
-class AnswersAhead(Well):
+class RespondsAhead(Well):
     """Sends responses to cases before it receives them."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
             for number in range(REQUEST_IDS[-1] + 1, REQUEST_IDS[-1] + 9):
-                speak(frame(answer(number)))
+                speak(frame(forged_response(number)))
         return super().run(model, inputs)
 
 
 def forge(**fields):
-    return one(lambda: speak(frame({**answer(), **fields})))
+    return misbehaving(lambda: speak(frame({**forged_response(), **fields})))
 
 
 def claim(**claims):
@@ -91,12 +91,12 @@ def claim(**claims):
         return original(number, replace(response, **claims))
 
     original = worker_messages.pack_response
-    return one(lambda: setattr(worker_messages, "pack_response", pack_response))
+    return misbehaving(lambda: setattr(worker_messages, "pack_response", pack_response))
 
 
 def strings(count):
     described = {"dtype": "string", "shape": [count], "data": [""] * count}
-    speak(frame({**answer(), "outputs": [described]}))
+    speak(frame({**forged_response(), "outputs": [described]}))
 
 
 claims_changes = claim(changed=("X",) * MANY_OUTPUTS)
@@ -105,9 +105,9 @@ claims_lowered = claim(lowered=True)
 claims_dims = forge(outputs=[{"dtype": "float32", "shape": [1] * MANY_OUTPUTS}])
 claims_values = forge(outputs=[None] * 3 * MANY_OUTPUTS)
 claims_nesting = forge(outputs=[{"sequence": [{"sequence": []}] * 3 * MANY_OUTPUTS}])
-sends_many_parts = one(lambda: speak(b'{"id": [' + b"[]," * 1_999_999 + b"[]]}\n"))
-sends_strings = one(lambda: strings(10_000_000))
-sends_many_strings = one(lambda: strings(3_000_000))
+sends_many_parts = misbehaving(lambda: speak(b'{"id": [' + b"[]," * 1_999_999 + b"[]]}\n"))
+sends_strings = misbehaving(lambda: strings(10_000_000))
+sends_many_strings = misbehaving(lambda: strings(3_000_000))
 
 
 class InTurn(hostile.InTurn):

@@ -78,7 +78,7 @@ def receive(reader, read_into):
 codec.MessageReader.receive = receive
 
 
-def greeted():
+def hello_number():
     """Return the number of the first request, which preceded the import of the backend."""
     frame = sys._getframe()
     while frame.f_code.co_name != "_serve":
@@ -101,7 +101,8 @@ def frame(message, payload=b""):
     return json.dumps({**message, "bytes": len(payload)}).encode() + b"\n" + payload
 
 
-def answer(number=None):
+def forged_response(number=None):
+    """Return a response without outputs to a request, by default to the last one."""
     number = REQUEST_IDS[-1] if number is None else number
     fields = {"outputs": [], "lowered": False, "opset": 0, "changed": [], "seconds": 0.0}
     return {"id": number, **fields}
@@ -151,7 +152,7 @@ def flood():
         os.write(2, b"z" * (1 << 16))
 
 
-def ask_for_too_much():
+def reserve_too_much():
     """Allocate memory without using it, so that none of it becomes resident."""
     KEPT_BUFFERS.append(np.zeros(8 << 30, np.uint8))
 
@@ -182,10 +183,10 @@ def speak(text):
     channel().sendall(text)
 
 
-def answer_again_later():
+def respond_again_later():
     def late():
         time.sleep(0.3)
-        speak(frame(answer(number)))
+        speak(frame(forged_response(number)))
 
     number = REQUEST_IDS[-1]
     threading.Thread(target=late, daemon=True).start()
@@ -200,47 +201,50 @@ def raise_(error):
     raise error
 
 
-def one(action):
+def misbehaving(action):
     """Return a backend that performs an action at the bad case."""
     backend = Misbehaves()
     backend.misbehave = action
     return backend
 
 
-exits = one(lambda: os._exit(0))
-segfaults = one(segfault)
-aborts = one(os.abort)
-kills_itself = one(lambda: os.kill(os.getpid(), signal.SIGKILL))
-kills_its_supervisor = one(lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)))
-closes_channel = one(close_channel)
-sys_exits = one(lambda: sys.exit(0))
-interrupts = one(lambda: raise_(KeyboardInterrupt()))
-raises_base = one(lambda: raise_(BaseException("odd\x1b[31m")))
-raises_bad_text = one(lambda: raise_(BadText()))
-spins = one(spin)
-stops = one(lambda: os.kill(os.getpid(), signal.SIGSTOP))
-stops_all = one(lambda: (os.kill(os.getppid(), signal.SIGSTOP), os.kill(os.getpid(), 19)))
-ignores_sigterm = one(trap_sigterm_and_spin)
-allocates = one(allocate)
-allocates_shared = one(allocate_shared)
-allocates_in_cpp = one(abort_like_cpp)
-floods = one(flood)
-leaves_child = one(leave_child)
-leaves_daemon = one(leave_daemon)
-leaks_threads = one(leak_thread)
-leaks_descriptors = one(leak_descriptor)
-grows = one(grow)
-sends_garbage = one(lambda: speak(b"\x80\x04garbage, or a pickle"))
-sends_huge = one(lambda: speak(b'{"bytes": %d}\n' % (1 << 60)))
-sends_bad_json = one(lambda: speak(b'{"id": ' + b"[" * 100_000 + b"\n"))
-answers_another = one(lambda: speak(frame(answer(9999))))
-answers_the_last = one(lambda: speak(frame(answer(REQUEST_IDS[-1] - 1))))
-answers_too_much = one(lambda: speak(frame({**answer(), "outputs": [{"dtype": "float32",
-                       "shape": [1 << 40]}]})))  # fmt: skip
-answers_twice_later = one(answer_again_later)
-asks_for_too_much = one(ask_for_too_much)
-keeps_much_once = one(cache(lambda: np.ones(160 << 17)))
-starts_a_helper_once = one(cache(leave_child))
+exits = misbehaving(lambda: os._exit(0))
+segfaults = misbehaving(segfault)
+aborts = misbehaving(os.abort)
+kills_itself = misbehaving(lambda: os.kill(os.getpid(), signal.SIGKILL))
+kills_its_supervisor = misbehaving(lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)))
+closes_channel = misbehaving(close_channel)
+sys_exits = misbehaving(lambda: sys.exit(0))
+interrupts = misbehaving(lambda: raise_(KeyboardInterrupt()))
+raises_base = misbehaving(lambda: raise_(BaseException("odd\x1b[31m")))
+raises_bad_text = misbehaving(lambda: raise_(BadText()))
+spins = misbehaving(spin)
+stops = misbehaving(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+stops_all = misbehaving(lambda: (os.kill(os.getppid(), signal.SIGSTOP), os.kill(os.getpid(), 19)))
+ignores_sigterm = misbehaving(trap_sigterm_and_spin)
+allocates = misbehaving(allocate)
+allocates_shared = misbehaving(allocate_shared)
+allocates_in_cpp = misbehaving(abort_like_cpp)
+floods = misbehaving(flood)
+leaves_child = misbehaving(leave_child)
+leaves_daemon = misbehaving(leave_daemon)
+leaks_threads = misbehaving(leak_thread)
+leaks_descriptors = misbehaving(leak_descriptor)
+grows = misbehaving(grow)
+sends_garbage = misbehaving(lambda: speak(b"\x80\x04garbage, or a pickle"))
+sends_huge = misbehaving(lambda: speak(b'{"bytes": %d}\n' % (1 << 60)))
+sends_bad_json = misbehaving(lambda: speak(b'{"id": ' + b"[" * 100_000 + b"\n"))
+responds_to_another = misbehaving(lambda: speak(frame(forged_response(9999))))
+responds_to_the_last = misbehaving(lambda: speak(frame(forged_response(REQUEST_IDS[-1] - 1))))
+announces_too_much = misbehaving(
+    lambda: speak(
+        frame({**forged_response(), "outputs": [{"dtype": "float32", "shape": [1 << 40]}]})
+    )
+)
+responds_again_later = misbehaving(respond_again_later)
+reserves_too_much = misbehaving(reserve_too_much)
+keeps_much_once = misbehaving(cache(lambda: np.ones(160 << 17)))
+starts_a_helper_once = misbehaving(cache(leave_child))
 
 
 class DiesAtTeardown(Well):
@@ -268,7 +272,7 @@ class Waits(Well):
         return super().run(model, inputs)
 
 
-class DiesAfterTheAnswer(Well):
+class DiesAfterTheResponse(Well):
     """Dies between cases."""
 
     def run(self, model, inputs):
@@ -291,7 +295,7 @@ class ReusesItsBuffer(Well):
         return self.buffers
 
 
-class AnswersAgainMuchLater(Well):
+class RespondsAgainMuchLater(Well):
     """Repeats the response to the bad case during a later one, from a thread started before."""
 
     def __init__(self):
@@ -301,7 +305,7 @@ class AnswersAgainMuchLater(Well):
     def speak_late(self):
         self.bad_case_ran.wait()
         time.sleep(0.3)
-        speak(frame(answer(self.number)))
+        speak(frame(forged_response(self.number)))
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:

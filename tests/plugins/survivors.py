@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import hostile
-from hostile import SLEEP, Misbehaves, Well, one
+from hostile import SLEEP, Misbehaves, Well, misbehaving
 
 #: An argument by which a test finds processes whose environment is empty.
 MARK = next((name for name in os.environ if name.startswith("ONNXOPT_TEST_")), "")
@@ -126,7 +126,7 @@ def leave(life, end=kill_supervisor):
         time.sleep(0.1)
         end()
 
-    return one(misbehave)
+    return misbehaving(misbehave)
 
 
 def breed_to_the_end():
@@ -153,7 +153,7 @@ hops = leave(hop)
 multiplies = leave(multiply)
 revives = leave(revive)
 loses_main_thread = leave(lose_main_thread)
-breeds_to_the_end = one(breed_to_the_end)
+breeds_to_the_end = misbehaving(breed_to_the_end)
 stops_supervisor = leave(revive, stop_supervisor)
 dies_with_supervisor = leave(
     rename_itself, lambda: (os.kill(os.getppid(), signal.SIGKILL), os._exit(0))
@@ -228,10 +228,10 @@ def replace():
     os._exit(0)
 
 
-digs = one(dig)
-locks_up = one(lock_up)
-links = one(link)
-replaces = one(replace)
+digs = misbehaving(dig)
+locks_up = misbehaving(lock_up)
+links = misbehaving(link)
+replaces = misbehaving(replace)
 
 
 class InTurn(hostile.InTurn):

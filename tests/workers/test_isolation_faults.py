@@ -63,13 +63,13 @@ BREACHES = {
     "sends_garbage": "no line of JSON",
     "sends_huge": "are accepted",
     "sends_bad_json": "too much nesting",
-    "answers_another": "responded to the request 9999 instead of",
-    "answers_too_much": "were announced",
-    "answers_the_last": "",
-    "answers_twice_later": "was not requested",
+    "responds_to_another": "responded to the request 9999 instead of",
+    "announces_too_much": "were announced",
+    "responds_to_the_last": "",
+    "responds_again_later": "was not requested",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
-HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "asks_for_too_much")
+HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "reserves_too_much")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_dying_backend_fails_one_case_as_crash(faults, way, says):
 
 
 def test_backend_that_dies_after_its_response_is_one_crash(demo):
-    run = run_to_end(demo, "DiesAfterTheAnswer")
+    run = run_to_end(demo, "DiesAfterTheResponse")
     # The case runs again, because its thread may be a leak. On a slow machine the backend dies
     # later, between cases or during the next one.
     (failure,) = [result for result in run.results.values() if result["outcome"] != "pass"]
@@ -160,7 +160,7 @@ def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
 def test_late_duplicate_response_is_not_taken_for_that_of_a_later_case(tmp_path):
     rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
-    run = run_to_end(tmp_path, "AnswersAgainMuchLater")
+    run = run_to_end(tmp_path, "RespondsAgainMuchLater")
     assert run.outcomes == {**dict.fromkeys(rates, "pass"), "worker/between-cases": "protocol"}
     assert run.code == 1
 

@@ -55,9 +55,11 @@ def of(rows, backend):
     return [row["outcome"] for row in rows if row["backend"] == backend]
 
 
-NAMES_ITSELF = 'speak(frame({"id": greeted(), "name": "numpy", "version": "numpy 2.0"}))'
-READY = 'speak(frame({"id": greeted(), "ready": "numpy 2.0"}))'
-ANSWERS = "[speak(frame(answer(number))) for number in range(greeted() + 1, greeted() + 20)]"
+NAMES_ITSELF = 'speak(frame({"id": hello_number(), "name": "numpy", "version": "numpy 2.0"}))'
+READY = 'speak(frame({"id": hello_number(), "ready": "numpy 2.0"}))'
+FORGED_RESPONSES = (
+    "[speak(frame(forged_response(hello_number() + count))) for count in range(1, 20)]"
+)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,8 @@ ANSWERS = "[speak(frame(answer(number))) for number in range(greeted() + 1, gree
     [
         f"{NAMES_ITSELF}; os._exit(0)",
         NAMES_ITSELF,
-        'speak(frame({"id": greeted(), "name": "numpy", "ready": "numpy 2.0"})); os._exit(0)',
-        'speak(frame({"id": greeted(), "ready": ["numpy"]})); os._exit(0)',
+        'speak(frame({"id": hello_number(), "name": "numpy", "ready": "numpy 2.0"})); os._exit(0)',
+        'speak(frame({"id": hello_number(), "ready": ["numpy"]})); os._exit(0)',
         'speak(frame({"ready": "numpy 2.0"})); os._exit(0)',
     ],
 )
@@ -90,7 +92,7 @@ def test_backend_that_claims_a_name_does_not_start(demo, onnxopt, source):
         f"{READY}; time.sleep(0.3); os._exit(0)",
         READY,
         f"{READY}; {READY}",
-        f"{READY}; {ANSWERS}; time.sleep(0.3)",
+        f"{READY}; {FORGED_RESPONSES}; time.sleep(0.3)",
     ],
 )
 def test_backend_that_reports_ready_too_early_passes_nothing(demo, onnxopt, source):
@@ -190,7 +192,7 @@ EXCESSIVE = {
     "sends_many_strings": ("protocol", "parts; at most"),
 }
 IMPOSSIBLE = {
-    "AnswersAhead": ("protocol", "responded to the request"),
+    "RespondsAhead": ("protocol", "responded to the request"),
     "claims_lowered": ("protocol", "reports a lowered model, although"),
 }
 

@@ -28,14 +28,14 @@ def main():
             request = json.loads(line)
             payload = sys.stdin.buffer.read(request.get("bytes", 0))
             if request["request"] == "hello":
-                answer_hello(request)
+                respond_to_hello(request)
             elif request["request"] == "run":
-                answer_run(request, payload[request["model"] :])
+                respond_to_run(request, payload[request["model"] :])
             elif request["request"] == "shutdown":
                 end()
 
 
-def answer_hello(request):
+def respond_to_hello(request):
     hello = {"id": request["id"], **HELLO}
     if MODE == "hello-error":
         hello = {"id": request["id"], "error": "no licence\x1b[31m"}
@@ -49,32 +49,32 @@ def answer_hello(request):
         hello["version"] = str(os.getpid())
     elif MODE.startswith("hello="):
         hello |= json.loads(MODE.removeprefix("hello="))
-    say(hello)
+    send(hello)
 
 
-def answer_run(request, payload):
+def respond_to_run(request, payload):
     number = request["id"]
-    if MODE in ANSWERS:
-        say({"id": number, **ANSWERS[MODE]})
+    if MODE in RESPONSES:
+        send({"id": number, **RESPONSES[MODE]})
     elif MODE in LINES:
         sys.stdout.buffer.write(LINES[MODE].replace(b"#", str(number).encode()))
         sys.stdout.flush()
     elif MODE == "hello-differs":
         sys.exit(7)
-    elif MODE in DEEDS:
-        DEEDS[MODE](request, payload)
+    elif MODE in ACTIONS:
+        ACTIONS[MODE](request, payload)
     else:
         copy(request, payload)
 
 
 def copy(request, payload):
     outputs = [tensor["value"] for tensor in request["inputs"]]
-    say({"id": request["id"], "outputs": outputs}, payload)
+    send({"id": request["id"], "outputs": outputs}, payload)
 
 
-def say(answer, payload=b""):
+def send(response, payload=b""):
     sys.stdout.buffer.write(
-        json.dumps({**answer, "bytes": len(payload)}).encode() + b"\n" + payload
+        json.dumps({**response, "bytes": len(payload)}).encode() + b"\n" + payload
     )
     sys.stdout.buffer.flush()
 
@@ -87,7 +87,7 @@ def end():
     sys.exit(0)
 
 
-def once(deed):
+def once(action):
     """Perform an action at the first case only, across all processes."""
 
     def at_first(request, payload):
@@ -95,41 +95,41 @@ def once(deed):
         if marker.exists():
             return copy(request, payload)
         marker.touch()
-        return deed(request, payload)
+        return action(request, payload)
 
     return at_first
 
 
-def answer_twice(request, payload):
+def respond_twice(request, payload):
     copy(request, payload)
-    say({"id": request["id"], "outputs": []})
+    send({"id": request["id"], "outputs": []})
 
 
-ANSWERED = []
+RESPONDED = []
 
 
-def answer_an_earlier_one_again(request, payload):
+def repeat_earlier_response(request, payload):
     marker = Path(sys.argv[2])
-    if ANSWERED and not marker.exists():
+    if RESPONDED and not marker.exists():
         marker.touch()
-        say({"id": ANSWERED[-1], "outputs": []})
-    ANSWERED.append(request["id"])
+        send({"id": RESPONDED[-1], "outputs": []})
+    RESPONDED.append(request["id"])
     copy(request, payload)
 
 
-def answer_and_chatter(request, payload):
+def respond_and_print(request, payload):
     copy(request, payload)
     time.sleep(0.05)
     sys.stdout.write("done!\n")
     sys.stdout.flush()
 
 
-def answer_and_die(request, payload):
+def respond_and_die(request, payload):
     copy(request, payload)
     os._exit(0)
 
 
-def answer_and_die_slowly(request, payload):
+def respond_and_die_slowly(request, payload):
     copy(request, payload)
     time.sleep(0.5)
     os._exit(0)
@@ -141,7 +141,7 @@ def close_output(_request, _payload):
 
 
 def write_double(request, _payload):
-    say({"id": request["id"], "outputs": [{"dtype": "float64", "shape": [1]}]}, bytes(8))
+    send({"id": request["id"], "outputs": [{"dtype": "float64", "shape": [1]}]}, bytes(8))
 
 
 def record(request, payload):
@@ -172,14 +172,14 @@ def segfault(_request, _payload):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-ANSWERS = {
+RESPONSES = {
     "unsupported": {"unsupported": "cannot do it", "operator": ":Neg"},
     "unsupported-without-operator": {"unsupported": "cannot do it"},
     "error": {"error": "out of \x1b[31mluck"},
     "empty-error": {"error": ""},
     "unknown-field": {"outputs": [], "seconds": 1},
-    "two-answers": {"outputs": [], "error": "and a failure"},
-    "no-answer": {},
+    "two-responses": {"outputs": [], "error": "and a failure"},
+    "empty-response": {},
     "outputs-no-list": {"outputs": "y"},
     "no-outputs": {"outputs": []},
     "too-few-bytes": {"outputs": [{"dtype": "float32", "shape": [1]}]},
@@ -211,19 +211,19 @@ LINES = {
     "stops-midway": b'{"id": #, "outputs": [], "bytes": 8}\nfour',
     "empty-line": b"\n",
 }
-DEEDS = {
+ACTIONS = {
     "dies": once(die),
     "segfaults": once(segfault),
     "leaves-daemons": once(leave_daemons),
     "hangs": once(lambda _request, _payload: time.sleep(60)),
     "stops": once(lambda _request, _payload: os.kill(os.getpid(), signal.SIGSTOP)),
-    "breaks-once": once(lambda _request, _payload: say({"id": -1})),
+    "breaks-once": once(lambda _request, _payload: send({"id": -1})),
     "closes-output": close_output,
-    "answers-twice": answer_twice,
-    "answers-late": answer_an_earlier_one_again,
-    "chatters": answer_and_chatter,
-    "answers-and-dies": answer_and_die,
-    "answers-and-dies-slowly": answer_and_die_slowly,
+    "responds-twice": respond_twice,
+    "repeats-earlier-response": repeat_earlier_response,
+    "prints-after-response": respond_and_print,
+    "responds-and-dies": respond_and_die,
+    "responds-and-dies-slowly": respond_and_die_slowly,
     "double": write_double,
     "records": record,
 }

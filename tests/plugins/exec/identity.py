@@ -25,10 +25,10 @@ def main():
             sys.exit("unknown fields")
         if request["request"] == "shutdown":
             sys.exit(3 if BREAKS == "shutdown" else 0)
-        answer, data = (hello(), b"") if request["request"] == "hello" else run(request, payload)
+        response, data = (hello(), b"") if request["request"] == "hello" else run(request, payload)
         number = 0 if BREAKS == "id" and request["request"] == "run" else request["id"]
-        answer = {"id": number, "bytes": len(data), **answer}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
+        response = {"id": number, "bytes": len(data), **response}
+        sys.stdout.buffer.write(json.dumps(response).encode() + b"\n" + data)
         if BREAKS == "chatter" and request["request"] == "run":
             sys.stdout.buffer.write(b"done\n")
         sys.stdout.flush()

@@ -17,9 +17,9 @@ def main():
         payload = sys.stdin.buffer.read(request.get("bytes", 0))
         if request["request"] == "shutdown":
             return
-        answer, data = (hello(), b"") if request["request"] == "hello" else run(request, payload)
-        answer = {"id": request["id"], "bytes": len(data), **answer}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + data)
+        response, data = (hello(), b"") if request["request"] == "hello" else run(request, payload)
+        response = {"id": request["id"], "bytes": len(data), **response}
+        sys.stdout.buffer.write(json.dumps(response).encode() + b"\n" + data)
         sys.stdout.flush()
 
 
