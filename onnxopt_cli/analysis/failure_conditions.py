@@ -409,7 +409,7 @@ class _Search:
                 yield each
 
     def _visible_share(self, each: Sample) -> float:
-        labels = each.call.apart([each.labels(self._effects, self._always)])
+        labels = each.call.split([each.labels(self._effects, self._always)])
         shares = [bool(part.any()) for part in labels if part.size]
         return sum(shares) / max(1, len(shares))
 

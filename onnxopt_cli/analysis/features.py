@@ -107,7 +107,7 @@ def features(
     Returns:
         A row for each feature and a column for each element; and the label of each element.
     """
-    by_group = [part.reshape(-1) for part in call.apart([labels])]
+    by_group = [part.reshape(-1) for part in call.split([labels])]
     order = sorted(range(len(by_group)), key=lambda at: -int(np.max(by_group[at], initial=0)))
     chosen = {*order[: MAX_GROUPS // 2], *range(MAX_GROUPS // 4), len(by_group) - 1}
     flat_indices = {group: _sampled(by_group[group]) for group in sorted(chosen & set(order))}

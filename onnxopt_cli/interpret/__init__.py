@@ -1,1 +1,1 @@
-"""Interpretations of a formula: the same function, called with different operands."""
+"""Interpretations of a formula: calls of the same function with different kinds of operands."""

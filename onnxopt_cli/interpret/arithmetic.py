@@ -1,7 +1,8 @@
-"""The formula on machine numbers, rounded at every operation, as implementations compute it.
+"""The formula in machine arithmetic: every operation is rounded, as in an implementation.
 
-An operand takes part through NumPy's dispatch and passes each operation to an arithmetic, which
-performs it on arrays of machine types. Types combine as in NumPy: attributes are plain numbers and
+NumPy's dispatch passes each operation of the formula to the operand, which passes it to an
+arithmetic. The arithmetic performs the operation on arrays of machine types, possibly in an unusual
+way, such as a quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and
 take the type of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
 """
 
@@ -31,12 +32,12 @@ Operation = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic:
-    """A way to perform operations.
+    """A way to perform the operations of a formula.
 
     Attributes:
-        operations: replacements of NumPy functions.
-        finish: function applied to every operand and result.
-        fused: whether a product is added to another operand without being rounded.
+        operations: for a NumPy function, the function that computes its result instead.
+        finish: function that is applied to every operand and every result.
+        fused: whether a product that is an operand of a sum or difference is not rounded.
     """
 
     operations: Mapping[Operation, Operation] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Arithmetic:
         """Perform an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
-            # A chosen plain number stays a plain number.
+            # np.where would convert the chosen plain number to an array.
             return Machine(values[1] if values[0] else values[2], self)
         if function in OF_NOTHING and not np.size(values[0]):
             return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
@@ -68,7 +69,7 @@ class Machine(NDArrayOperatorsMixin):
     Attributes:
         value: the array or number.
         arithmetic: the arithmetic of operations on it.
-        unrounded: the value in a wider type, if it is a product; otherwise None.
+        unrounded: the value in a wider type if it is a product in fused arithmetic; otherwise None.
     """
 
     value: Any
@@ -105,7 +106,7 @@ def computed(
 
     Args:
         arithmetic: the arithmetic.
-        number: converts an attribute to an operand.
+        number: function that converts an attribute to an operand.
     """
 
     def compute(call: Call[Array]) -> list[Array]:
@@ -152,7 +153,7 @@ def added_in_lanes(values: Any) -> Any:
 
 
 def added_in_double(values: Any) -> Any:
-    """Round the sum in double once."""
+    """Add in double, and round the sum."""
     return np.sum(values, dtype=np.float64).astype(np.asarray(values).dtype)
 
 
@@ -162,14 +163,14 @@ def reciprocal_quotient(a: Any, b: Any) -> Any:
 
 
 def power_rounded_once(a: Any, b: Any) -> Any:
-    """Round the exact power."""
+    """Compute a power in the wide type, and round it."""
     return np.power(np.asarray(a, WIDEST_TYPE), np.asarray(b, WIDEST_TYPE)).astype(
         np.result_type(a, b)
     )
 
 
 def power_squared(a: Any, b: Any) -> Any:
-    """Raise to integral powers by repeated squaring with rounded products, as compilers do."""
+    """Compute powers with integer exponents by repeated squaring, as compilers do."""
     dtype = np.result_type(a, b)
     exponent = np.asarray(b)
     if not np.all((exponent == np.floor(exponent)) & (np.abs(exponent) < 2.0**63)):
@@ -178,13 +179,16 @@ def power_squared(a: Any, b: Any) -> Any:
 
 
 def root_by_reciprocal(a: Any) -> Any:
-    """Multiply by the correctly rounded reciprocal root."""
+    """Compute a root as ``a * (1 / sqrt(a))``, with a correctly rounded reciprocal root."""
     dtype = np.asarray(a).dtype
     return _root(a, (1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
 
 
 def root_by_newton(a: Any) -> Any:
-    """Multiply by a reciprocal root: half the digits, refined by one Newton step."""
+    """Compute a root as ``a * (1 / sqrt(a))``, with a reciprocal root by one Newton step.
+
+    The Newton step begins with an estimate that has half the digits of the type.
+    """
     dtype = np.asarray(a).dtype
     digits = np.finfo(dtype).nmant // 2 + 3
     fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
@@ -204,7 +208,7 @@ def flushed(value: Any) -> Any:
 
 
 def _root(a: Any, reciprocal: Any) -> Any:
-    # Zero times its infinite reciprocal root is NaN, and so is infinity times zero.
+    # For 0 and infinity, a * reciprocal is 0 * infinity, which is NaN.
     return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
 
 
@@ -218,7 +222,10 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
-    """Return a function of plain numbers as a plain number; infinite or NaN instead of an error."""
+    """Apply a function to plain numbers, and return a plain number.
+
+    NumPy performs the operation, so the result is infinite or NaN where Python raises an error.
+    """
     return np.asarray(function(*values)).item()
 
 
@@ -228,7 +235,10 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
-    """Add to the unrounded product; if both operands are products, only the first is unrounded."""
+    """Return a sum or difference in which one operand is an unrounded product, if there is one.
+
+    If both operands are products, only the first is unrounded, as in a fused multiply-add.
+    """
     for position, operand in enumerate(operands):
         if isinstance(operand, Machine) and operand.unrounded is not None:
             wide = list(map(_widened, values))
@@ -276,7 +286,8 @@ def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
 def _session(model: bytes) -> Any:
     onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
-    # Its optimizer removes a multiplication by a double that rounds to 1 in float32, e.g. 1 - 1e-8.
+    # ONNX Runtime's optimizer removes multiplications by doubles that round to 1 in float32, such
+    # as 1 - 1e-8.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,8 +1,8 @@
-"""A part of a call's elements, with reductions over all elements, so that blocks can be computed.
+"""Compute a formula with reductions block by block.
 
-The formula runs on each block up to its first reduction. The operands of the reduction are
-collected from all blocks and reduced. Then the formula runs on each block up to the next reduction,
-or to its end.
+The formula runs on each block up to its first reduction, such as a sum. The operands of the
+reduction are collected from all blocks and reduced. Then the formula runs on each block again, with
+the result of the reduction, up to the next reduction or to its end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Part(Call[Array]):
 
     Attributes:
         whole: the whole call, a Call[Array].
-        expressions: a unique object for each expression, by function and operands' expressions.
-        reduced: results of the reductions already computed, by expression. Formulas that differ
-            only after a reduction share its result.
+        expressions: a unique object for each expression of the formula, by the function and the
+            expressions of its operands.
+        reduced: results of the reductions computed so far, by expression. Formulas that differ only
+            after a reduction, such as mutants, share its result.
     """
 
     whole: Any = None
@@ -47,11 +48,11 @@ class Part(Call[Array]):
     reduced: dict[object, Any] = field(default_factory=dict)
 
     def expression(self, *parts: object) -> object:
-        """Return the object that identifies an expression in all threads."""
+        """Return the object that identifies an expression; the same in all threads."""
         return self.expressions.setdefault(parts, object())
 
     def apply(self, scalar: Make, tensor: Make, number: Make) -> list[tuple[Any, Array, Array]]:
-        """Call the formula as :meth:`Call.apply`, with operands that know results of reductions."""
+        """Call the formula like :meth:`Call.apply`; its reductions include all elements."""
         whole_call = replace(self.whole, operator=self.operator)
 
         def results(call: Call[Array]) -> list[tuple[Any, Array, Array]]:
@@ -59,7 +60,7 @@ class Part(Call[Array]):
 
             def made(make: Make, value: Any) -> _Operand:
                 operand = make(value)
-                # Subclasses of ndarray count as plain arrays.
+                # All kinds of arrays, including subclasses of ndarray, share expressions.
                 interpretation = type(operand) if isinstance(operand, Joining) else None
                 dtype = np.result_type(getattr(operand, "value", operand))
                 return _Operand(operand, self.expression(next(place), interpretation, dtype), self)
@@ -91,11 +92,14 @@ class Part(Call[Array]):
 
 
 class _ReductionReached(Exception):
-    """The formula needs a reduction: the function, its expression and the operands of a block."""
+    """The formula needs the result of a reduction that has not been computed.
+
+    The arguments are the function, its expression, and its operands in a block.
+    """
 
 
 class _Operand(Joining):
-    """An operand of any interpretation, with its expression and the part it belongs to."""
+    """An operand of any interpretation, with the expression whose value it is, and its part."""
 
     def __init__(self, operand: Any, expression: object, part: Part) -> None:
         self.operand, self.expression, self.part = operand, expression, part
@@ -111,7 +115,7 @@ class _Operand(Joining):
         return _Operand(self.operand.astype(dtype), expression, self.part)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return the result of a function, of all elements if it is a reduction."""
+        """Return the result of a function; of a reduction, the result for all elements."""
         expression = self.part.expression(function, *map(_expression, inputs))
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):
@@ -133,7 +137,7 @@ def _expression(operand: Any) -> object:
 
 
 def _joined(first: Any, blocks: Iterable[Any], size: int) -> Any:
-    """Return the operand of all elements from its blocks; a scalar is the same in every block."""
+    """Return the operand of all elements, given its blocks; a scalar is equal in all blocks."""
     if hasattr(first, "joined"):
         return first.joined(blocks, size)
     return joined(((block,) for block in blocks), size)[0] if np.ndim(first) else first

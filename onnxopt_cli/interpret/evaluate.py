@@ -1,4 +1,4 @@
-"""The formula on numbers: computed in a wide type, rounded once to each output's type."""
+"""Evaluate a formula in a wide type, and round each output once to its own type."""
 
 from __future__ import annotations
 
@@ -49,20 +49,24 @@ def _widest() -> np.dtype[Any]:
     return QuadPrecDType()
 
 
-#: Type of expected values: long double, or quads where that is not wider than double.
+#: Type in which expected values are computed: long double, or quadruple precision on machines where
+#: long double is not wider than double.
 WIDEST_TYPE = _widest()
 
 
 def evaluate(
     call: Call[Array], dtype: np.dtype[Any] = WIDEST_TYPE, attributes: np.dtype[Any] | None = None
 ) -> list[Array]:
-    """Return the node's outputs, each in its own dtype and the shape of its group's first tensor.
+    """Return the outputs of a node, with their dtypes and shapes.
 
-    Inputs and float32 attributes enter exactly, every operation is performed in
-    :data:`WIDEST_TYPE`, and only the result is rounded. Other values of ``dtype`` and
-    ``attributes`` yield the outputs of an implementation of that precision, not the expected ones.
-    Most elements of large tensors of narrow types are computed in double, see
-    :func:`_mostly_in_double`.
+    By default, these are the expected values: the operands are exact, every operation is performed
+    in :data:`WIDEST_TYPE`, and only the result is rounded. To save time, most elements of large
+    tensors of narrow types are computed in double (:func:`_mostly_in_double`).
+
+    Args:
+        call: the operator, attributes and inputs.
+        dtype: type of the computation.
+        attributes: type to which attributes are rounded; None for ``dtype``.
     """
 
     def exact(number: float) -> Any:
@@ -89,9 +93,9 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor with the functions that NumPy does not support for its shape or type.
+    """A tensor for which some NumPy functions are replaced, since they fail or are wrong.
 
-    These are reductions of empty tensors, and clip and matmul of quadruple precision.
+    They are reductions of empty tensors, and clip and matmul in quadruple precision.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -106,7 +110,7 @@ class _Complete(np.ndarray):
     def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
         if isinstance(row := VOCABULARY.get(function), Shorthand):
             return row.written(*inputs)
-        # Only reductions have empty results: the product of matrices without columns has elements.
+        # A reduction of an empty tensor, for which NumPy's function may fail.
         if function in OF_NOTHING and not self.size:
             return self.dtype.type(OF_NOTHING[function])
         result = super().__array_function__(function, types, inputs, options)
@@ -116,12 +120,13 @@ class _Complete(np.ndarray):
 def _mostly_in_double(
     compute: Callable[[Call[Array]], list[Array]], call: Call[Array]
 ) -> list[Array]:
-    """Return the result of ``compute`` for flat tensors, computed in double where that suffices.
+    """Return the result of ``compute`` for flat tensors; most elements are computed in double.
 
-    The error of double is 2^-29 of the error bound of float32. It changes the rounded result only
-    near a tie; such elements are computed again in the wide type. An error in double that reaches a
-    more distant tie requires a cancellation of 20 bits, and then an ulp is less than a millionth of
-    the element's limit.
+    The error bound of a computation in double is 2^-29 of the error bound in float32. Such an error
+    changes the rounded result only near a tie, a midpoint between two numbers of the output's type.
+    Elements near a tie are computed again in the wide type. In other elements, the error reaches a
+    tie only after a cancellation of 20 bits; an ulp is then less than a millionth of the element's
+    limit, so the difference does not matter.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
@@ -156,14 +161,14 @@ def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def enough_for(call: Call[Array]) -> np.dtype[Any]:
-    """Return the narrowest type in which the error bounds of a call's outputs can be computed."""
+    """Return the narrowest type that is sufficient to compute error bounds of a call's outputs."""
     double = np.dtype(np.float64)
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     return double if all(dtype.itemsize < double.itemsize for dtype in floats) else WIDEST_TYPE
 
 
 def widen(tensor: Array, dtype: np.dtype[Any] = WIDEST_TYPE) -> Array:
-    """Return the tensor in the wide type, or in another type of the computation."""
+    """Return the tensor converted to the type of the computation."""
     wide = tensor.astype(dtype)
     return wide if wide.size and dtype.kind == "f" else wide.view(_Complete)
 
@@ -176,8 +181,8 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
-    """Return the tensors for whose negative values the formula has no result."""
-    # Tried with T = 1 and T = 3, since some formulas ignore the state in the first step.
+    """Return the tensors that must not be negative, since the result of the formula is then NaN."""
+    # Try both T = 1 and T = 3, since some formulas ignore the state in the first step.
     counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(
         name
@@ -187,10 +192,10 @@ def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
 
 
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
-    """Return whether the formula yields NaN for some values of operands.
+    """Return whether an output of the formula is NaN for the given values of operands.
 
-    All other tensors are zero, other scalars are one, and other attributes are a half, or the
-    midpoint of their limits.
+    Tensors that are not given are 0, scalars are 1, and attributes are 0.5 or the midpoint of their
+    limits.
     """
     numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
     numbers |= dict.fromkeys(operator.tensors, 0.0)
@@ -206,8 +211,9 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
 def has_blocks(call: Call[Any]) -> bool:
     """Return whether a call is large and can be computed block by block.
 
-    A formula with reductions also requires tensors of the same dtype and shape, since the operands
-    of a reduction are not broadcast, and finite tensors, for which all reformulations agree.
+    If the formula has reductions, all tensors must have the same dtype and shape, since the
+    operands of a reduction are not broadcast, and must be finite, since with infinities the results
+    of reformulations may differ.
     """
     large = any(np.size(group[0]) >= LARGE_ELEMENTS for group in call.groups)
     if not large or _rows(call.operator) is None:
@@ -234,8 +240,9 @@ def computed_in_blocks(
     """Compute a call of one group block by block.
 
     Args:
-        call: a call from :func:`in_parts`.
-        compute: returns the flat outputs of a call of flat tensors with any number of elements.
+        call: a result of :func:`in_parts`.
+        compute: function from a call of flat tensors with any number of elements to its flat
+            outputs.
     """
     first = call.groups[0][0]
     blocks = in_blocks(lambda places: compute(call.at(places)), first.size)
@@ -244,17 +251,17 @@ def computed_in_blocks(
 
 @lru_cache
 def is_elementwise(operator: Operator) -> bool:
-    """Return whether each element of a result depends only on elements at the same index."""
+    """Return whether each element of an output depends only on input elements at its index."""
     rows = _rows(operator)
     return rows is not None and not any(isinstance(row, Reduction | Percentile) for row in rows)
 
 
 @lru_cache
 def _rows(operator: Operator) -> list[Row] | None:
-    """Return the rows of the vocabulary that a formula uses, recorded by tracing operands.
+    """Return the rows of the vocabulary that a formula uses, found by tracing it.
 
-    Returns None for a formula that cannot be computed in parts: with carried scalars, with products
-    of matrices, or if it fails.
+    Returns None for a formula that cannot be computed block by block: it carries scalars,
+    multiplies matrices, or raises an exception.
     """
     if any(map(operator.carries, operator.outputs)):
         return None
@@ -283,7 +290,7 @@ class _Traced(Joining):
         self._rows = rows
 
     def __bool__(self) -> bool:
-        raise TypeError("the formula depends on a value in a way that cannot be followed")
+        raise TypeError("the formula branches by the value of an operand")
 
     def applied(self, _function: Any, row: Row, _inputs: Sequence[Any]) -> Any:
         """Record the row, and return an operand that records further operations."""

@@ -1,4 +1,4 @@
-"""The formula as text: the source of the function that every interpretation calls."""
+"""The source of a formula as text for users, and the differences of a mutant."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def formula_description(operator: Operator) -> str:
     literal = False
     start = ""
     for line in (inspect.getdoc(operator.formula) or "").splitlines():
-        # Text after a double colon is literal until the indentation ends.
+        # After a double colon, indented lines are kept as they are.
         literal = line.startswith(" ") or not line if literal else start.endswith("::")
         if literal or not line or not start or _begins(line, start):
             lines.append(line)

@@ -20,7 +20,7 @@ Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula itself, for an implementation whose defect is not in the formula."""
+    """Return the formula unchanged; for an implementation that differs elsewhere."""
     return formula
 
 
@@ -28,18 +28,20 @@ def unchanged(formula: Formula) -> Formula:
 class Implementation:
     """One way to compute an operator's nodes.
 
-    Apart from its difference, it computes as :func:`evaluate` does: in the wide type, rounded once.
+    It differs from :func:`evaluate`, which computes in the wide type and rounds once, in one of
+    these attributes.
 
     Attributes:
         name: name of the difference, unique among the implementations of an operator.
         about: description in one sentence.
         seen_in: public implementations with this difference.
-        change: converts the formula to the different one.
-        compute: applies a formula to a node; different, too, if the defect is around the formula.
+        change: function from the operator's formula to the formula of this implementation.
+        compute: function that applies a formula to a node.
         defaults: wrong values of attributes that a node omits.
-        precision: the type to which every operation is rounded, if the defect is its coarseness.
-        rounds: whether the formula rounds intermediate results, which implementations with the same
-            defect may do at other places.
+        precision: the type to which every operation is rounded, if the difference is that this type
+            is too narrow; otherwise None.
+        rounds: whether the formula rounds intermediate results. Another implementation with the
+            same defect may round other intermediate results.
     """
 
     name: str
@@ -52,10 +54,7 @@ class Implementation:
     rounds: bool = False
 
     def run(self, call: Call[Array]) -> list[Array]:
-        """Return the node's outputs as this implementation computes them, without changing inputs.
-
-        The list is empty if the implementation fails on these inputs.
-        """
+        """Return the node's outputs; an empty list if the implementation raises an exception."""
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -81,9 +80,10 @@ class Implementation:
 
 
 def both(first: Implementation, second: Implementation) -> Implementation | None:
-    """Return an implementation with both defects; None if both replace the way it is computed.
+    """Return an implementation with both differences; None if both have their own ``compute``.
 
-    If each defect replaces code that the other one changes, the implementation fails on all inputs.
+    If neither change of the formula can be applied after the other one, the implementation fails on
+    all inputs.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

@@ -36,10 +36,10 @@ from onnxopt_cli.operators.operator import Operator
 
 @cache
 def reformulations(operator: Operator) -> tuple[Implementation, ...]:
-    """Return an operator's reformulations with unique names.
+    """Return all reformulations of an operator, with unique names.
 
-    Every arithmetic computes the formula as it is written. Arithmetics that round expressions
-    differently also compute each rewritten form of the formula.
+    They are the formula itself in every arithmetic, and each rewritten formula in a few
+    arithmetics.
     """
     return tuple(_all_reformulations(operator))
 
@@ -74,17 +74,17 @@ def _all_reformulations(operator: Operator) -> Iterator[Implementation]:
 def _with_scalars_in(
     choose: Callable[[Call[Array], Sequence[Array]], np.dtype[Any]], compute: Compute
 ) -> Compute:
-    """Return a function that converts R and T, group by group, before it computes.
+    """Return a function that converts the float scalars of a call before it computes the call.
 
     Args:
-        choose: returns the type for a call and the tensors of one of its groups.
-        compute: computes the converted call.
+        choose: function from a call and the tensors of one of its groups to the type of scalars.
+        compute: function that computes the converted call.
     """
 
     def convert_and_compute(call: Call[Array], dtype: np.dtype[Any]) -> list[Array]:
         output_types = set(call.operator.outputs.values())
-        # If an output has the type of a scalar, as loss_new has that of loss, the scalar's digits
-        # are part of the result, so it may be widened but not narrowed.
+        # If an output has the type of a scalar, as loss_new has the type of loss, the digits of the
+        # scalar are part of the result, so the scalar may be widened but not narrowed.
         scalars = tuple(
             scalar.astype(
                 np.result_type(dtype, scalar.dtype) if item.name in output_types else dtype
@@ -150,37 +150,40 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
         _OWN_TYPES,
     ),
     "attributes in the tensors' type": (
-        "Rounds the results of attributes alone, too.",
+        "Also rounds expressions of attributes alone, such as 1 - alpha, to the tensors' type.",
         _group_by_group(_with_typed_attributes),
     ),
     "scalars in double": (
-        "Computes the results of R and T in double.",
+        "Computes expressions of R and T alone in double.",
         _with_scalars_in(lambda _call, _group: np.dtype(np.float64), _OWN_TYPES),
     ),
     "scalars in the tensor's type": (
-        "Rounds R to the type of X before anything is computed.",
+        "Rounds R to the type of X first.",
         _with_scalars_in(lambda _call, group: group[0].dtype, _OWN_TYPES),
     ),
     "in double": (
-        "Rounds to the outputs' types at the end.",
+        "Computes in double, and rounds only the outputs to their types.",
         partial(evaluate, dtype=np.dtype(np.float64)),
     ),
-    "in the widest type": ("Rounds to the outputs' types at the end.", evaluate),
+    "in the widest type": (
+        "Computes in the widest type, and rounds only the outputs to their types.",
+        evaluate,
+    ),
     "in blocks": ("Computes a thousand elements at a time.", _BLOCKS),
     "reciprocals": (
         "Multiplies by rounded reciprocals instead of dividing.",
         _RECIPROCAL,
     ),
     "reciprocal roots": (
-        "Takes a * rsqrt(a), rsqrt being correctly rounded, for a root.",
+        "Computes roots as a * rsqrt(a) with a correctly rounded rsqrt.",
         computed(Arithmetic({np.sqrt: root_by_reciprocal})),
     ),
     "reciprocal roots by Newton": (
-        "Takes a * rsqrt(a), rsqrt being one Newton step from half the digits, for a root.",
+        "Computes roots as a * rsqrt(a) with an rsqrt of half the digits and one Newton step.",
         computed(Arithmetic({np.sqrt: root_by_newton, np.divide: reciprocal_quotient})),
     ),
     "fused multiply-add": (
-        "Adds to products that are not rounded.",
+        "Does not round a product before it is added.",
         _FUSED,
     ),
     "powers rounded once": (
@@ -188,11 +191,11 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
         computed(Arithmetic({np.power: power_rounded_once})),
     ),
     "powers by squaring": (
-        "Multiplies squares of alpha and beta in R's type, as compilers do for integral exponents.",
+        "Computes powers by repeated squaring in R's type, as compilers do for integer exponents.",
         computed(Arithmetic({np.power: power_squared})),
     ),
     "subnormals flushed": (
-        "Takes subnormal operands and results for zero.",
+        "Replaces subnormal operands and results by zero.",
         computed(Arithmetic(finish=flushed)),
     ),
 }
@@ -205,8 +208,9 @@ _FOREIGN: dict[str, tuple[str, str, Compute]] = {
     ),
 }
 
-# An R that is narrower than the tensors is converted first, since a reformulation may combine R
-# with an attribute where the formula does not.
+# If R is narrower than the tensors, it is converted to their type first. A reformulation may
+# combine R with an attribute where the formula does not, and would otherwise round the result to
+# R's type.
 _ARITHMETICS_OF_REFORMULATIONS = {
     "R in the widest type": _with_scalars_in(_widest_type, _OWN_TYPES),
     "reciprocals": _with_scalars_in(_widest_type, _RECIPROCAL),

@@ -1,4 +1,4 @@
-"""Recognize models that are one node of an operator with a formula."""
+"""Recognize models that consist of one node of an operator with a formula, and bind the node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from onnxopt_cli.operators.registry import registry
 
 
 def sole_operator(model: onnx.ModelProto) -> Operator | None:
-    """Return the operator of a model that is one node of ours and nothing else, or None."""
+    """Return the operator of a model that consists of one node of an operator with a formula.
+
+    Returns None for any other model.
+    """
     graph = model.graph
     if len(graph.node) != 1 or model.functions:
         return None
@@ -34,7 +37,9 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
 
 
 def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array] | None:
-    """Bind the inputs of a model that is one node of ours; None if the model is not.
+    """Bind the inputs of a model for which :func:`sole_operator` returns an operator.
+
+    Returns None for any other model.
 
     Raises:
         NodeError: if the node or the inputs break the operator's signature.
@@ -46,7 +51,7 @@ def sole_call(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Call[Array
 def bind_node(
     operator: Operator, model: onnx.ModelProto, inputs: Mapping[str, Value]
 ) -> Call[Array]:
-    """Bind the inputs of a model that is one node of an operator.
+    """Bind the inputs of a model that consists of one node of a given operator.
 
     Raises:
         NodeError: if the node or the inputs break the operator's signature.

@@ -1,10 +1,9 @@
 """The vocabulary of formulas: a row for each NumPy function that a formula may use.
 
 A row defines the ONNX operator to which the function is lowered, and the propagation of rounding
-errors. Both interpretations handle a few kinds of rows; a new function is one line at the end of
-this file.
+errors. There are few kinds of rows, so most new functions are one line at the end of this file.
 
-For an operation on values a, b with error bounds e_a, e_b, and its value v:
+For an operation with the result v on values a, b with error bounds e_a, e_b:
 
 ===================  ===========================================================  =========
 operation            error inherited from the operands                            roundings
@@ -18,24 +17,26 @@ exp(a)               abs(v) (exp(e_a) - 1)                                      
 log(a)               -log(1 - e_a / abs(a)); infinite if e_a >= abs(a)            4
 tanh(a)              e_a, at most 2                                               4
 sign(a)              distance to sign(a - e_a) and sign(a + e_a)                  0
-floor, ceil of a     likewise                                                     0
+floor(a), ceil(a)    distance to the results for a - e_a and a + e_a              0
 -a, abs(a)           e_a                                                          0
 maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,      0
                      b + e_b
 ===================  ===========================================================  =========
 
-Roundings are counted in unit roundoffs of abs(v): more than one if implementations do not round to
-nearest once. A quotient may be the product with a reciprocal. A root may be ``a * rsqrt(a)`` with a
-Newton step, which rounds four times. Libraries guarantee no smaller error for powers.
+Roundings are counted in unit roundoffs of abs(v). There are several if common implementations are
+not correctly rounded. A quotient may be the product with a reciprocal. A root may be ``a *
+rsqrt(a)`` with a Newton step, which rounds four times. Math libraries do not guarantee an error of
+less than four roundings for powers.
 
-A power with an integral exponent n may be computed by repeated squaring, as ``powi`` of LLVM does
-(compiler-rt, lib/builtins/powisf2.c), and so the Adam of burn, by Rust's ``f32::powi``. Each
-squaring doubles the relative error and adds a rounding, so that the error is at most n - 1 unit
-roundoffs to first order. For a large n this bound would accept almost any power. The rounding error
-of a power is therefore the error of the squarings themselves, computed in the type, or four
-roundings if they are more. Other repeated multiplications are not covered.
+A power with an integer exponent n may be computed by repeated squaring, as by ``powi`` of LLVM
+(compiler-rt, lib/builtins/powisf2.c), which Rust's ``f32::powi`` and so the Adam of burn use. Each
+squaring doubles the relative error and adds a rounding, so the error is at most n - 1 unit
+roundoffs to first order. For a large n this bound would accept almost any result. Therefore the
+powers are actually computed by repeated squaring in the machine type, and their error is the bound
+if it exceeds four roundings. Other sequences of multiplications are not covered.
 
-For n elements x with error bounds e, and n products of x and y with error bounds e and f:
+For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
+f:
 
 ==========  ====================================================================================
 function    error of the result
@@ -49,13 +50,15 @@ percentile  the range between the percentiles of x - e and x + e, for a rank wit
             neighbours, and the term added to the lower one
 ==========  ====================================================================================
 
-g(n) is n, a bound for every order (Higham 2002, section 4.2), or 6 sqrt(n) where that is less. The
-roundings of many terms have no common sign, so they add up like sqrt(n) (Higham and Mary 2019). The
-factor n would allow an error of an eighth in a norm of 10^6 elements, which accepts almost any
-mistake. Terms that are exactly zero do not count, since adding zero rounds nothing in any order.
+g(n) is the smaller of n, a bound for every order of addition (Higham 2002, section 4.2), and
+6 sqrt(n). The signs of the rounding errors of many terms are practically random, so their sum grows
+like sqrt(n) (Higham and Mary 2019). With g(n) = n, the error bound of a float32 norm of 10^6
+elements would be an eighth of the norm, and accept almost any mistake. Terms that are exactly zero
+are not counted, since adding zero causes no rounding error.
 
-A rank is exact if percent / 100 and the rank itself are representable in the type. For an exact
-integral rank, or equal neighbours, nothing is interpolated and nothing is rounded.
+A rank is exact if percent / 100 and the rank itself are representable in the type. If the rank is
+an exact integer, or both neighbours are equal, the percentile is an element and has no rounding
+error.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ from onnxopt_cli.operators.percentile import (
 
 _INTERPOLATION_ROUNDINGS = 4
 _POWER_ROUNDINGS = 4
-# n roundings exceed this multiple of sqrt(n) with a probability of about 10^-8.
+# The sum of n random rounding errors exceeds this multiple of sqrt(n) unit roundoffs with a
+# probability of about 10^-8.
 _STANDARD_DEVIATIONS = 6
 
 
@@ -98,9 +102,9 @@ class Precision:
     Attributes:
         level: level of the operand.
         unit_roundoff: largest relative error of rounding to nearest.
-        smallest_normal: smaller results may be flushed to zero.
-        largest: larger results are infinite.
-        dtype: the type; None for numbers that have no type yet.
+        smallest_normal: smallest normal number; smaller results may be flushed to zero.
+        largest: largest finite number; larger results are infinite.
+        dtype: the type; None for numbers that take the type of another operand.
     """
 
     level: Level
@@ -110,7 +114,7 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: ONNX's results for a tensor without elements, for which NumPy's functions may fail.
+#: ONNX's results of reductions of an empty tensor, for which NumPy's functions may fail.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,
@@ -121,8 +125,9 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 #: Precision of attributes and literals, which take the type of other operands. Errors of
 #: expressions of attributes alone are computed for float32, and scaled when the type is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
-#: Precision of such expressions after a choice by an undecided comparison. The distance between the
-#: branches does not shrink in a finer type. Being slightly coarser, it prevails over UNTYPED.
+#: Precision of an expression of attributes alone whose error includes the distance between both
+#: branches of an undecided choice. This error must not be scaled to another type. The unit roundoff
+#: is slightly larger than that of UNTYPED, so that the coarser of the two precisions is CHOSEN.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 
@@ -141,10 +146,11 @@ class Approximate:
 
     Attributes:
         value: the computed value; booleans for the result of a comparison.
-        error: bound on ``abs(computed - value)``, float64, of a shape that broadcasts to the
-            value's. For the result of a comparison, positive where rounding can change it.
-        may_cross: where rounding may change the sign of the value. An error as large as the value
-            is not sufficient: flushing to zero keeps the sign.
+        error: bound on ``abs(computed - value)`` for the values computed by implementations;
+            float64, of a shape that broadcasts to the shape of ``value``. For the result of a
+            comparison, it is positive where rounding can change the result.
+        may_cross: where rounding may change the sign of the value. This does not follow from an
+            error as large as the value, since flushing to zero keeps the sign.
     """
 
     value: Any
@@ -170,17 +176,18 @@ class _Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise(_Primitive):
-    """A function of numbers, element by element.
+    """A function of numbers that is applied element by element.
 
     Attributes:
-        inherited: function of the result's magnitude and the operands that yields the error due to
-            the operands' errors; NaN and Inf without a finite bound.
+        inherited: function of the result's magnitude and the operands. It returns the error due to
+            the errors of the operands; NaN or Inf if there is no finite bound.
         roundings: error of the operation itself, in unit roundoffs of the result.
-        crosses: function of the result's magnitude, its whole error and the operands that yields
+        crosses: function of the result's magnitude, its total error and the operands. It returns
             where the sign of the result may change; by default nowhere.
-        exact: function of the operands that yields where the operation rounds nothing.
-        rough: function of the result, the precision and the operands that yields the error of a
-            less accurate algorithm for the operation; None without such an algorithm.
+        exact: function of the operands. It returns where the operation has no rounding error. None
+            if that is nowhere known.
+        rough: function of the result, the precision and the operands. It returns the error of a
+            less accurate algorithm for the operation. None without such an algorithm.
         exponents: exponents of the operands, if the result is a product of powers of them.
         is_sum: whether the result is a sum or difference of the operands.
     """
@@ -199,7 +206,7 @@ class Comparison(_Primitive):
 
 
 class Logical(_Primitive):
-    """A function of truth values, undecided where changing undecided operands changes it."""
+    """A function of truth values; undecided where its result depends on undecided operands."""
 
 
 class Choice(_Primitive):
@@ -215,7 +222,7 @@ class Reduction(_Primitive):
     """A function of all elements of a tensor.
 
     Attributes:
-        reduce: function of the elements and the precision that yields the result with its error.
+        reduce: function of the elements and the precision. It returns the result with its error.
         mean: whether the result is divided by the number of elements.
         is_extreme: whether the result is one of the elements.
     """
@@ -231,10 +238,10 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """A function that is defined by other functions.
+    """A function that is defined in terms of other functions.
 
     Attributes:
-        written: its definition.
+        written: the definition.
     """
 
     written: Callable[..., Any]
@@ -244,16 +251,16 @@ Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | 
 
 
 class Joining(NDArrayOperatorsMixin):
-    """An operand that takes part in formulas through NumPy's dispatch.
+    """Base class of operands that NumPy's dispatch passes to the functions of a formula.
 
-    Every NumPy function that a formula calls is looked up in the vocabulary. A function without a
-    row there, and arguments other than operands, are errors.
+    Every NumPy function that a formula calls with such an operand is looked up in the vocabulary.
+    Functions without a row raise an error, as do arguments other than operands, such as ``axis``.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Methods are not supported, since each has an equivalent function.
+        # Methods are not supported, since for each method there is an equivalent function.
         raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -275,7 +282,7 @@ class Joining(NDArrayOperatorsMixin):
         # Tensors may have rank 0, for which matmul is not defined.
         functions = {supported.__name__ for supported in VOCABULARY} - {"matmul"}
         raise NotImplementedError(
-            f"a formula cannot use numpy.{name}{way}; on operands alone it can use "
+            f"a formula cannot use numpy.{name}{way}; it can use, without further arguments, "
             f"{', '.join(sorted(functions))}"
         )
 
@@ -285,23 +292,24 @@ class Joining(NDArrayOperatorsMixin):
 
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:
-    # The root is steepest below a. If a - e_a is not positive, the bound needs both directions.
+    # The root changes most from a to a - e_a. If a - e_a is not positive, consider both directions.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
     if np.any(a.error >= a.magnitude):
         above = np.sqrt(a.magnitude + a.error) - magnitude
         below = np.where(a.error < a.magnitude, below, np.maximum(magnitude, above))
-        # A negative radicand has no root.
+        # The root of a negative number is NaN.
         below = np.where(a.may_cross, np.inf, below)
     return below
 
 
 def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
-    spread = -np.log1p(-a.error / np.where(a.error == 0, 1.0, a.magnitude))
-    exponent = b.magnitude * spread
+    # Bounds on the error of log(a), and of the logarithm of the power.
+    log_base = -np.log1p(-a.error / np.where(a.error == 0, 1.0, a.magnitude))
+    log_power = b.magnitude * log_base
     if np.any(b.error > 0):
-        slope = np.where(a.value > 0, np.abs(np.log(a.magnitude)) + spread, np.inf)
-        exponent = exponent + np.where(b.error == 0, 0.0, b.error * slope)
-    return magnitude * np.expm1(exponent)
+        slope = np.where(a.value > 0, np.abs(np.log(a.magnitude)) + log_base, np.inf)
+        log_power = log_power + np.where(b.error == 0, 0.0, b.error * slope)
+    return magnitude * np.expm1(log_power)
 
 
 def _is_zero_or_one(a: Approximate) -> Any:
@@ -309,13 +317,13 @@ def _is_zero_or_one(a: Approximate) -> Any:
 
 
 def _is_exact_power(a: Approximate, b: Approximate) -> Any:
-    """Return where a power is exact however it is computed: bases 0, 1, -1, exponents 0, 1."""
+    """Return where every algorithm computes the exact power: bases 0, 1, -1, exponents 0, 1."""
     minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
 
 
 def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = False) -> Any:
-    """Return a power with an integral exponent by repeated squaring in the type of the base.
+    """Return a power with an integer exponent by repeated squaring in the type of the base.
 
     Args:
         base: the bases.
@@ -339,9 +347,10 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
 
 
 def _squaring_error(value: Any, precision: Precision, a: Approximate, b: Approximate) -> Any:
-    """Return the error of powers by repeated squaring; zero if four roundings cover it.
+    """Return the error of powers by repeated squaring; zero if four roundings are sufficient.
 
-    It is a whole number of roundings, so that it does not depend on the wide type.
+    It is rounded up to a whole number of unit roundoffs, so that the result is the same with every
+    wide type.
     """
     exponent = np.asarray(b.value)
     squared = (exponent == np.floor(exponent)) & (np.abs(exponent) > _POWER_ROUNDINGS + 1)
@@ -371,7 +380,7 @@ def _logarithm_error(_: Any, a: Approximate) -> Any:
 
 
 def _moved_error(rising: np.ufunc, *operands: Approximate) -> Any:
-    """Return the largest change of a nondecreasing function when its operands change."""
+    """Return the largest change of a nondecreasing function if operands change by their errors."""
     value = rising(*(operand.value for operand in operands))
     below = value - rising(*(operand.value - operand.error for operand in operands))
     above = rising(*(operand.value + operand.error for operand in operands)) - value
@@ -383,7 +392,8 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
-    # The error of an operand that is far below the other does not matter.
+    # Of a maximum or minimum, the error is at most the larger error of the operands. It is smaller
+    # if one operand is never chosen.
     error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 
@@ -399,7 +409,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return where terms of opposite signs have a sum that does not exceed its error."""
+    """Return where a sum may change its sign: its terms cancel up to its error."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False
@@ -410,7 +420,7 @@ def _sum_crosses(
 
 
 def _summed(a: Approximate, precision: Precision) -> Approximate:
-    """Add all elements, in any order."""
+    """Return the sum of all elements, with an error bound for any order of addition."""
     value = np.sum(a.value) if np.size(a.value) else np.float64(OF_NOTHING[np.sum])
     errors = np.broadcast_to(a.error, np.shape(a.value))
     finite = np.isfinite(a.value)
@@ -418,8 +428,8 @@ def _summed(a: Approximate, precision: Precision) -> Approximate:
         return Approximate(value, np.float64(0.0))
     reach = np.sum(a.magnitude + errors, where=finite)
     if np.any(~finite):
-        settled = np.all(errors[~finite] == 0) and reach <= precision.largest
-        return Approximate(value, np.float64(0.0 if settled else np.inf))
+        is_certain = np.all(errors[~finite] == 0) and reach <= precision.largest
+        return Approximate(value, np.float64(0.0 if is_certain else np.inf))
     terms = int(np.count_nonzero(a.magnitude + errors))
     error = np.sum(errors) + _growth(terms - 1, precision) * reach
     if np.isnan(error) or reach > precision.largest:
@@ -430,29 +440,29 @@ def _summed(a: Approximate, precision: Precision) -> Approximate:
 
 
 def _growth(roundings: int, precision: Precision) -> float:
-    """Return the bound g(n) for a number of consecutive roundings, as a relative error."""
+    """Return g(n) for n consecutive roundings, as a relative error."""
     count = min(max(roundings, 0), _STANDARD_DEVIATIONS * max(roundings, 0) ** 0.5)
     growth = count * precision.unit_roundoff
     return growth / (1 - growth) if growth < 1 else np.inf
 
 
 def _extreme(find: Callable[[Any], Any], a: Approximate, _: Precision) -> Approximate:
-    """Return the largest or smallest element, which is exact; NaN if an element is NaN."""
+    """Return the largest or smallest element, which is not rounded; NaN if an element is NaN."""
     if not np.size(a.value):
         return Approximate(OF_NOTHING[find], np.float64(0.0))
     value = find(a.value)
     errors = np.broadcast_to(a.error, np.shape(a.value))
     if np.isnan(value):
-        settled = np.any(np.isnan(a.value) & (errors == 0))
-        return Approximate(value, np.float64(0.0 if settled else np.inf))
+        is_certain = np.any(np.isnan(a.value) & (errors == 0))
+        return Approximate(value, np.float64(0.0 if is_certain else np.inf))
     return Approximate(value, np.float64(np.max(errors)), np.any(a.may_cross))
 
 
 def product_of(a: Any, b: Any) -> Any:
-    """Return numpy.matmul, also for quads.
+    """Return numpy.matmul of two operands, which may be in quadruple precision.
 
-    With numpy-quaddtype 1.0, numpy.matmul is wrong for stacks of matrices and other layouts:
-    https://github.com/numpy/numpy-quaddtype/issues/89.
+    With numpy-quaddtype 1.0, numpy.matmul itself is wrong for stacks of matrices and for some
+    memory layouts: https://github.com/numpy/numpy-quaddtype/issues/89.
     """
     if np.result_type(a, b).kind in "biufc":
         return np.matmul(a, b)
@@ -461,7 +471,7 @@ def product_of(a: Any, b: Any) -> Any:
 
 
 def matrix_product(a: Approximate, b: Approximate, precision: Precision) -> Approximate:
-    """Multiply matrices or vectors as numpy.matmul does, with sums in any order.
+    """Return numpy.matmul of matrices or vectors, with an error bound for any order of addition.
 
     The error of a result that is not finite is infinite.
     """
@@ -484,7 +494,7 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
 
     Args:
         a: the elements.
-        errors: errors of the elements, possibly smaller than those of ``a``.
+        errors: errors of the elements in comparisons, which may be smaller than those of ``a``.
         percent: the percentile to compute.
         precision: precision of the computation.
     """
@@ -509,8 +519,9 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     first, second = neighbours(values, rank)
     equal_neighbours = rank == np.floor(rank) or first == second
     if not is_exact and (low != high or not equal_neighbours):
-        # The term added to a neighbour is also rounded, and may exceed the result. The upper
-        # neighbour does where a term is subtracted from it: b - (b - a) * (1 - fraction).
+        # An implementation may compute a + (b - a) * fraction or b - (b - a) * (1 - fraction). Each
+        # term is rounded and may be larger than the result, so the largest term determines the
+        # rounding error.
         added = low - lows[0], high - highs[0]
         largest = max(map(abs, (low, high, high - low, *added, *lows, *highs)))
         error += _INTERPOLATION_ROUNDINGS * precision.unit_roundoff * largest
@@ -519,7 +530,7 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
 
 
 def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
-    """Return the error bound of a computed rank: (percent / 100) * (n - 1) rounds twice."""
+    """Return the error bound of a rank (percent / 100) * (n - 1), which has two roundings."""
     dtype = precision.dtype or np.dtype(np.float32)
     if all(dtype.type(number) == number for number in (percent.value / 100, rank)):
         return 0.0
@@ -528,7 +539,7 @@ def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
 
 _AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
 
-#: The rows by function. In the rules, v is the result's magnitude; a and b are the operands.
+#: The rows by function. In the functions, v is the result's magnitude; a and b are the operands.
 VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),
     np.subtract: Elementwise(

@@ -690,7 +690,7 @@ def _joined(call: Call[Array]) -> list[Array]:
 
     The computation has the types of the first group; each output has its own type.
     """
-    outputs = call.apart(evaluate(call.in_a_row))
+    outputs = call.split(evaluate(call.concatenated))
     return [
         output.astype(like.dtype) for output, (like, _) in zip(outputs, call.sources, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Operators with a formula. The names below are public: authors of operators import them.
+"""Operators with a formula. Operator files import the names below, which are public.
 
 ::
 

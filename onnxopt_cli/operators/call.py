@@ -1,6 +1,6 @@
-"""A node's inputs and attributes sorted into calls of the formula, checked once for all operators.
+"""Check a node against its operator's signature, and sort its operands for calls of the formula.
 
-The operands may be anything with a dtype and a shape: arrays for evaluation, symbols for lowering.
+An operand is any object with a dtype and a shape: an array for evaluation, a symbol for lowering.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxopt_cli.operators.operator import (
     Operator,
 )
 
-#: A static shape; a dimension or the whole may be unknown to symbols.
+#: A static shape; None stands for an unknown dimension.
 Shape = tuple[int | None, ...]
 Attributes = Mapping[str, AttributeValue]
 
@@ -37,7 +37,7 @@ class Operand(Protocol):
 
     @property
     def shape(self) -> Shape | None:
-        """Shape; None where even the rank is unknown."""
+        """Shape; None if the rank is unknown."""
 
 
 T = TypeVar("T", bound=Operand)
@@ -47,15 +47,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One node, ready for any interpretation.
+    """The operands of one node, for any interpretation of the operator's formula.
 
     Attributes:
-        operator: whose formula it is.
-        attributes: every attribute by name, numbers being exact float32 values; a tuple has one
-            number for all groups or one for each.
-        scalars: the shared inputs.
+        operator: the node's operator.
+        attributes: values of all attributes by name; numbers are float32 values. A tuple has one
+            number for all groups, or one number for each group.
+        scalars: the inputs that all groups share.
         groups: the tensors of each group, in the operator's order.
-        omitted: names of the attributes that the node leaves to their defaults.
+        omitted: names of the attributes that the node omits, and that have their default values.
     """
 
     operator: Operator
@@ -67,42 +67,44 @@ class Call(Generic[T]):
     def apply(
         self, scalar: Callable[[T], Any], tensor: Callable[[T], Any], number: Callable[[float], Any]
     ) -> list[tuple[Any, T, T]]:
-        """Call the formula for every group with operands made by the given functions.
+        """Call the formula for every group, with operands converted by the given functions.
+
+        Args:
+            scalar: function that converts a scalar.
+            tensor: function that converts a tensor.
+            number: function that converts a numeric attribute.
 
         Returns:
-            For each output in the node's order: what the formula yielded, the input that has its
-            element type, and the input that has its shape.
+            For each output in the node's order: the result of the formula, the input that has the
+            output's element type, and the input that has its shape.
         """
         operator = self.operator
         scalars = {
             item.name: scalar(value)
             for item, value in zip(operator.scalars, self.scalars, strict=True)
         }
-        yields: dict[str, list[Any]] = {name: [] for name in operator.outputs}
+        results_by_output: dict[str, list[Any]] = {name: [] for name in operator.outputs}
         for index, group in enumerate(self.groups):
             attributes = {
-                # One number for all groups, or one for each.
-                name: number(value[index % len(value)] if isinstance(value, tuple) else value)
-                if not isinstance(value, str)
-                else value
-                for name, value in self.attributes.items()
+                name: value if isinstance(value, str) else number(value)
+                for name, value in self._group_attributes(index).items()
             }
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
             for (name, like), result in zip(operator.outputs.items(), results, strict=True):
                 if operator.carries(name):
-                    scalars[like], yields[name] = result, [result]
+                    # The next group gets the result in place of the scalar.
+                    scalars[like], results_by_output[name] = result, [result]
                 else:
-                    yields[name].append(result)
-        inputs, places = self.inputs, operator.places(len(self.groups))
-        yielded = chain.from_iterable(yields.values())
+                    results_by_output[name].append(result)
+        all_results = chain.from_iterable(results_by_output.values())
         return [
-            (result, inputs[like], inputs[base])
-            for result, (like, base) in zip(yielded, places, strict=True)
+            (result, like, base)
+            for result, (like, base) in zip(all_results, self.sources, strict=True)
         ]
 
     @property
     def sources(self) -> list[tuple[T, T]]:
-        """For each output, the inputs that have its element type and its shape."""
+        """For each output, the input that has its element type and the input that has its shape."""
         inputs, places = self.inputs, self.operator.places(len(self.groups))
         return [(inputs[like], inputs[base]) for like, base in places]
 
@@ -113,19 +115,23 @@ class Call(Generic[T]):
 
     @property
     def inputs(self) -> tuple[T, ...]:
-        """The node's inputs in its order."""
+        """The node's inputs in the node's order."""
         members = zip(*self.groups, strict=True)
         return (*self.scalars, *(tensor for tensors in members for tensor in tensors))
 
     def with_inputs(self, inputs: Sequence[S]) -> Call[S]:
-        """Return the call with other inputs in the place of the node's, in its order."""
+        """Return the call with other inputs, given in the node's order."""
         scalars, tensors = inputs[: len(self.scalars)], inputs[len(self.scalars) :]
         count, call = len(self.groups), cast(Any, self)
         groups = tuple(tuple(tensors[group::count]) for group in range(count))
         return replace(call, scalars=tuple(scalars), groups=groups)
 
     def at(self: Call[Array], places: slice | Array) -> Call[Array]:
-        """Return the only group at some flat places of its first tensor, as flat tensors."""
+        """Return a call of one group with flat tensors of some elements.
+
+        Args:
+            places: flat indices into the first tensor of the call's only group.
+        """
         ((first, *_),) = self.groups
         return replace(
             self, groups=(tuple(_flat(tensor, first.shape)[places] for tensor in self.groups[0]),)
@@ -133,21 +139,26 @@ class Call(Generic[T]):
 
     def group(self, index: int) -> Call[T]:
         """Return the call of one group alone."""
-        attributes = {
+        attributes = self._group_attributes(index)
+        return replace(self, groups=(self.groups[index],), attributes=attributes)
+
+    def _group_attributes(self, index: int) -> dict[str, float | str]:
+        """Return the attributes for one group: of each tuple, the number of the group."""
+        return {
+            # A tuple of length 1 has the same number for all groups.
             name: value[index % len(value)] if isinstance(value, tuple) else value
             for name, value in self.attributes.items()
         }
-        return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     @property
-    def in_a_row(self: Call[Array]) -> Call[Array]:
-        """A call of one group, which contains the elements of all groups one after the other."""
+    def concatenated(self: Call[Array]) -> Call[Array]:
+        """A call of one group, whose flat tensors contain the elements of all groups in order."""
         full = [[_flat(tensor, group[0].shape) for tensor in group] for group in self.groups]
         joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
         return replace(self.group(0), groups=(joined,))
 
-    def apart(self: Call[Array], outputs: Sequence[Array]) -> list[Array]:
-        """Return the outputs of all groups, given the concatenated outputs of the call."""
+    def split(self: Call[Array], outputs: Sequence[Array]) -> list[Array]:
+        """Return the outputs of all groups, given the outputs of :attr:`concatenated`."""
         firsts = [first for first, *_ in self.groups]
         ends = np.cumsum([first.size for first in firsts])[:-1]
         return [
@@ -157,7 +168,10 @@ class Call(Generic[T]):
         ]
 
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
-        """Compute the node's outputs group by group; at once if something is carried over them."""
+        """Compute the node's outputs for each group separately, if the groups are independent.
+
+        If an output is carried from group to group, ``compute`` gets all groups at once.
+        """
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)
         single = [compute(self.group(index)) for index in range(len(self.groups))]
@@ -176,19 +190,20 @@ def bind(
 
     Args:
         operator: the node's operator.
-        inputs: the node's inputs in order, None for one that is left out.
-        attributes: from :func:`~onnxopt_cli.operators.call.node_attributes` or
-            :func:`~onnxopt_cli.operators.call.complete_attributes`.
-        outputs: number of outputs of the node, if there is a node.
-        omitted: names of the attributes that the node leaves to their defaults, where known.
+        inputs: the node's inputs in order; None for an omitted input.
+        attributes: values of all attributes, from :func:`node_attributes` or
+            :func:`complete_attributes`.
+        outputs: number of outputs of the node; None to skip the check of this number.
+        omitted: names of the attributes that the node omits, if known.
 
     Raises:
-        NodeError: if number, element type or shape of an input breaks the signature.
+        NodeError: if the number of inputs, or the element type or shape of an input, breaks the
+            signature.
     """
     present = [value for value in inputs if value is not None]
     if len(present) < len(inputs):
         missing = next(place for place, value in enumerate(inputs) if value is None)
-        raise NodeError(f"{operator.name}: input {missing} is left out; none is optional")
+        raise NodeError(f"{operator.name}: input {missing} is omitted, but no input is optional")
     count, size = len(operator.scalars), len(operator.tensors)
     if len(present) < count:
         names = " and ".join(scalar.name for scalar in operator.scalars)
@@ -209,8 +224,8 @@ def bind(
     for attribute, values in attributes.items():
         if isinstance(values, tuple) and len(values) not in (1, number):
             raise NodeError(
-                f"{operator.name}: {attribute} has {len(values)} numbers; it takes one for all "
-                f"tensors, or one for each of {number}"
+                f"{operator.name}: {attribute} has {len(values)} numbers; expected one for all "
+                f"tensors, or one for each of the {number} tensors"
             )
     _check_operands(operator, present, number)
     groups = tuple(tuple(present[count + group :: number]) for group in range(number))
@@ -223,7 +238,7 @@ def _flat(tensor: Array, shape: tuple[int, ...]) -> Any:
 
 
 def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int) -> None:
-    """Refuse wrong element types, scalars of many elements, and tensors that do not broadcast."""
+    """Raise NodeError for a wrong element type, a scalar of several elements, or a wrong shape."""
     names, count = operator.input_names(groups), len(operator.scalars)
     for place, (name, operand) in enumerate(zip(names, operands, strict=True)):
         scalar = place < count
@@ -231,7 +246,7 @@ def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int
         dtype = dtype_name(operand.dtype)
         if dtype not in allowed:
             raise NodeError(f"{operator.name}: {name} is {dtype}; allowed: {', '.join(allowed)}")
-        # A scalar has one element; a tensor must not enlarge the first of its group.
+        # A scalar has one element. A tensor must broadcast to the shape of the first of its group.
         first = place if scalar else count + (place - count) % groups
         first_shape = operands[first].shape
         if operand.shape is None or first_shape is None:
@@ -258,10 +273,10 @@ def _text(shape: Shape) -> str:
 
 
 def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:
-    """Read a node's attributes, with the defaults of those it leaves out.
+    """Return the values of all attributes of a node; omitted attributes have their defaults.
 
     Raises:
-        NodeError: if one is unknown, missing, given twice or of the wrong type.
+        NodeError: if an attribute is unknown, missing, given twice or of the wrong type.
     """
     given: dict[str, object] = {}
     kinds = {attribute.name: attribute.kind for attribute in operator.attributes}
@@ -271,8 +286,8 @@ def node_attributes(operator: Operator, node: onnx.NodeProto) -> Attributes:
             wrong = "is given twice"
         elif attribute.ref_attr_name:
             wrong = (
-                f"refers to a function's attribute {attribute.ref_attr_name}, whose value is not "
-                "known here"
+                f"refers to a function's attribute {attribute.ref_attr_name}, whose value is "
+                "unknown"
             )
         elif attribute.type != kind:
             wanted, found = map(AttributeProto.AttributeType.Name, (kind, attribute.type))
@@ -291,7 +306,7 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
     """Check attributes against the signature, round numbers to float32 and fill in defaults.
 
     Raises:
-        NodeError: if one is unknown, missing or of the wrong type; says which are known.
+        NodeError: if an attribute is unknown, missing or of the wrong type.
     """
     by_name = {attribute.name: attribute for attribute in operator.attributes}
     for name in given:
@@ -307,10 +322,15 @@ def complete_attributes(operator: Operator, given: Mapping[str, object]) -> Attr
 
 
 def attribute_value(operator: Operator, attribute: Attribute, given: object) -> AttributeValue:
-    """Return an attribute's value as the formula takes it; the default for None.
+    """Return the value of an attribute for the formula: a float32 number, a tuple or a string.
+
+    Args:
+        operator: the operator, for messages.
+        attribute: the attribute.
+        given: its value in the node; None for an omitted attribute, which has its default.
 
     Raises:
-        NodeError: if it is of the wrong type, out of range, or missing and required.
+        NodeError: if the value is of the wrong type, out of range, or missing although required.
     """
     where = f"{operator.name}: attribute {attribute.name}"
     if given is None:
@@ -336,7 +356,7 @@ def _number(attribute: Attribute, given: object, where: str) -> float:
         with np.errstate(over="ignore"):
             rounded = float(np.float32(given))
     except OverflowError:
-        # An integer beyond the range of double.
+        # The integer is beyond the range of double.
         rounded = math.inf
     if math.isinf(rounded) and abs(given) != math.inf:
         raise NodeError(f"{where} is {given!r}, out of float32's range")

@@ -12,7 +12,8 @@ from onnxopt_cli.operators.nodes import plain_domain, subgraphs
 
 #: Domain of the specialized functions.
 BOUND = "onnxopt.bound"
-# Functions that each call the next one twice grow exponentially.
+# Limit on the nodes of specialized functions. In a chain of functions that each call the next one
+# twice, their number grows exponentially.
 _MAX_NODES = 100_000
 _MAX_DEPTH = 100
 
@@ -23,7 +24,7 @@ def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     Each distinct call gets a specialized function, in which references to attributes are replaced
     by the call's values or the function's defaults. Attributes without a value are omitted. Unused
     functions are dropped, and each function follows those that it calls, as onnx's reference
-    requires. A model without functions is returned itself.
+    requires. A model without functions is returned unchanged.
 
     Raises:
         NodeError: if functions are recursive, too deeply nested, or have too many nodes.
@@ -66,8 +67,8 @@ class _Binder:
         """Replace references to attributes in nodes, and specialize the functions they call.
 
         Args:
-            nodes: the nodes, which are changed.
-            values: values of the function's attributes; None outside of a function.
+            nodes: the nodes, which are modified.
+            values: values of the function's attributes; None for nodes outside functions.
         """
         for node in nodes:
             self._nodes += 1
@@ -121,13 +122,13 @@ def bound_body(
     schema: onnx.defs.OpSchema,
     free_name: Callable[[str], str],
 ) -> list[onnx.NodeProto]:
-    """Return the nodes of a published function body, with the names of a node that calls it.
+    """Return the nodes that replace a node whose operator is defined by a function body.
 
     Args:
-        node: the calling node.
-        function: the body.
-        schema: the schema of the operator, which has the defaults of attributes.
-        free_name: returns a name that the graph does not contain.
+        node: the node; the new nodes have its inputs and outputs.
+        function: the function body of the operator.
+        schema: the schema of the operator, with the defaults of attributes.
+        free_name: function from a proposed name to a similar name that the graph does not contain.
     """
     values = {attribute.name: attribute for attribute in node.attribute}
     for name, attribute in schema.attributes.items():
@@ -164,7 +165,7 @@ def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProt
             value.CopyFrom(values[attribute.ref_attr_name])
             value.name = attribute.name
         attributes.append(value)
-    # The copies stay valid when the field is cleared.
+    # Clearing the field would invalidate the attributes of the list, so copy them first.
     copies = onnx.NodeProto(attribute=attributes)
     node.ClearField("attribute")
     node.attribute.extend(copies.attribute)

@@ -1,16 +1,17 @@
-"""onnx's checker, shape inference and inliner, in a process that may die.
+"""Run onnx's checker, shape inference and inliner in a helper process, which may crash.
 
-They are C++ code that trusts its input: a model of a few bytes can crash the process, loop forever,
-or exhaust the memory. Therefore they run in a helper process under limits of time and memory, which
-serves until a model ends it. That model is tried once more in a new process, since an earlier model
-may have corrupted the memory of the old one.
+These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
+process, loop forever, or exhaust the memory. The helper process has limits of time and memory. It
+handles all models until one ends it. This model is then tried a second time in a new process, since
+an earlier model may have corrupted the memory of the first one.
 
-The helper is a fork of a command on Linux, otherwise a separate program. On Windows, where backends
-also run in the command's process, no helper is used.
+In a command on Linux, the helper is a fork of the command's process, otherwise a separate program.
+On Windows, where backends also run in the command's process, no helper is used. Workers use none
+either: they may crash themselves, and their helper would count as a process that the backend has
+left behind.
 
-No other module calls these parts of onnx (``tests/test_architecture.py`` checks that), except code
-in workers: these are processes that may die, and their helper would count as a process that the
-backend has left behind.
+All other code calls these parts of onnx through this module; ``tests/test_architecture.py`` checks
+that.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ MEMORY_BYTES = 4 << 30
 
 _Model: TypeAlias = onnx.ModelProto | bytes
 
-# Time beyond the helper's own limit that its parent waits.
+# The parent waits this much longer than the helper's own time limit.
 _GRACE_SECONDS = 5
 # onnx does not accept or return larger models.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
+# Number of results that _require keeps.
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
 # The first byte of a response.
@@ -115,7 +117,7 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
 
     Args:
         model: the model, or its bytes.
-        functions: domain and name of each.
+        functions: domain and name of each function.
 
     Raises:
         OnnxRefusal: if onnx cannot inline the functions, or crashes.
@@ -125,25 +127,27 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
 
 
 def die_with_models() -> None:
-    """Declare that this process may die of a model, as a worker may, and needs no helper."""
+    """Run onnx in this process from now on; for a worker, which a model may crash."""
     _HELPER.needless = True
 
 
 def leave_helper() -> None:
-    """Close the connection to the helper of the process that forked this one.
+    """Close this process's copy of the connection to its parent's helper; call it after a fork.
 
-    Call it before other descriptors are closed: a closed descriptor may already be another file.
+    Call it before closing other descriptors, since the number of a closed descriptor may soon
+    belong to another file.
     """
     _HELPER.end()
 
 
 def renew() -> None:
-    """Start a new helper for the next model, which knows all operators registered until then."""
+    """End the helper, so that the next model gets a new one that knows all registered operators."""
     _refusals.clear()
     _HELPER.end()
 
 
-# Refusals of models by part of onnx, digest of the model and options; empty for accepted models.
+# The reason why onnx refused a model, or "" if it accepted the model. The key is the part of onnx,
+# the digest of the model, and the options.
 _refusals: dict[tuple[Any, ...], str] = {}
 
 
@@ -174,12 +178,12 @@ def _bytes(model: _Model) -> bytes:
     except (EncodeError, ValueError) as error:
         raise TooLargeForOnnx(str(error)) from None
     if len(data) > _MAX_MODEL_BYTES:
-        raise TooLargeForOnnx(f"it has {len(data)} bytes; onnx takes {_MAX_MODEL_BYTES}")
+        raise TooLargeForOnnx(f"it has {len(data)} bytes; onnx accepts {_MAX_MODEL_BYTES}")
     return data
 
 
 class _Helper:
-    """A process in which onnx handles one model after the other.
+    """The helper process, which handles one model after the other.
 
     Attributes:
         needless: whether onnx runs in this process instead.
@@ -195,7 +199,7 @@ class _Helper:
     def perform(
         self, part: str, model: bytes, options: dict[str, Any], *, needs_result: bool = True
     ) -> bytes:
-        """Return the model that a part of onnx makes from a model.
+        """Return the result of a part of onnx for a model.
 
         Args:
             part: the part of onnx.
@@ -239,9 +243,9 @@ class _Helper:
             return connection.recv_bytes(_MAX_MODEL_BYTES + 1)
         except (OSError, EOFError) as error:
             code = self._end()
-            return _words(code) if code else f"cannot be asked: {error or 'it ended'}"
+            return _words(code) if code else f"cannot run: {error or 'its process has ended'}"
         except BaseException:
-            # A late response would be taken for that of the next request.
+            # Otherwise a late response would be read as the response to the next request.
             self._end()
             raise
 
@@ -314,7 +318,7 @@ def serve(descriptor: int) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # The limit is added to the size of the data that the fork shares with its parent.
+        # Data that the fork shares with its parent also count, so add their size.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()
@@ -323,7 +327,7 @@ def serve(descriptor: int) -> NoReturn:
     while True:
         request, _, model = connection.recv_bytes().partition(b"\n")
         part, options, needs_result = json.loads(request)
-        # The alarm ends this process, also within C++ code.
+        # The alarm ends this process even while C++ code runs.
         signal.setitimer(signal.ITIMER_REAL, TIME_SECONDS)
         try:
             result = _perform(part, model, options)
@@ -335,7 +339,8 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _serve_forked(descriptor: int) -> NoReturn:
-    # Close everything else that the parent has open. Allocators write errors to stderr.
+    # Close all other descriptors of the parent. Memory allocators write errors to stderr, so open
+    # the null device as the standard streams.
     for before, after in pairwise([-1, descriptor, os.sysconf("SC_OPEN_MAX")]):
         os.closerange(before + 1, after)
     while os.open(os.devnull, os.O_RDWR) < 2:  # noqa: PLR2004 - standard error

@@ -11,32 +11,32 @@ from onnx import helper
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Return every node of a model, those of subgraphs after the node that holds them."""
+    """Return every node of a model; nodes of subgraphs follow the node that contains them."""
     return nodes_within(chain(model.graph.node, *(function.node for function in model.functions)))
 
 
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the op_types that occur anywhere in a model, each once, in order of appearance."""
+    """Return the distinct op_types of all nodes of a model, in order of first appearance."""
     return tuple(dict.fromkeys(node.op_type for node in all_nodes(model)))
 
 
 def plain_domain(domain: str) -> str:
-    """Return the name of a domain, empty for the default domain however it is written."""
+    """Return the name of a domain; empty for the default domain, which is also named ai.onnx."""
     return "" if domain == "ai.onnx" else domain
 
 
 def imported_versions(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the version of each domain that a model imports, by its plain name."""
+    """Return the version of each domain that a model imports; see :func:`plain_domain`."""
     return {plain_domain(entry.domain): entry.version for entry in model.opset_import}
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
-    """Return whether onnx defines the operator of a node, in any version."""
+    """Return whether onnx defines the operator of a node in any version of its domain."""
     return bool(onnx.defs.has(node.op_type, plain_domain(node.domain)))
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs that a node holds directly, as its attributes."""
+    """Yield the graphs among a node's attributes, without the graphs within these graphs."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -45,7 +45,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes, and those of their subgraphs after each."""
+    """Yield the nodes; each is followed by the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
@@ -61,7 +61,7 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the values that a node reads, also within its subgraphs."""
+    """Return the names of values that a node, or one of its subgraphs, reads from outside."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
         inner = defined_names(graph)
@@ -72,10 +72,11 @@ def used_names(node: onnx.NodeProto) -> list[str]:
 
 
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in which every call of a function states the function's default attributes.
+    """Return a model in which calls of functions state the functions' default attributes.
 
-    onnx's reference evaluator raises an error for a call that relies on such a default, and its
-    inliner uses the called operator's default instead. A model without defaults is returned itself.
+    For a call that omits such an attribute, onnx's reference evaluator raises an error, and its
+    inliner uses the default of the operator that the function calls. A model whose functions have
+    no default attributes is returned unchanged.
     """
     if not any(function.attribute_proto for function in model.functions):
         return model
@@ -93,7 +94,7 @@ def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
-    """Return a model of one node for onnx's reference: its tensors have no declared types.
+    """Return a model of one node, without declared types, for onnx's reference evaluator.
 
     Args:
         node: a node of ai.onnx without subgraphs.

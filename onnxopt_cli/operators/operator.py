@@ -24,9 +24,9 @@ class KnownMistake:
     """A wrong implementation, defined by its difference from the formula.
 
     Attributes:
-        name: name of the mistake, unique in an operator. It replaces a mistake of the same name
-            that is generated for every operator; with neither ``replace`` nor ``defaults``, it only
-            adds a description to the generated one.
+        name: name of the mistake, unique in an operator. Some mistakes are generated for every
+            operator. A mistake with the name of a generated one replaces it, or only its
+            description if ``replace`` and ``defaults`` are both empty.
         about: description in one sentence.
         seen_in: public implementations with this mistake.
         replace: replacements of expressions or statements of the formula.
@@ -43,16 +43,16 @@ class KnownMistake:
 def mistake_table(table: str) -> tuple[KnownMistake, ...]:
     """Return the known mistakes of a table.
 
-    Each mistake begins with a line that has its name. The indented lines below it have a sentence
-    of description and then, as far as they apply::
+    A mistake consists of a line with its name, an indented line with a sentence of description, and
+    any number of indented lines of these forms::
 
         seen in PyTorch SGD; TensorFlow
         X - R * V_new -> X - R * V
         epsilon = 1e-7
 
-    An arrow separates an expression of the formula from its replacement. A number is the wrong
-    default of an attribute. A line that ends with a backslash continues in the next one, as in any
-    Python string.
+    They are implementations with the mistake, the replacement of an expression of the formula, and
+    the wrong default of an attribute. As in any Python string, a backslash at the end of a line
+    joins it with the next one.
     """
     return tuple(
         KnownMistake(name, about, **_fields(details)) for name, about, *details in _rows(table)
@@ -62,8 +62,8 @@ def mistake_table(table: str) -> tuple[KnownMistake, ...]:
 def reformulation_table(table: str) -> tuple[Reformulation, ...]:
     """Return the reformulations of a table in the format of :func:`mistake_table`.
 
-    The rows have no descriptions. A reformulation that is not as accurate as the formula for all
-    attributes states a condition::
+    Reformulations have no descriptions. If a reformulation is as accurate as the formula only for
+    some values of the attributes, a line states the condition::
 
         accurate if alpha != 1
     """
@@ -76,7 +76,7 @@ def _rows(table: str) -> list[list[str]]:
 
 
 def _fields(details: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that the lines of a row state."""
+    """Return the fields of a mistake or reformulation from its indented lines."""
     seen_in: tuple[str, ...] = ()
     replace: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -103,25 +103,28 @@ NOWHERE = "False"
 class Reformulation:
     """A correct way to write a formula that rounds differently and must be accepted.
 
-    Where the reformulation is less accurate than the formula, the tolerance follows from the
-    reformulation. Some reformulations subtract infinity from itself; for infinite inputs, the
-    resulting NaN is accepted, too (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`).
-    NaN in an input must remain NaN. The following are not reformulations, since they lose accuracy
-    or special values:
+    If a reformulation is less accurate than the formula for some attributes, the tolerance for
+    these attributes is derived from the reformulation. Some reformulations subtract infinity from
+    infinity; for infinite inputs, the resulting NaN is accepted, too
+    (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`). NaN in an input must result in
+    NaN. The following are not reformulations, since they lose accuracy or special values:
 
-    - ``G`` for ``norm_coefficient * X + G`` where norm_coefficient is 0: drops NaN and Inf in X.
-    - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: rounds twice where X and G cancel.
-    - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: rounds V twice where it cancels.
-    - powers by a loop of T multiplications: the error grows with T, to a tenth at a million in
-      float32. (Powers by squaring are an arithmetic of all formulas.)
+    - ``G`` for ``norm_coefficient * X + G`` if norm_coefficient is 0: ignores NaN and Inf in X.
+    - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: where the two terms cancel, the
+      rounding errors of both products remain.
+    - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: where the two terms cancel, the
+      rounding errors of both products remain.
+    - powers by a loop of T multiplications: the relative error grows with T, and is about 0.1 in
+      float32 for T = 10^6. (Powers by repeated squaring are accepted for all formulas.)
 
     Attributes:
         name: name of the reformulation, unique in an operator.
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
-        accurate: expression of the attributes that is true where the reformulation is as accurate
-            as the formula for finite inputs; it requires all of ``replace`` to be expressions.
-            Empty if it is as accurate everywhere, :data:`NOWHERE` if it never is.
+        accurate: Python expression of the attributes that is true if the reformulation is as
+            accurate as the formula for all finite inputs. Empty if it is for all attributes,
+            :data:`NOWHERE` if it is for none. With any other expression, ``replace`` must not
+            contain statements.
     """
 
     name: str
@@ -145,9 +148,9 @@ class Reformulation:
 
     @lru_cache  # noqa: B019 - as above
     def written_where_accurate(self, formula: Formula) -> Formula:
-        """Return the formula rewritten only where the reformulation is as accurate.
+        """Return the formula, rewritten for attributes with which the reformulation is as accurate.
 
-        A reformulation that is never as accurate is used everywhere.
+        A reformulation that is as accurate for no attributes is used for all attributes.
 
         Raises:
             ValueError: if the formula lacks an expression to be replaced.
@@ -163,7 +166,7 @@ class Reformulation:
 #: Element types of R and the tensors in the training operators.
 FLOATS = ("float32", "float64")
 
-#: An attribute's value; a tuple has one number for all groups, or one for each.
+#: Value of an attribute; a tuple has one number for all groups, or one number for each group.
 AttributeValue = float | str | tuple[float, ...]
 
 
@@ -186,12 +189,12 @@ class Attribute:
 
     Attributes:
         name: the specification's name.
-        default: value if the node omits the attribute, rounded to float32 as in a node; None for a
-            required attribute, as one of strings is.
+        default: the number if the node omits the attribute, rounded to float32; None if the
+            attribute is required. A string attribute is always required.
         choices: the allowed strings; empty if the attribute is a number.
-        limits: smallest and largest allowed number, rounded likewise; None if all are allowed.
-        each: whether it is a list of numbers, one for all groups or one for each; the formula gets
-            the number of its group.
+        limits: smallest and largest allowed number, rounded to float32; None to allow all numbers.
+        each: whether the attribute is a list with one number for all groups, or one number for each
+            group. The formula gets a single number, that of the group.
     """
 
     name: str
@@ -202,12 +205,13 @@ class Attribute:
 
     def __post_init__(self) -> None:
         if self.default is not None and self.choices:
-            raise ValueError(f"attribute {self.name}: a word has no default; each node says it")
+            raise ValueError(f"attribute {self.name}: a string attribute cannot have a default")
         if self.default is not None:
             with np.errstate(over="ignore"):
                 default = float(np.float32(self.default))
             if np.isinf(default) and default != self.default:
-                raise ValueError(f"attribute {self.name}: {self.default:g} is beyond float32")
+                message = f"{self.default:g} exceeds the range of float32"
+                raise ValueError(f"attribute {self.name}: {message}")
             object.__setattr__(self, "default", default)
         if self.limits is not None:
             least, largest = (float(np.float32(limit)) for limit in self.limits)
@@ -218,7 +222,7 @@ class Attribute:
 
     @property
     def kind(self) -> int:
-        """Its type in a node, an ``AttributeProto.AttributeType``."""
+        """The ``AttributeProto.AttributeType`` of the attribute in a node."""
         if self.each:
             return AttributeProto.FLOATS
         return AttributeProto.STRING if self.choices else AttributeProto.FLOAT
@@ -232,29 +236,34 @@ class Attribute:
 # Compared by identity, so that results can be cached by operator.
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """An operator: one formula, and everything needed to apply it to a node.
+    """An operator: its formula, and the signature of its nodes.
 
-    The node's inputs are ``scalars``, then for each name in ``tensors`` one tensor per group. Its
-    outputs are, for each name in ``outputs``, one tensor per group. An output that is like a scalar
-    exists once: the formula's result for a group is that scalar for the next group.
+    A node may update several tensors at once. The operands of each, such as X, G, V and H, are a
+    group. The inputs of a node are the scalars, followed, for each name in ``tensors``, by one
+    tensor per group. The outputs are, for each name in ``outputs``, one tensor per group. An output
+    with the element type and shape of a scalar is *carried*: the node has it once, and the result
+    for one group is the scalar for the next group.
 
     Attributes:
         name: the node's op_type.
         domain: the node's domain.
-        version: the domain's version that defines it.
-        formula: a plain NumPy function, written as in the specification, that is called as
-            ``formula(*scalars, *tensors, **attributes)`` for each group and returns its outputs.
+        version: the version of the domain that defines the operator.
+        formula: a plain NumPy function, written as in the specification. For each group it is
+            called as ``formula(*scalars, *tensors, **attributes)`` and returns the outputs.
         scalars: inputs that all groups share.
-        tensors: names of a group's tensors; all others broadcast to the shape of the first.
-        outputs: for each output, the tensor whose element type it has, with the shape of the
-            group's first tensor; or the scalar whose element type and shape it has.
+        tensors: names of a group's tensors; the second and later ones broadcast to the shape of the
+            first.
+        outputs: for each output, the name of the tensor whose element type it has, or of the scalar
+            whose element type and shape it has. The output of a tensor has the shape of the first
+            tensor of the group.
         attributes: the node's attributes.
-        dtypes: allowed element types of each tensor; the tensors may have different ones.
-        known_mistakes: wrong formulas with a name.
+        dtypes: allowed element types of tensors; the tensors of a node may have different types.
+        known_mistakes: the known mistakes of this operator.
         reformulations: correct formulas that round differently.
         about: description in one sentence.
         source: reference to the specification.
-        suite: suite of its generated cases; empty for the last word of the domain.
+        suite: name of the suite with the operator's generated cases; empty for the last part of the
+            domain.
     """
 
     name: str
@@ -286,7 +295,7 @@ class Operator:
 
     @property
     def suite_name(self) -> str:
-        """The suite that its generated cases belong to."""
+        """Name of the suite with the operator's generated cases."""
         return self.suite or self.domain.rpartition(".")[2]
 
     @property
@@ -317,12 +326,15 @@ class Operator:
         return any("int64" in scalar.dtypes for scalar in self.scalars)
 
     def carries(self, output: str) -> bool:
-        """Return whether a node has the output once, carried from group to group."""
+        """Return whether an output is carried from group to group, so that a node has it once."""
         return self.outputs[output] not in self.tensors
 
     @lru_cache  # noqa: B019 - operators live as long as the process
     def places(self, groups: int) -> list[tuple[int, int]]:
-        """Return for each output of a node the inputs that have its element type and its shape."""
+        """Return, for each output of a node, the positions of two inputs.
+
+        The output has the element type of the first input, and the shape of the second input.
+        """
         scalars = [scalar.name for scalar in self.scalars]
         count = len(scalars)
         places: list[tuple[int, int]] = []

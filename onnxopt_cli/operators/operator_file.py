@@ -63,7 +63,7 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
 def installed_operators(known: Iterable[Operator]) -> list[Operator]:
     """Return the operators of installed packages: entry points of the group onnxopt.operators.
 
-    An entry point is an operator, or a module with operators at its top.
+    An entry point is an operator, or a module with operators at the top level.
 
     Args:
         known: operators that exist already.
@@ -119,7 +119,10 @@ def _run(path: Path) -> ModuleType:
 
 
 def failing_line(error: BaseException, path: str) -> str:
-    """Return the line of a file at which its code failed, as ``:line``; empty for other files."""
+    """Return the line at which the code of a file failed, as ``:line``.
+
+    The result is empty if the error occurred outside the file.
+    """
     if isinstance(error, SyntaxError) and error.filename == path:
         return f":{error.lineno}"
 
@@ -147,7 +150,7 @@ def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
     yield from _naming(operator, names)
     for part in ("scalars", "tensors", "attributes", "dtypes", "known_mistakes", "reformulations"):
         if not isinstance(getattr(operator, part), (tuple, list)):
-            yield f"{part} is not a tuple: one of one thing is written ({part[:-1]},)"
+            yield f"{part} is not a tuple; a tuple of one item is written ({part[:-1]},)"
     if not operator.tensors:
         yield "it has no tensors"
     try:
@@ -223,17 +226,17 @@ def _signature(operator: Operator) -> Iterator[str]:
 def _operands(operator: Operator) -> Iterator[str]:
     for first, second in permutations(operator.tensors, 2):
         if second.startswith(first) and second[len(first) :].isdecimal():
-            yield f"{second} is also an input of {first} if there are several groups: rename one"
+            yield f"{second} is also the name of a tensor {first} if a node has several groups"
     for item in operator.attributes:
         least, largest = item.limits or (-math.inf, math.inf)
         if item.default is not None and not least <= item.default <= largest:
-            yield f"{item.name} is {item.default:g} by default, beyond its limits"
+            yield f"{item.name} has the default {item.default:g}, which is outside its limits"
 
 
 def _scalars(operator: Operator) -> Iterator[str]:
     for scalar in operator.scalars:
         if "int64" not in scalar.dtypes and not {*FLOATS} <= {*scalar.dtypes}:
-            yield f"{scalar.name}: a scalar has the types FLOATS, or ('int64',) if it is a count"
+            yield f"{scalar.name}: the types of a scalar are FLOATS, or ('int64',) for a count"
         for output, like in operator.outputs.items():
             if like == scalar.name and "int64" in scalar.dtypes:
                 yield f"the output {output} is like {like}, a count; outputs have float types"

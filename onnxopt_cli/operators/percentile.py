@@ -1,4 +1,7 @@
-"""Percentiles with linear interpolation, also next to infinity, where NumPy yields NaN."""
+"""Percentiles with linear interpolation.
+
+Next to an infinite element, NumPy's percentile returns NaN even if no interpolation is needed.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,17 @@ _SAMPLE_BITS = 14
 def percentile(values: Any, percent: Any) -> Any:
     """Return a percentile of all elements, with linear interpolation.
 
-    With the n elements sorted and h = (n - 1) * percent / 100, it is the element of rank h (counted
-    from 0), or for a fractional h the interpolation between its neighbours a and b::
+    Let the n elements be sorted, and h = (n - 1) * percent / 100. If h is an integer, the
+    percentile is the element of rank h, counted from 0. Otherwise it is interpolated between the
+    elements a and b of the ranks below and above h::
 
         a + (b - a) * (h - floor(h))
 
-    If h is integral or a = b, it is exactly a, also for infinite elements. It is NaN if an element
-    is NaN, and for an empty tensor. For finite elements it equals the default of
+    If h is an integer or a = b, the result is exactly a, even if a is infinite. The result is NaN
+    if an element is NaN or the tensor is empty. For finite elements it equals the default of
     ``numpy.percentile``.
 
-    Operands that are not arrays take part through ``__array_function__``, as in NumPy's functions.
+    Operands other than arrays are handled by their ``__array_function__``, as in NumPy's functions.
 
     Args:
         values: a tensor of any shape.
@@ -34,7 +38,7 @@ def percentile(values: Any, percent: Any) -> Any:
     if hasattr(values, "__array_function__") and not isinstance(values, (np.ndarray, np.generic)):
         return values.__array_function__(percentile, (type(values),), (values, percent), {})
     if not 0 <= percent <= 100:  # noqa: PLR2004 - what percent means
-        raise ValueError(f"a percentile of {percent} is asked for; from 0 to 100 there are")
+        raise ValueError(f"the percent is {percent}; expected a number from 0 to 100")
     elements = np.ravel(values)
     if elements.size == 0 or np.isnan(elements).any():
         return elements.dtype.type(np.nan)
@@ -43,9 +47,10 @@ def percentile(values: Any, percent: Any) -> Any:
 
 
 def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
-    """Return the elements of the integral ranks below and above a rank.
+    """Return the elements of the integer ranks at or below a rank, and above it.
 
-    For many elements, only those between two elements of a sample are partitioned.
+    To save time for many elements, a sorted sample provides limits between which both elements very
+    probably lie, and only the elements between these limits are partitioned.
     """
     lower = int(rank)
     upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)

@@ -1,8 +1,8 @@
 """The registry of operators that have a formula.
 
 A registry is an instance: importing this module reads, runs and registers nothing. A command
-creates the registry of its operators and uses it until it ends. Where no registry is in use, as in
-a worker or a program that calls the library, :func:`registry` creates one when it is first needed.
+creates the registry of its operators and uses it until it ends. In a worker, and in a program that
+calls the library, the first call of :func:`registry` creates one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Registry:
     """Operators that have a formula, found by name.
 
     Args:
-        operators: the first ones.
+        operators: the initial operators.
 
     Attributes:
-        operators: all operators; those from files come last.
+        operators: all operators, in the order in which they were added.
         files: the files from which operators were added.
     """
 
@@ -55,10 +55,10 @@ class Registry:
 
     @classmethod
     def of_environment(cls) -> Registry:
-        """Return a registry that also has the operators of installed packages and of files.
+        """Return a registry of built-in operators, and of those in installed packages and files.
 
-        Packages declare entry points of the group ``onnxopt.operators``; the files are those that
-        the variable ONNXOPT_OPERATORS names. The code of both runs.
+        Packages declare entry points of the group ``onnxopt.operators``. The variable
+        ONNXOPT_OPERATORS contains the paths of files. Both packages and files are executed.
 
         Raises:
             UsageError: naming the package, or file and line, if it defines no valid operator.
@@ -83,7 +83,7 @@ class Registry:
             path: a Python file; its code runs, with the rights of this process.
 
         Raises:
-            UsageError: naming file and line, if it defines no operator, or one that is wrong.
+            UsageError: naming file and line, if it defines no operator, or an invalid one.
         """
         path = Path(os.path.realpath(path))
         from_elsewhere = [operator for operator in self.operators if operator.file != path]
@@ -112,7 +112,7 @@ class Registry:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this registry in this process, and in processes started meanwhile."""
+        """Use this registry in this process, and in processes that it starts in this context."""
         global _in_use  # noqa: PLW0603 - one registry is in use at a time
         before, variable = _in_use, os.environ.get(VARIABLE)
         _in_use = self
@@ -128,12 +128,12 @@ class Registry:
             self._forget_schemas(before)
 
     def export(self) -> None:
-        """Let future child processes load the operators of the files."""
+        """Set the variable from which child processes learn the operator files to load."""
         if self.files:
             os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
 
     def _forget_schemas(self, kept: Registry | None) -> None:
-        """Remove the schemas of files' operators from onnx, except those of another registry."""
+        """Remove schemas of operators from files from onnx, except those in another registry."""
         kept_operators = kept.operators if kept else []
         for operator in self.operators:
             is_unused = operator.file in self.files and operator not in kept_operators
@@ -145,7 +145,7 @@ _in_use: Registry | None = None
 
 
 def registry() -> Registry:
-    """Return the registry in use, or create that of the environment.
+    """Return the registry in use; the first call creates one if necessary.
 
     Raises:
         UsageError: as :meth:`Registry.of_environment` does.
@@ -164,5 +164,5 @@ def unpickled(domain: str, name: str) -> Operator:
     """
     operator = registry().find(domain, name)
     if operator is None:
-        raise LookupError(f"the operator {name} of the domain {domain!r} is not known")
+        raise LookupError(f"unknown operator {name} of the domain {domain!r}")
     return operator

@@ -1,7 +1,7 @@
 """Rewrite formulas by replacing expressions of their syntax trees.
 
-Mutants and reformulations that differ from a formula in one place are defined by that difference
-instead of a second copy of the formula.
+Known mistakes and reformulations are defined by the expressions in which they differ from the
+formula, not by a second copy of the formula.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _TREES: WeakKeyDictionary[Formula, ast.FunctionDef] = WeakKeyDictionary()
 def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
     """Return the formula with replaced expressions or statements.
 
-    All replacements apply to the original formula; where two overlap, the larger expression wins.
+    Replacements apply to the original formula, not to the result of other replacements. If one old
+    expression contains another one, only the larger one is replaced there.
 
     Args:
-        formula: a plain function with source, or a function that this module has made.
-        replace: for each old expression or single statement, in any formatting, its replacement: an
-            expression, or for a statement any number of statements, including none.
+        formula: a plain function with source, or a result of this function.
+        replace: maps an old expression to a new expression, or a statement to any number of
+            statements, possibly none. The formatting does not matter.
 
     Raises:
-        ValueError: if an old expression or statement does not occur, or a text is not Python.
+        ValueError: if the formula lacks an old expression or statement, or a text is not Python.
     """
     exchange = _Replacement(replace)
     tree = exchange.visit(formula_tree(formula))
@@ -41,10 +42,10 @@ def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
 
 
 def formula_tree(formula: Formula) -> ast.FunctionDef:
-    """Return a copy of the formula's syntax tree, for the caller to change.
+    """Return a copy of the formula's syntax tree, which the caller may modify.
 
     Raises:
-        ValueError: if the formula's source is not available, or is not that of a plain function.
+        ValueError: if the source is not available, or the formula is not a plain function.
     """
     if formula not in _TREES:
         _TREES[formula] = _parse_function(formula)
@@ -70,30 +71,30 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
     try:
         source = textwrap.dedent(inspect.getsource(formula))
     except (OSError, TypeError) as error:
-        raise ValueError(f"the source of {formula!r} is not at hand: {error}") from error
+        raise ValueError(f"the source of {formula!r} is not available: {error}") from error
     try:
         tree = ast.parse(source).body[0]
     except SyntaxError as error:
         raise ValueError(f"{formula!r} is not a function written with def") from error
-    # For a lambda that is used as a decorator, this is the source of the decorated function.
+    # For a lambda in a decorator, inspect returns the source of the decorated function.
     if not isinstance(tree, ast.FunctionDef) or tree.name != formula.__name__:
         raise ValueError(f"{formula!r} is not a function written with def")
     if inspect.getclosurevars(formula).nonlocals:
-        raise ValueError(f"{formula!r} takes names from the function around it")
+        raise ValueError(f"{formula!r} uses variables of an enclosing function")
     # Decorators of the original do not apply to rewritten functions.
     tree.decorator_list = []
     return tree
 
 
 class _Replacement(ast.NodeTransformer):
-    """Replaces the nodes that equal an old one in structure.
+    """Replaces the nodes of a syntax tree that equal old expressions or statements.
 
     Attributes:
         unseen: old expressions and statements that have not occurred.
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # By the dump of the old node: its text, and its replacement.
+        # For the dump of an old node: its text in `replace`, and the new node or nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)
@@ -105,7 +106,7 @@ class _Replacement(ast.NodeTransformer):
             else:
                 self._new[ast.dump(statement)] = old, _parse(new)
         self.unseen = set(replace)
-        # Dumping a node is slow, and most nodes are of other kinds than the old ones.
+        # Dumping a node is slow, so only nodes of the kinds of the old nodes are dumped.
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def visit(self, node: ast.AST) -> Any:
@@ -118,7 +119,7 @@ class _Replacement(ast.NodeTransformer):
 
 
 def _copied(part: Any) -> Any:
-    """Return a copy of a syntax tree, or of a part of one, much faster than copy.deepcopy."""
+    """Return a copy of a node or of a list of nodes; much faster than copy.deepcopy."""
     if isinstance(part, list):
         return [_copied(item) for item in part]
     if not isinstance(part, ast.AST) or not part._fields:

@@ -21,15 +21,15 @@ _ONNX = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 def register(operators: Iterable[Operator]) -> None:
     """Register the schema of every operator that onnx does not know.
 
-    Types are inferred, and shapes as far as those of the inputs are known. A schema cannot express
-    that the number of tensors is a multiple and that operands broadcast; these are checked when a
-    node is computed or lowered.
+    The schemas infer the types of outputs, and their shapes if the shapes of the inputs are known.
+    A schema cannot express that the number of tensors is a multiple of the size of a group, nor
+    that operands broadcast; this is checked when a node is computed or lowered.
     """
     for operator in operators:
         if not defs.has(operator.name, operator.domain):
             if any(defs.has(operator.name, domain) for domain in _ONNX):
-                # onnx.reference identifies schemas by their names alone, and reads them at import.
-                # It must be imported before a schema with the name of onnx's own is registered.
+                # onnx.reference reads all schemas at import and identifies them by name, without
+                # the domain. Import it before registering a name that one of onnx's schemas has.
                 import_module("onnx.reference")
             defs.register_schema(_schema(operator))
             renew()

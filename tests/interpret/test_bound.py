@@ -479,6 +479,7 @@ def test_selections_and_sign_changes_are_exact(formula, value):
 )
 def test_unknown_function_is_reported_with_the_vocabulary(function, name):
     with pytest.raises(
-        NotImplementedError, match=rf"numpy\.{name}; on operands alone it can use .* sqrt, square"
+        NotImplementedError,
+        match=rf"numpy\.{name}; it can use, without further arguments, .* sqrt, square",
     ):
         judged(lambda X, _: function(X), 1.0, 1.0)

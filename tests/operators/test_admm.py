@@ -231,7 +231,7 @@ def test_percent_is_common_to_all_layers_or_one_for_each():
     layers = [[1, 2, 3], [10, 20, 30]]
     first = evaluate(call_of("MagnitudePrune", *layers, percent=[0, 100]))
     assert [output.tolist() for output in first[:2]] == [[1, 2, 3], [0, 0, 30]]
-    with pytest.raises(NodeError, match="percent has 3 numbers; it takes one for all tensors, or"):
+    with pytest.raises(NodeError, match="percent has 3 numbers; expected one for all tensors, or"):
         call_of("MagnitudePrune", *layers, percent=[1, 2, 3])
 
 

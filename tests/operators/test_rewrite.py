@@ -106,5 +106,5 @@ def test_closure_cannot_be_rewritten():
     def scaled(a):
         return a * factor
 
-    with pytest.raises(ValueError, match="takes names from the function around it"):
+    with pytest.raises(ValueError, match="uses variables of an enclosing function"):
         rewrite(scaled, {"a": "1"})

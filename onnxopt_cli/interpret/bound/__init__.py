@@ -1,1 +1,1 @@
-"""The error bound of formulas: the tolerance that is derived from a formula and its inputs."""
+"""The error bound of formulas, from which derived tolerances follow."""

@@ -1,8 +1,8 @@
-"""The operands of the error bound: values in a wide type with bounds of their errors.
+"""The operands of the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Two situations yield pairs of them, which are
-handled when they enter an operation: a choice by an undecided comparison has two accepted results
-(:class:`Either`), and tensors of different types may be combined in either type (:class:`Mixed`).
+The operands of a formula are :class:`Bounded`. Two kinds of results consist of several of them: a
+choice by an undecided comparison has two accepted results (:class:`Either`), and an operation on
+tensors of different types may be computed in either type (:class:`Mixed`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class _Operand(Joining):
         )
 
     def joined(self, blocks: Iterable[Any], size: int) -> Bounded:
-        """Return the operand of a reduction from its flat blocks, or a scalar unchanged.
+        """Return the operand of a reduction, given its flat blocks; a scalar is returned unchanged.
 
         Args:
-            blocks: the operands of the blocks, of which this is the first.
+            blocks: the operands of all blocks, beginning with this one.
             size: number of elements of all blocks.
         """
         first: Bounded = _covered(self)
@@ -70,10 +70,11 @@ class _Operand(Joining):
         return Bounded(value, error, may_cross.any(), first.precision, doubt)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Apply a function to operands; if one of them is an undecided choice, to both results.
+        """Apply a function to operands.
 
-        For operands of several choices, and for functions that are not elementwise, the error
-        covers the range between both results of each choice.
+        If one of the operands is an undecided choice, an elementwise function is applied to both
+        results of the choice. If the operands depend on several choices, or the function is not
+        elementwise, the error is extended to the range between both results of each choice.
         """
         operands = [_operand(operand) for operand in inputs]
         choices = [operand for operand in operands if isinstance(operand, Either)]
@@ -95,15 +96,15 @@ class _Operand(Joining):
 class Bounded(Approximate, _Operand):
     """A value in the wide type with a bound on the error of every reasonable evaluation.
 
-    If the error is 0, every evaluation yields the value, which may be NaN or Inf. If the error is
-    infinite, evaluations may yield any value.
+    If the error is 0, every evaluation results in the value, which may be NaN or Inf. If the error
+    is infinite, any result is accepted.
 
     Attributes:
         precision: the coarsest type in which an implementation may compute the value.
-        doubt: the error in comparisons, which is zero where the operands are exact and the type can
-            represent the result; None if it equals the error.
-        reach: for a sum, the sum of the magnitudes of its terms, since an implementation may
-            multiply a factor with each term; otherwise None.
+        doubt: the error for comparisons, which is zero where the operands are exact and the type
+            can represent the result; None if it equals the error.
+        reach: for a sum, the sum of the magnitudes of its terms; otherwise None. It is needed for
+            products with a sum, since an implementation may multiply each term instead.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 
@@ -114,7 +115,7 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest magnitude and largest reach, including 1 and without zero and infinity."""
+        """Smallest magnitude (at most 1) and largest reach (at least 1); 0 and Inf are ignored."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         if small.ndim == large.ndim == 0:
             least, most = small, large
@@ -136,7 +137,7 @@ class Bounded(Approximate, _Operand):
 
     @property
     def doubtful(self) -> Any:
-        """The error in comparisons."""
+        """The error for comparisons."""
         return self.error if self.doubt is None else self.doubt
 
 
@@ -144,13 +145,14 @@ class Bounded(Approximate, _Operand):
 class Mixed(_Operand):
     """The result of an operation on tensors of different types.
 
-    An implementation may compute in the coarser type. However, a double output that is the sum of a
-    double input and another term must keep its digits.
+    An implementation may compute the operation in the coarser type. However, if the result is an
+    output of the finer type, such as a double input plus another term, it must have the digits of
+    the finer type.
 
     Attributes:
-        coarse: the result computed in the coarser type.
-        fine: the result computed in the finer type from operands in the coarser types; it applies
-            to outputs of the finer type.
+        coarse: the result of the operation in the coarser type.
+        fine: the result of the operation in the finer type, from operands computed in the coarser
+            type; it applies to outputs of the finer type.
     """
 
     coarse: Bounded
@@ -165,12 +167,13 @@ class Mixed(_Operand):
 class Either(_Operand):
     """The two accepted results of a choice by an undecided comparison.
 
-    Values between the two are not accepted. An elementwise function of an undecided choice also has
-    two results.
+    Values between the two results are not accepted. An elementwise function of an undecided choice
+    also has two results.
 
     Attributes:
-        first: the result by the comparison's value.
-        other: the result where undecided comparisons are inverted; equal elsewhere.
+        first: the result with the computed condition.
+        other: the result with the condition inverted where it is undecided; equal to ``first``
+            elsewhere.
         condition: the condition of the choice.
     """
 
@@ -187,12 +190,13 @@ Result: TypeAlias = Bounded | Mixed | Either
 
 
 def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
-    """Return the operand of an input, which an implementation may convert to a narrower type.
+    """Return the operand of an input.
 
     Args:
         tensor: the input.
-        precision: precision of the computation.
-        wide: type of values, wider than that of the precision.
+        precision: precision of the computation. If its type is narrower than that of the input, the
+            error includes the conversion.
+        wide: type of values, wider than the type of the precision.
     """
     if precision.level is Level.SCALAR:
         tensor = tensor.reshape(())
@@ -213,7 +217,7 @@ def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
     """Return a formula's result rounded to an output's type.
 
-    The tuple has one operand, or two if the result is a choice by an undecided comparison.
+    The tuple has one result, or both results of a choice by an undecided comparison.
     """
     accepted = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
     return tuple(_rounded(operand, precision) for operand in accepted)
@@ -227,7 +231,12 @@ def _rounded(operand: Bounded | Mixed, precision: Precision) -> Bounded:
 
 
 def covering(first: Any, other: Any = None) -> Any:
-    """Return an operand whose error covers both results of a choice and the range between them."""
+    """Return the first result of a choice, with an error that extends to the other result.
+
+    Args:
+        first: the first result.
+        other: the other result; None to return the first result unchanged.
+    """
     if other is None:
         return first
     if isinstance(first, Mixed):
@@ -246,15 +255,15 @@ def _covered(operand: Any) -> Any:
 
 
 def _operand(operand: Any) -> Any:
-    """Return an operand; a plain number is exact."""
+    """Return an operand unchanged, or a plain number as an operand without an error."""
     return operand if isinstance(operand, _Operand) else Bounded(operand, np.float64(0.0))
 
 
 def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:
-    """Apply a function to operands, some of which may have been computed in either of two types.
+    """Apply a function to operands, which may include :class:`Mixed`.
 
-    In an operation with a tensor, a scalar takes the tensor's type. A scalar of a coarser type does
-    not allow tensors to be computed in that type.
+    In an operation with a tensor, a scalar takes the tensor's type. The type of the operation is
+    therefore determined by the operands of the highest level alone.
     """
     coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):
@@ -287,15 +296,15 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
 
 
 def _beyond_range(result: Bounded, fine: Bounded, operands: Sequence[Bounded]) -> Bounded:
-    """Return a result with the errors of the finer type beyond the range of the coarser one.
+    """Return a result with the finer type's errors where the coarser type's range is exceeded.
 
-    The coarser type may cost digits, but a finite number that it cannot represent is not rounded by
-    it. For example, an implementation must not convert a double of 1e100 to float32.
+    An implementation may lose digits by computing in the coarser type, but finite numbers must not
+    become infinite. For example, it must not convert a double of 1e100 to float32.
 
     Args:
         result: the result in the coarser type.
         fine: the result in the finer type.
-        operands: the operands of both.
+        operands: the operands of the operation.
     """
     largest = result.precision.largest
     beyond: Any = result.magnitude > largest
@@ -334,7 +343,7 @@ def _of_all(
 
 
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
-    """Return the precision of an operation: the coarsest type of the highest level."""
+    """Return the precision of an operation: the coarsest of the operands of the highest level."""
     first = operands[0].precision
     if all(operand.precision is first for operand in operands):
         return first
@@ -344,7 +353,7 @@ def _coarsest(operands: Sequence[Bounded]) -> Precision:
 
 
 def _joining(operand: Bounded, precision: Precision) -> Bounded:
-    """Return an operand as it enters an operation in a type."""
+    """Return an operand converted to the precision of an operation, if it has to be converted."""
     operand_precision = operand.precision
     if operand_precision is precision:
         return operand
@@ -364,7 +373,7 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
 
 
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
-    """Round an operand to a type; representable values, Inf and NaN stay exact."""
+    """Return an operand rounded to a type; an exact value stays exact if it is representable."""
     if operand.precision is UNTYPED:
         operand = _joining(operand, precision)
     rounding = precision.unit_roundoff * operand.magnitude
@@ -384,10 +393,14 @@ def _somewhere(mask: Any) -> bool:
 
 
 def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> Any:
-    """Add the smallest normal to errors of possibly subnormal values; infinity beyond the range."""
+    """Return errors that allow for underflow and overflow in a type.
+
+    The smallest normal number is added to the error of a value that may be subnormal, since it may
+    be flushed to zero. The error of a value that may exceed the range is infinite.
+    """
     subnormal = magnitude - error < precision.smallest_normal
     if _somewhere(subnormal):
-        # An exact zero has no error. An inexact one may be a magnitude that underflowed here.
+        # An exact zero has no error. A zero with an error may be a subnormal number.
         lost = subnormal & ((value != 0) | (error > 0))
         error = np.where(lost, error + precision.smallest_normal, error)
     beyond = magnitude + error > precision.largest
@@ -399,13 +412,14 @@ def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> A
 def _computed(
     function: Callable[..., Any], row: Elementwise, operands: list[Bounded], precision: Precision
 ) -> Bounded:
-    """Perform an operation in a type."""
+    """Return the result of an elementwise operation in a precision."""
     operands = [_joining(operand, precision) for operand in operands]
     value = function(*(operand.value for operand in operands))
     magnitude = np.abs(np.float64(value))
     error = row.inherited(magnitude, *operands)
     if row.roundings:
-        # A scalar may have been multiplied with another factor in its own, coarser type.
+        # In a product of several factors, an implementation may first multiply two scalars, in
+        # their own coarser type.
         coarse = [
             operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
         ]
@@ -413,7 +427,8 @@ def _computed(
         rounding = row.roundings * unit * magnitude
         if row.rough is not None:
             rounding = np.maximum(rounding, row.rough(value, precision, *operands))
-        # Not for tensors, whose bound must not depend on the number of elements in a block.
+        # This rule does not apply to tensors: whether all their elements are exact could depend on
+        # the division into blocks.
         is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
         if is_scalar and row.exponents and _is_exact(row, value, operands):
             rounding = np.float64(0.0)
@@ -421,7 +436,7 @@ def _computed(
             rounding = np.where(row.exact(*operands), 0.0, rounding)
         error = error + rounding
     if _somewhere(~(magnitude + error < np.inf)):
-        error = _settled(row, value, error, operands)
+        error = _errors_with_specials(row, value, error, operands)
     factors = tuple(
         (factor, exponent * sign)
         for operand, sign in zip(operands, row.exponents, strict=False)
@@ -442,11 +457,11 @@ def _computed(
 
 
 def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool:
-    """Return whether a product or quotient of exact scalars is representable in every type.
+    """Return whether a product or quotient of exact scalars is representable in float32.
 
-    For example, if T * decay_factor is -1, then 1 + T * decay_factor is exactly zero and not a
-    small number of either sign. For operands that float32 can represent, the product is exact in
-    the wide type, and an inexact quotient times the divisor differs from the dividend.
+    For example, if T * decay_factor is exactly -1, then 1 + T * decay_factor is exactly zero, not a
+    small number of unknown sign. The product of two float32 numbers is exact in the wide type. A
+    quotient is exact if its product with the divisor is the dividend.
     """
     first, second = operands
     if first.error != 0 or second.error != 0:
@@ -467,7 +482,10 @@ def _known(operand: Bounded, magnitude: Any) -> Bounded:
 def _doubt(
     value: Any, magnitude: Any, error: Any, operands: Sequence[Bounded], precision: Precision
 ) -> Any:
-    """Return the error with zeros for exact results of exact operands; None without such."""
+    """Return the error for comparisons: zero for exact results of exact operands.
+
+    Returns None if no result is exact, so that the error for comparisons is the error itself.
+    """
     if precision.dtype is None:
         return None
     exact: Any = error > 0
@@ -480,11 +498,14 @@ def _doubt(
     return np.where(exact & normal & is_representable, 0.0, error)
 
 
-def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounded]) -> Any:
-    """Return errors of results among which are NaN and Inf.
+def _errors_with_specials(
+    row: Elementwise, value: Any, error: Any, operands: Sequence[Bounded]
+) -> Any:
+    """Return the errors of results, some of which are NaN or Inf.
 
-    The error is zero for NaN and Inf that every evaluation yields by IEEE arithmetic on the inputs,
-    and infinite for those due to overflow or to operands that may be zero or of either sign.
+    The error of NaN or Inf is zero if every evaluation has this result by the rules of IEEE
+    arithmetic. It is infinite if the result is due to overflow, or depends on operands that may be
+    zero or have either sign.
     """
     finite = np.isfinite(value)
     certain, from_nan = np.bool_(True), np.bool_(False)
@@ -498,18 +519,19 @@ def _settled(row: Elementwise, value: Any, error: Any, operands: Sequence[Bounde
         from_nan = from_nan | (exact & np.isnan(operand.value))
         usual = usual & np.isfinite(operand.value) & (operand.value != 0)
     overflow = np.isinf(value) & usual
-    settled = (from_nan & np.isnan(value)) | (certain & ~finite & ~overflow)
+    is_certain = (from_nan & np.isnan(value)) | (certain & ~finite & ~overflow)
     error = np.where(np.isnan(error), np.where(certain, 0.0, np.inf), error)
-    return np.where(finite, error, np.where(settled, 0.0, np.inf))
+    return np.where(finite, error, np.where(is_certain, 0.0, np.inf))
 
 
 def _in_any_order(
     value: Any, error: Any, factors: Iterable[tuple[Bounded, int]], precision: Precision
 ) -> Any:
-    """Allow for factors in another order, and for factors multiplied with the terms of a sum.
+    """Return the error of a product that allows for any order of its factors.
 
-    If a partial product may overflow, the error is infinite; if it may underflow, the result may be
-    zero.
+    A factor that is a sum may also be multiplied term by term. If some partial product may
+    overflow, the error is infinite. If some partial product may underflow, the error is increased
+    by the magnitude, since the result may be zero.
     """
     low = high = 1.0
     for factor, exponent in factors:
@@ -532,10 +554,10 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Allow for a weighted mean that is computed from the difference of its terms.
+    """Return the error of a sum that allows for another way to compute a weighted mean.
 
-    TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). The difference of large
-    terms of opposite signs may overflow.
+    TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
+    and have opposite signs, the difference may overflow; the error is then infinite.
     """
     terms = [
         [factor for factor in operand.factors if not _is_weight(*factor)] for operand in operands
@@ -545,7 +567,8 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
         for factors, operand in zip(terms, operands, strict=True)
     ):
         return error
-    # Upper bound: the largest element of each factor and the smallest of each divisor.
+    # First check an upper bound, from the largest element of each factor and the smallest element
+    # of each divisor.
     bounds = (
         prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
         for factors in terms
@@ -567,7 +590,7 @@ def _is_usual(magnitude: Any) -> Any:
 
 
 def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
-    """Compare operands; the error is positive where their distance is below their errors."""
+    """Compare operands; the result is undecided where they are closer than their errors."""
     doubt = a.doubtful + b.doubtful
     undecided = doubt > 0
     if _somewhere(undecided):
@@ -578,7 +601,7 @@ def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
 
 
 def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
-    """Combine truth values; undecided where inverting undecided operands changes the result."""
+    """Combine truth values; the result is undecided where it depends on undecided operands."""
     value = function(*(operand.value for operand in operands))
     undecided: Any = np.bool_(False)
     for inversions in product((False, True), repeat=len(operands)):
@@ -591,7 +614,7 @@ def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
 
 
 def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Result:
-    """Apply numpy.where, with two results where the condition is undecided."""
+    """Apply numpy.where; the result has two branches if the condition is undecided somewhere."""
     first = _branch(condition.value, x, y)
     undecided = condition.error > 0
     if not _somewhere(undecided):
@@ -622,7 +645,7 @@ def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
 
 def _reduced(row: Reduction | Percentile, elements: Bounded, *further: Bounded) -> Any:
-    """Reduce all elements to one; the further operand of a percentile is the percent."""
+    """Reduce all elements to one; for a percentile, ``further`` is the percent."""
     precision = elements.precision
     if isinstance(row, Percentile):
         (percent,) = further

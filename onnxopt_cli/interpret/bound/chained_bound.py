@@ -1,11 +1,10 @@
-"""The error bound of chained nodes: several in a model, or one over many steps.
+"""The error bound of chained nodes: several nodes in a model, or one node over many steps.
 
-The output of a node has an error bound; so has a gradient computed from it, and both are operands
-of the next formula. The reference is computed from the first node on in the wide type, without
-rounding in between. Where rounding decides a choice, the error covers both branches. The formula
-determines the growth of an error: averages damp it, gradients of steep functions multiply it.
-Errors are added without cancellation, so the bound of a long trajectory with a steep gradient may
-become too large to judge by; its elements are then inconclusive.
+The outputs of a node have error bounds, as does a gradient that is computed from them, and all of
+them are operands of the next formula. Expected values are computed in the wide type, without
+rounding between nodes. If rounding decides a choice, the error covers both branches. Averages
+reduce errors, and gradients of steep functions multiply them. Bounds never cancel, so the bound of
+a long trajectory with a steep gradient may become so large that its elements are inconclusive.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
 
     Args:
         trajectory: the steps.
-        factor: multiple of the error that is allowed, as for a single step.
+        factor: multiple of the error bound that is allowed, as for a single step.
 
     Returns:
         The outputs by name, stacked over the recorded steps: ``[recorded, ...]``.
 
     Raises:
-        NodeError: if node and inputs break the operator's signature.
+        NodeError: if the node or its inputs break the operator's signature.
     """
     first = _first_call(trajectory)
     names = [value.name for value in trajectory.model.graph.output]
@@ -94,7 +93,7 @@ def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
     """Return the expected outputs of the recorded steps, stacked: ``[recorded, ...]``.
 
     Raises:
-        NodeError: if node and inputs break the operator's signature.
+        NodeError: if the node or its inputs break the operator's signature.
     """
     first = _first_call(trajectory)
     values = _evaluated(trajectory, first, lambda array: array)
@@ -105,7 +104,7 @@ def evaluate_trajectory(trajectory: Trajectory) -> list[Array]:
 
 
 def _evaluated(trajectory: Trajectory, call: Call[Array], change: Change) -> list[Array]:
-    """Return the outputs of the recorded steps in the wide type, from changed inputs."""
+    """Return the outputs of the recorded steps in the wide type, computed from changed inputs."""
     with np.errstate(all="ignore"):
         rows = _recorded(
             trajectory,
@@ -124,7 +123,7 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
 
 
 def _also_right(trajectory: Trajectory, first: Call[Array], divided: bool) -> list[list[AlsoRight]]:
-    """Return NaN and infinities that are accepted in outputs of recorded steps."""
+    """Return NaN and infinities that are also accepted in the outputs of recorded steps."""
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return _evaluated(trajectory, replace(first, operator=operator), change)
@@ -160,7 +159,12 @@ def first_inputs(trajectory: Trajectory) -> dict[str, Array]:
 
 
 def derived_array(derived: Derived, value: Array) -> Array:
-    """Return a derived input from an output of a backend, computed wide and rounded once."""
+    """Return the value of a derived input, computed in the wide type and rounded once.
+
+    Args:
+        derived: the derived input.
+        value: the value of the input from which it is computed.
+    """
     with np.errstate(all="ignore"):
         result = derived.formula(widen(value))
         return np.asarray(result).astype(derived.dtype).reshape(value.shape)
@@ -176,8 +180,8 @@ class InexactTensor:
     """A tensor that may have an error bound.
 
     Attributes:
-        dtype: its element type.
-        shape: its shape.
+        dtype: the element type.
+        shape: the shape.
         content: the exact array, or a value with an error bound.
     """
 
@@ -213,7 +217,7 @@ class InexactTensor:
 
 
 def inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
-    """Return the outputs of a node in its order."""
+    """Return the outputs of a node, with error bounds, in the node's order."""
     return call.by_group(_inexact_outputs)
 
 
@@ -221,7 +225,7 @@ def _inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
     outputs = []
     for accepted, like, first in bounded_outputs(call, InexactTensor.operand):
         bounded = covering(*accepted)
-        # The formula may yield a mask of integers, or a single number for a tensor.
+        # The result of the formula may be a mask of integers, or a single number for a tensor.
         value = np.broadcast_to(np.asarray(bounded.value, WIDEST_TYPE), first.shape)
         outputs.append(InexactTensor(like.dtype, first.shape, replace(bounded, value=value)))
     return outputs

@@ -1,12 +1,12 @@
-"""The formula on (value, error) pairs: the error bound of every reasonable evaluation, by element.
+"""The error bound of a formula: for each element, a bound on the error of reasonable evaluations.
 
-A reasonable evaluation computes the formula in any order that introduces no cancellation of its
-own, and rounds to the tensors' types or to wider ones. It computes results of R and T alone in R's
-type or the tensors', whichever is coarser, so ``1 - beta**T`` may be the difference of 1 and a
-rounded power. If beta**T is close to 1, that difference has few correct bits: with R in float32,
-beta = 0.9999 and T = 3, its relative error is 1e-4. An implementation that rounds the power to
-float32 by mistake has the same error, and no bound can reject one and accept the other. A case with
-R and the tensors in double distinguishes them.
+A reasonable evaluation computes the formula in any order that introduces no additional
+cancellation, and rounds to the tensors' types or to wider types. Expressions of R and T alone may
+be computed in the type of R or of the tensors, whichever is coarser, so ``1 - beta**T`` may be the
+difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
+correct: with R in float32, beta = 0.9999 and T = 3, its relative error is 1e-4. With R in float32,
+no bound can therefore reject an implementation that rounds the power to float32 by mistake. A case
+with R and the tensors in double rejects it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 T = TypeVar("T", bound=Operand)
 
-#: Changes an input.
+#: Function that changes an input.
 Change = Callable[[Array], Array]
-#: NaN or an infinity, and a mask of the elements for which it is also accepted.
+#: NaN or an infinity, and a mask of the elements at which it is also accepted.
 AlsoRight = tuple[float, Array]
 
 #: The multiple of the error bound that a derived tolerance allows.
@@ -63,16 +63,16 @@ class DerivedOutput:
     """The expected values of an output with their error bounds.
 
     Attributes:
-        expected: the formula's value in the output's dtype and shape.
-        value: the formula's value in the wide type, before rounding.
+        expected: the result of the formula in the output's dtype and shape.
+        value: the result of the formula in the wide type, before rounding.
         error: bound on the distance of a reasonable evaluation from the value, including the
-            rounding to the output's dtype, float64. Zero where NaN or Inf is required; infinite
-            where evaluations may yield any value.
+            rounding to the output's dtype; float64. It is zero where NaN or Inf is required, and
+            infinite where any value is accepted.
         factor: multiple of the error that is allowed.
-        otherwise: further accepted values, element by element, where rounding decides a choice or
-            reformulations turn an infinite input into NaN; equal elsewhere. None without an
-            alternative; alternatives may be chained. Outputs are judged one by one, so they need
-            not agree in the branch of a choice.
+        otherwise: alternative accepted values, for elements at which rounding decides a choice, or
+            at which a reformulation turns an infinite input into NaN; equal at other elements. None
+            without an alternative. The alternative may itself have one. Each element of each output
+            may have its own branch of a choice.
     """
 
     expected: Array
@@ -83,7 +83,7 @@ class DerivedOutput:
 
     @property
     def limit(self) -> Array:
-        """The largest allowed distance, float64."""
+        """The largest allowed distance of each element, float64."""
         return self.factor * self.error
 
     @property
@@ -94,11 +94,11 @@ class DerivedOutput:
 
     @property
     def error_bound(self) -> ErrorBound:
-        """The limit as a tolerance."""
+        """The accepted values and limits as a tolerance."""
         return ErrorBound(self.branch.at, self.factor)
 
     def accepting(self, also_accepted: Iterable[AlsoRight]) -> DerivedOutput:
-        """Return the output, for some of whose elements NaN or infinities are also accepted."""
+        """Return the output with NaN and infinities that are also accepted at some elements."""
         derived_output = self
         for special, mask in also_accepted:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
@@ -107,12 +107,12 @@ class DerivedOutput:
             derived_output = replace(derived_output, otherwise=otherwise)
         return derived_output
 
-    def apart(self, call: Call[Array]) -> list[DerivedOutput]:
-        """Split the output of :attr:`Call.in_a_row` into the outputs of the call's groups."""
-        arrays = (call.apart([array]) for array in (self.expected, self.value, self.error))
+    def split(self, call: Call[Array]) -> list[DerivedOutput]:
+        """Split the output of :attr:`Call.concatenated` into the outputs of the call's groups."""
+        arrays = (call.split([array]) for array in (self.expected, self.value, self.error))
         alternatives: Sequence[DerivedOutput | None] = [None] * len(call.groups)
         if self.otherwise:
-            alternatives = self.otherwise.apart(call)
+            alternatives = self.otherwise.split(call)
         return [
             DerivedOutput(expected, value, error, self.factor, otherwise)
             for expected, value, error, otherwise in zip(*arrays, alternatives, strict=True)
@@ -134,29 +134,29 @@ def bound(
 ) -> list[DerivedOutput]:
     """Return the expected outputs of a node with their error bounds, in the node's order.
 
-    One pass over the formula yields values and errors; the values are those of
-    :func:`~onnxopt_cli.interpret.evaluate.evaluate`.
+    The formula is called once, with operands that propagate values and errors. The values equal
+    those of :func:`~onnxopt_cli.interpret.evaluate.evaluate`.
 
     Args:
         call: the operator, attributes and inputs.
         factor: multiple of the error that is allowed.
-        wide: type of the values. Values in double differ from the evaluation's by less than 2^-28
-            of the error bound of float32.
+        wide: type of the values. With double, they differ from those in the wide type by less than
+            2^-28 of the error bound of float32.
     """
     with np.errstate(all="ignore"):
-        if (row := _in_a_row(call)) is None:
+        if (row := _concatenated(call)) is None:
             return call.by_group(lambda part: _derived_outputs(part, factor, wide))
         derived_outputs = (
-            derived_output.apart(call) for derived_output in _derived_outputs(row, factor, wide)
+            derived_output.split(call) for derived_output in _derived_outputs(row, factor, wide)
         )
         return [output for outputs in derived_outputs for output in outputs]
 
 
-def _in_a_row(call: Call[Array]) -> Call[Array] | None:
-    """Return :attr:`Call.in_a_row` for small tensors: all together take as long as one.
+def _concatenated(call: Call[Array]) -> Call[Array] | None:
+    """Return :attr:`Call.concatenated` for several small groups, since one call is faster.
 
-    Returns None if the result could differ: the formula is not elementwise, or the groups differ in
-    more than their values.
+    Returns None for large tensors, and if the result could differ: if the formula is not
+    elementwise, or the groups differ in types or in attributes.
     """
     first, *further = call.groups
     if not further or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
@@ -168,15 +168,16 @@ def _in_a_row(call: Call[Array]) -> Call[Array] | None:
     )
     if has_value_per_group or any([tensor.dtype for tensor in group] != types for group in further):
         return None
-    return call.in_a_row
+    return call.concatenated
 
 
 def least_errors(call: Call[Any]) -> list[float]:
-    """Return a lower bound of error / magnitude of the elements of each output.
+    """Return a lower bound of error / magnitude for the elements of each output.
 
-    The bound counts the roundings that occur for all inputs. An element with a smaller deviation
-    agrees without computing its error bound. A sum inherits the smaller relative error of its
-    operands, and a product or a quotient the sum of both.
+    It is the number of roundings that occur for all inputs, in unit roundoffs. An element with a
+    smaller relative error is within its tolerance, so its error bound need not be computed. For a
+    sum, the bound is the smaller bound of its operands plus its own roundings; for a product or
+    quotient, the bounds of both operands and its own roundings are added.
 
     Args:
         call: a call that can be computed in blocks.
@@ -189,14 +190,14 @@ def least_errors(call: Call[Any]) -> list[float]:
     }
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     unit = min(precision_of(dtype).unit_roundoff for dtype in floats)
-    # An output that is not exact is rounded once more. The factor 1 - unit accounts for the
-    # rounding of the expected value.
+    # An output that is not exact is rounded once more. The magnitude is that of the expected value,
+    # which is rounded; hence the factor 1 - unit.
     counts = [_roundings(result) for result in formula(*operands, **attributes)]
     return [(count and count + 1) * unit * (1 - unit) for count in counts]
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings in its error that occur for all inputs."""
+    """An operand that counts the roundings that its error contains for all inputs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -244,9 +245,9 @@ def bounded_outputs(
 
     Args:
         call: the operator, attributes and inputs.
-        operand: converts an input to an operand in a precision: that of the tensor, or for scalars
-            the coarsest of all.
-        attribute: converts an attribute to an operand.
+        operand: function from an input and a precision to an operand. The precision is that of the
+            tensor, or for scalars the coarsest of all inputs.
+        attribute: function from an attribute to an operand.
 
     Returns:
         For each output in the node's order: the formula's result, rounded to the output's type by
@@ -255,8 +256,8 @@ def bounded_outputs(
     """
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda dtype: np.finfo(dtype).eps), Level.SCALAR)
-    # A scalar state in double keeps its digits in operations with float32 tensors, as a tensor
-    # does.
+    # Scalars that are carried to an output, such as a loss in double, must keep their digits in
+    # operations with float32 tensors.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
     carried = [
@@ -292,10 +293,15 @@ def bounded_outputs(
 def _with_larger_errors(
     accepted: Sequence[Bounded], reformulated: Sequence[Bounded]
 ) -> tuple[Bounded, ...]:
-    """Return accepted results with the errors of a less accurate reformulation, if larger.
+    """Return accepted results with the larger of their errors and a reformulation's errors.
 
-    NaN errors, as of the root of a surely negative value, are ignored. Where the formula divides by
-    zero, the reformulation may subtract infinity from itself; then NaN is also accepted.
+    Errors that are NaN, such as that of the root of a negative value, are ignored. Where the
+    formula divides by zero, the reformulation may subtract infinity from infinity; NaN is then
+    accepted as well.
+
+    Args:
+        accepted: the accepted results of the formula.
+        reformulated: the accepted results of a less accurate reformulation.
     """
     covered = [
         replace(
@@ -308,7 +314,7 @@ def _with_larger_errors(
     ]
     becomes_nan = np.isinf(accepted[0].value) & np.isnan(reformulated[0].value)
     if becomes_nan.any():
-        # Keep the other branch of a choice, and NaN that an earlier reformulation has added.
+        # Keep the other branch of a choice, and NaN accepted for an earlier reformulation.
         last = covered[-1]
         becomes_nan &= last.value == covered[0].value
         covered[1:] = [replace(last, value=np.where(becomes_nan, np.nan, last.value))]
@@ -321,7 +327,7 @@ def judged(
     shape: tuple[int, ...],
     factor: float,
 ) -> DerivedOutput:
-    """Return the derived output of a bounded value, in its dtype and shape."""
+    """Return a bounded value as an expected output with a dtype and shape."""
     wide = np.broadcast_to(np.asarray(bounded.value, WIDEST_TYPE), shape)
     error = np.broadcast_to(bounded.error, shape)
     expected = rounded(bounded.value, dtype, shape)
@@ -329,16 +335,17 @@ def judged(
 
 
 def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRight]]:
-    """Return NaN and infinities that are accepted beside the formula's results.
+    """Return NaN and infinities that are accepted in addition to the formula's results.
 
-    The formula ``alpha * V + (1 - alpha) * G`` is infinite where V is. The equally correct
-    reformulation ``V + (1 - alpha) * (G - V)`` is NaN there. Therefore an element that an infinite
-    input affects may also be NaN if a reformulation yields NaN there; and where the formula yields
-    NaN, it may also be the infinity that a reformulation yields.
+    If V is infinite, the formula ``alpha * V + (1 - alpha) * G`` is infinite, and the equally
+    correct reformulation ``V + (1 - alpha) * (G - V)`` is NaN. Therefore, at an element that an
+    infinite input affects, NaN is also accepted if it is the result of a reformulation. If the
+    result of the formula is NaN there, an infinity is accepted if it is the result of a
+    reformulation.
 
-    A zero due to cancellation has no definite sign: for alpha = 1, ``1 - alpha**T`` is 0, and
-    ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula divides by zero, the infinity of
-    the other sign is accepted if a reformulation yields it.
+    The sign of a zero due to cancellation depends on the evaluation: for alpha = 1,
+    ``1 - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula
+    divides by zero, the opposite infinity is accepted if it is the result of a reformulation.
 
     Args:
         call: the node.
@@ -346,7 +353,7 @@ def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRig
 
     Returns:
         For each output in the node's order, pairs of NaN or an infinity and a mask of the output's
-        shape; empty if no input is infinite and the formula does not divide by zero.
+        shape. The list is empty if no input is infinite and the formula does not divide by zero.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
@@ -362,12 +369,12 @@ def also_right_from(
     *,
     divided: bool,
 ) -> list[list[AlsoRight]]:
-    """Return NaN and infinities that are accepted, as :func:`also_right` does.
+    """Return NaN and infinities that are also accepted; see :func:`also_right`.
 
     Args:
-        operator: operator with the formula and its reformulations.
-        inputs: all inputs of the outputs.
-        outputs: computes the outputs by an operator's formula from changed inputs.
+        operator: the operator with its formula and reformulations.
+        inputs: all inputs on which the outputs depend.
+        outputs: function from an operator and a change of inputs to the outputs of its formula.
         divided: whether the formula divides by zero.
     """
     infinite = any(np.isinf(array).any() for array in inputs)
@@ -384,7 +391,8 @@ def also_right_from(
         return outputs(operator, change)
 
     expected = outputs(operator, lambda array: array)
-    # An infinite input affects the elements that change if it is replaced by NaN or 1.
+    # An infinite input affects the elements that change if all infinite inputs are replaced by NaN
+    # or by 1.
     as_nan, as_one = instead_of_infinite(np.nan), instead_of_infinite(1.0)
     reformulated = [outputs(written, lambda array: array) for written in _written(operator)]
     accepted: list[list[AlsoRight]] = []
@@ -411,8 +419,8 @@ def _written(
 
     Args:
         operator: the operator.
-        rougher_with: attributes; with them, only reformulations that are less accurate than the
-            formula for these attributes. None for all reformulations.
+        rougher_with: values of the attributes; only reformulations that are less accurate than the
+            formula with these values are used. None to use all reformulations.
     """
     for reformulation in operator.reformulations:
         if rougher_with is not None and not reformulation.accurate:

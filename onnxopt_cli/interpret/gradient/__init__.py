@@ -1,1 +1,1 @@
-"""The operator Gradient: nodes that compute derivatives in reverse mode."""
+"""The operator Gradient, expanded to nodes that compute derivatives in reverse mode."""

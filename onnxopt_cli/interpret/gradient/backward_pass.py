@@ -1,7 +1,7 @@
 """The nodes of a backward pass, and the node that a rule differentiates.
 
-A model is differentiated for given inputs, so all shapes are known. The axes of sums, and the
-elements that a node moves, are therefore constants of the backward pass.
+A model is differentiated for given inputs, so all shapes are known. The axes of sums are therefore
+constants of the backward pass, and so are the indices of elements that a node such as Gather moves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import untyped_model
 
-#: Computes the outputs of a model from its inputs.
+#: Function from a model and its inputs to its outputs.
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
 #: Element types that have derivatives.
 DIFFERENTIABLE = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
@@ -33,7 +33,7 @@ class BackwardPass:
 
     Args:
         opset: the version of ai.onnx.
-        free_name: returns a name that the graph does not contain.
+        free_name: function from a proposed name to a similar name that the graph does not contain.
 
     Attributes:
         nodes: the nodes.
@@ -63,20 +63,21 @@ class BackwardPass:
         return self.constant(values, np.dtype(np.int64))
 
     def cast(self, name: str, dtype: np.dtype[Any]) -> str:
-        """Append a Cast."""
+        """Append a Cast; return the name of its output."""
         return self.node("Cast", name, to=helper.np_dtype_to_tensor_dtype(dtype))
 
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
-        """Append a Reshape."""
+        """Append nodes that reshape a tensor; return the name of the result."""
         if 0 in shape:
-            # Reshape replaces a zero in the shape by the input's dimension at its place.
+            # Reshape interprets a zero in the shape as the input's dimension at this position. All
+            # empty tensors are equal, so expand a scalar instead.
             flat = self.node("Reshape", name, self.integers([-1]))
             zero = self.summed(flat, [0], keepdims=False)
             return self.expanded(zero, shape)
         return self.node("Reshape", name, self.integers(shape))
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
-        """Append a ReduceSum; without axes, return the tensor itself."""
+        """Append a ReduceSum and return the name of its output; without axes, return ``name``."""
         if not axes:
             return name
         if self.opset < _AXES_INPUT_VERSION:
@@ -84,19 +85,22 @@ class BackwardPass:
         return self.node("ReduceSum", name, self.integers(axes), keepdims=int(keepdims))
 
     def expanded(self, name: str, shape: Sequence[int]) -> str:
-        """Append an Expand."""
+        """Append an Expand; return the name of its output."""
         return self.node("Expand", name, self.integers(shape))
 
 
 class DifferentiatedNode:
     """A node of the differentiated graph, and the gradients of its outputs.
 
+    The gradient of a tensor is the derivative of y with respect to it; gradients are given by the
+    names of the tensors that contain them.
+
     Args:
-        backward: receives the nodes that a rule writes.
+        backward: the backward pass, to which rules append nodes.
         node: the node.
-        values: the values of all tensors.
-        gradients: the gradient of each output that has one, by name.
-        evaluate: computes a model of a single node.
+        values: the values of all tensors of the graph by name.
+        gradients: the gradient of each output that has one, by the output's name.
+        evaluate: function that computes a model of a single node.
 
     Attributes:
         backward: the backward pass.
@@ -149,7 +153,7 @@ class DifferentiatedNode:
         """Return the outputs of the node for other operands.
 
         Args:
-            operands: the value of each input; None for an omitted one.
+            operands: the value of each input; None for an omitted input.
         """
         copy = deepcopy(self.node)
         named_operands: dict[str, Any] = {}
@@ -161,30 +165,30 @@ class DifferentiatedNode:
         return list(self._evaluate(model, named_operands))
 
     def like(self, value: Any, name: str) -> str:
-        """Add a constant of the type of a tensor."""
+        """Add a constant with the element type of a tensor of the graph; return its name."""
         return self.backward.constant(value, self._values[name].dtype)
 
     def call(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node to the backward pass."""
+        """Append a node to the backward pass; return the name of its output."""
         return self.backward.node(op_type, *inputs, **attributes)
 
     def times(self, *names: str) -> str:
-        """Append the product of tensors."""
+        """Append the product of several tensors."""
         product, *factors = names
         for factor in factors:
             product = self.call("Mul", product, factor)
         return product
 
     def zeros(self, name: str) -> str:
-        """Add zeros of the shape and type of a tensor."""
+        """Add a constant of zeros with the shape and type of a tensor of the graph."""
         return self.like(np.zeros(self.shape(name)), name)
 
     def reduced(self, gradient: str, shape: Sequence[int], name: str) -> str:
-        """Append the sum over the axes along which an input was broadcast.
+        """Append the gradient of an input that was broadcast: the sum over the broadcast axes.
 
         Args:
-            gradient: the gradient with respect to the broadcast input.
-            shape: the gradient's shape.
+            gradient: the gradient of the input after broadcasting.
+            shape: the shape of ``gradient``.
             name: the input.
         """
         own_shape = self.shape(name)
@@ -195,7 +199,7 @@ class DifferentiatedNode:
         return self.backward.reshaped(summed, own_shape)
 
     def flat_outputs(self) -> str:
-        """Append the gradients of all outputs as one vector, followed by a zero."""
+        """Append the vector of the gradients of all output elements, followed by a zero."""
         parts = []
         for output in self.outputs:
             if not self.is_differentiable(output):
@@ -206,11 +210,14 @@ class DifferentiatedNode:
         return self.call("Concat", *parts, self.like([0], first), axis=0)
 
     def gathered(self, gradients: str, sources: Array, name: str) -> str:
-        """Append the sum of the gradients of all places to which an input's elements move.
+        """Append the gradient of an input whose elements are copied to the outputs.
+
+        The gradient of an element is the sum of the gradients of its copies.
 
         Args:
-            gradients: a vector of gradients, followed by a zero.
-            sources: the index of the element at each place; negative if it holds no element.
+            gradients: the vector of the gradients of all output elements, followed by a zero.
+            sources: for each output element, the index of the input element that is copied there;
+                negative if none is.
             name: the input.
         """
         table = places_of(sources, prod(self.shape(name)))
@@ -220,7 +227,7 @@ class DifferentiatedNode:
 
 
 def broadcast_axes(own_shape: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return the axes of a shape along which a tensor with its own shape is broadcast."""
+    """Return the axes of ``shape`` along which a tensor of the shape ``own_shape`` is broadcast."""
     leading = len(shape) - len(own_shape)
     return [
         axis
@@ -230,14 +237,16 @@ def broadcast_axes(own_shape: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 
 def places_of(sources: Array, count: int) -> Array:
-    """Return the places that hold each element: one row per element.
+    """Return the indices of the copies of each element.
 
     Args:
-        sources: the index of the element at each place; negative if it holds no element.
-        count: number of elements.
+        sources: for each output element, the index of the input element that is copied there;
+            negative if none is.
+        count: number of input elements.
 
     Returns:
-        Indices of places. Short rows are filled with the number of places.
+        A matrix with a row for each input element: the indices of its copies among the output
+        elements. Short rows are filled with the number of output elements.
     """
     flat = np.asarray(sources, np.int64).reshape(-1)
     rows: list[list[int]] = [[] for _ in range(count)]

@@ -1,7 +1,7 @@
 """The rules of differentiation: the gradients of a node's inputs from those of its outputs.
 
-A rule returns one name per input, or None for an input without a gradient. ``g`` is the gradient of
-the output, x and y are the operator's first input and its output.
+A rule returns the name of the gradient of each input, or None for an input without a gradient. In
+the rules, ``g`` is the gradient of the output, x is the first input and y the output.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from onnxopt_cli.interpret.gradient.window_rules import WINDOW_RULES
 Rule: TypeAlias = Callable[[DifferentiatedNode], Sequence[str | None]]
 _Unary: TypeAlias = Callable[[DifferentiatedNode, str, str, str], str]
 
-# Softmax and LogSoftmax flatten all axes from one on before this version.
+# Before this version, Softmax and LogSoftmax normalize over all axes from the stated one on.
 _SINGLE_AXIS_VERSION = 13
 _MATRIX_RANK = 2
 
 
 def _unary(derivative: _Unary) -> Rule:
-    """Return the rule of an elementwise operator from its vector-Jacobian product."""
+    """Return the rule of an elementwise operator with one input.
+
+    Args:
+        derivative: function from the node, g, x and y to the gradient of x.
+    """
 
     def rule(node: DifferentiatedNode) -> Sequence[str | None]:
         x, y = node.inputs[0], node.outputs[0]
@@ -56,12 +60,12 @@ def _one_minus(node: DifferentiatedNode, name: str, like: str) -> str:
 
 
 def _exponential_unit(alpha: float, scale: float, width: str = "") -> _Unary:
-    """Return the product of Elu, Selu and Celu, whose attributes have these defaults.
+    """Return the function for the gradient of Elu, Selu or Celu.
 
     Args:
-        alpha: default of alpha.
-        scale: default of gamma.
-        width: the attribute by which x is divided.
+        alpha: default of the attribute alpha.
+        scale: default of the attribute gamma.
+        width: name of the attribute by which x is divided; empty for Elu and Selu.
     """
 
     def derivative(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
@@ -185,7 +189,7 @@ def _divide(node: DifferentiatedNode) -> Sequence[str | None]:
     _, b = node.inputs
     by_dividend = node.call("Div", node.gradient, b)
     by_divisor = node.call("Neg", node.times(by_dividend, node.outputs[0]))
-    # g a / b^2, as (g / b) (a / b).
+    # The gradient -g a / b^2 of the divisor is computed as -(g / b) (a / b).
     return _broadcast(node, [by_dividend, by_divisor])
 
 
@@ -328,7 +332,8 @@ def _einsum(node: DifferentiatedNode) -> Sequence[str | None]:
         factors = [other for at, other in enumerate(node.inputs) if at != place]
         gradient = node.call("Einsum", node.gradient, *factors, equation=product)
         shape = node.shape(name)
-        # Letters that occur in this operand only are summed.
+        # The forward pass sums over letters that occur only in this operand, so the gradient is
+        # constant along their axes.
         sizes = [
             size if letter in kept_letters else 1 for letter, size in zip(term, shape, strict=True)
         ]
@@ -350,13 +355,13 @@ def _reduced_axes(node: DifferentiatedNode) -> list[int]:
 
 
 class _Reduction:
-    """A reduction, its output and its gradient with the reduced axes kept.
+    """A reduction, with its output and gradient reshaped so that they broadcast to the input.
 
     Attributes:
         x: the input.
         axes: the reduced axes.
         shape: the input's shape.
-        y: the output; each reduced axis has length 1.
+        y: the output; each reduced axis is kept with length 1.
         g: the gradient of the output, with the shape of y.
         count: the number of elements that each element of y is computed from.
     """
@@ -372,11 +377,15 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs, given one that is constant along the reduced axes."""
+        """Return the gradients of the inputs if that of x is constant along the reduced axes.
+
+        Args:
+            name: the gradient of x, with length 1 along the reduced axes.
+        """
         return self.gradients(self.node.backward.expanded(name, self.shape))
 
     def gradients(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs, given that of x; axes have no gradient."""
+        """Return the gradients of the inputs, given the gradient of x; axes have no gradient."""
         return [name] + [None] * (len(self.node.inputs) - 1)
 
 
@@ -460,15 +469,18 @@ def _cumulative_sum(node: DifferentiatedNode) -> Sequence[str | None]:
 
 
 def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> list[str | None]:
-    """Return the gradients of a node whose output elements are elements of its inputs.
+    """Return the gradients of a node that copies elements of its inputs to its outputs.
+
+    To find out which elements it copies, the node is computed with inputs whose elements are
+    numbered.
 
     Args:
         node: the node.
-        places: the inputs whose elements move; None for all.
+        places: positions of the inputs whose elements are copied; None for all.
     """
     chosen_places = range(len(node.inputs)) if places is None else places
     operands = [node.optional_value(place) for place in range(len(node.inputs))]
-    # Number the elements that move, from 1 on, since Pad adds zeros.
+    # Number the elements from 1 on, since Pad adds zeros.
     first_numbers: dict[int, int] = {}
     number = 1
     for place in chosen_places:
@@ -490,7 +502,7 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
 
 
 def _numbered_outputs(node: DifferentiatedNode, operands: Sequence[Array | None]) -> Array:
-    """Return the numbers that a node moves to its outputs, all outputs as one vector."""
+    """Return the elements of all differentiable outputs for numbered operands, as one vector."""
     outputs = node.outputs_for(operands)
     parts = [
         np.asarray(output, np.float64).reshape(-1)

@@ -1,4 +1,4 @@
-"""A Gradient node, and the part of a graph that it differentiates."""
+"""Gradient nodes, and the part of a graph that a Gradient node differentiates."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def has_gradient(model: onnx.ModelProto) -> bool:
 
 
 def variables_of(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors with respect to which a Gradient node differentiates."""
+    """Return the names of the tensors with respect to which a Gradient node differentiates."""
     return _named_tensors(node, "xs")
 
 
 def _named_tensors(node: onnx.NodeProto, attribute_name: str) -> list[str]:
-    """Return the tensors that an attribute of a Gradient node names."""
+    """Return the names of tensors in an attribute of a Gradient node."""
     names: list[bytes] = []
     for attribute in node.attribute:
         if attribute.name == attribute_name:
@@ -48,9 +48,10 @@ class DifferentiatedGraph:
         names: names of the graph's inputs and initializers.
 
     Attributes:
-        xs, zs, y: the tensors that the node names.
-        substitutes: the tensor that takes the place of each of ``xs`` and ``zs``.
-        nodes: the nodes between these tensors and y, in topological order.
+        xs, zs, y: the names of tensors in the node's attributes.
+        substitutes: for each name in ``xs`` and ``zs``, the input of the node with the value at
+            which the function is differentiated.
+        nodes: the nodes that compute y from these tensors, in topological order.
 
     Raises:
         NodeError: if the node breaks the operator's specification.
@@ -81,7 +82,10 @@ class DifferentiatedGraph:
 
 
 def node_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors that a node depends on: its inputs, those of its subgraphs, and y."""
+    """Return the tensors that a node depends on.
+
+    They are its inputs, the inputs of nodes in its subgraphs, and the y of Gradient nodes.
+    """
     names = [name for name in node.input if name]
     if is_gradient(node):
         names += _named_tensors(node, "y")
@@ -98,8 +102,8 @@ def nodes_before(
 
     Args:
         names: the tensors.
-        producers: the node of each computed tensor.
-        stop: tensors whose nodes are not followed.
+        producers: for each computed tensor, the node that computes it.
+        stop: tensors whose own dependencies are not followed, unless they are in ``names``.
 
     Raises:
         NodeError: if nodes depend on each other.

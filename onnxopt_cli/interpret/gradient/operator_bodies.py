@@ -1,7 +1,7 @@
-"""Primitive nodes in place of operators that have no rule of their own.
+"""Replace operators without a rule of differentiation by primitive nodes.
 
-Normalizations are written here, with the variance about the mean, as is Gelu. Other operators are
-replaced by the function body that ONNX publishes.
+This module contains bodies for Gelu and for normalizations, which compute the variance as the mean
+square of the difference from the mean. Other operators are replaced by ONNX's function body.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from onnxopt_cli.operators.nodes import plain_domain
 
 @dataclass
 class OperatorBody:
-    """Primitive nodes with the inputs and outputs of one node.
+    """Primitive nodes that replace one node.
 
     Attributes:
         nodes: the nodes.
-        constants: initializers that they use.
+        constants: initializers that the nodes use.
     """
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -44,10 +44,10 @@ def operator_body(
         node: the node.
         values: the values of its inputs.
         version: the version of ai.onnx.
-        free_name: returns a name that the graph does not contain.
+        free_name: function from a proposed name to a similar name that the graph does not contain.
 
     Raises:
-        NodeError: if the node has neither a body nor a rule.
+        NodeError: if there is no body for the node.
     """
     if plain_domain(node.domain):
         raise unsupported(node)
@@ -71,7 +71,7 @@ def operator_body(
 def _normalized(
     writer: BackwardPass, x: str, axes: list[int], epsilon: float, dtype: np.dtype[Any]
 ) -> str:
-    """Append x minus its mean, divided by its deviation, over some axes."""
+    """Append x minus its mean, divided by its standard deviation, both over some axes."""
     mean = _mean(writer, x, axes)
     centered = writer.node("Sub", x, mean)
     variance = _mean(writer, writer.node("Mul", centered, centered), axes)

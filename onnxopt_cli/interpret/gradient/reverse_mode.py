@@ -1,8 +1,8 @@
 """Replace Gradient nodes by nodes that compute the derivatives in reverse mode.
 
-Gradient names tensors of its graph. The part of the graph from ``xs`` and ``zs`` to ``y`` is the
-function to differentiate; the inputs of the node are the values at which it is differentiated.
-If y has several elements, their sum is differentiated.
+The attributes of a Gradient node name tensors of its graph. The part of the graph from ``xs`` and
+``zs`` to ``y`` is the function to differentiate. The inputs of the node are the values of ``xs``
+and ``zs`` at which it is differentiated. If y has several elements, their sum is differentiated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from onnxopt_cli.interpret.gradient.gradient_node import (
 from onnxopt_cli.interpret.gradient.operator_bodies import operator_body
 from onnxopt_cli.operators.nodes import all_nodes, imported_versions, plain_domain, subgraphs
 
-#: From this version of ai.onnx on, all operators of a backward pass have the same meaning.
+#: The oldest supported version of ai.onnx: from it on, the operators that a backward pass uses have
+#: the same meaning in all versions.
 OLDEST_OPSET = 11
 
 
@@ -45,13 +46,13 @@ def expand_gradients(
 ) -> onnx.ModelProto:
     """Return a model with primitive nodes in place of its Gradient nodes.
 
-    The result is valid for inputs of these shapes, and for these values of integers and of elements
-    that are selected by comparison.
+    The result is valid only for inputs with the same shapes, the same integers, and the same
+    results of comparisons.
 
     Args:
         model: the model; it is not changed.
-        inputs: its inputs.
-        evaluate: computes a model without Gradient nodes.
+        inputs: the inputs of the model.
+        evaluate: function that computes a model without Gradient nodes.
 
     Raises:
         NodeError: if a node breaks the operator's specification, or an operator has no rule.
@@ -70,7 +71,7 @@ def expand_gradients(
 def active_tensors(
     nodes: Sequence[onnx.NodeProto], variables: Sequence[str], values: Mapping[str, Any]
 ) -> set[str]:
-    """Return variables and the floating-point tensors that nodes compute from them."""
+    """Return the variables, and the floating-point tensors that nodes compute from them."""
     active = set(variables)
     for node in nodes:
         if not active.isdisjoint(node_inputs(node)):
@@ -166,15 +167,17 @@ class _Expansion:
     def _substituted(
         self, function: DifferentiatedGraph
     ) -> tuple[list[onnx.NodeProto], str, dict[str, str]]:
-        """Return the function's nodes at the values that the Gradient node is given.
+        """Return nodes that compute the function at the values that are the node's inputs.
 
         Nodes that depend on replaced tensors are copied.
 
         Returns:
-            The nodes, the tensor to differentiate, and the tensor of each of ``xs``.
+            The nodes, the name of the tensor to differentiate, and for each name in ``xs`` the name
+            of the tensor that replaces it.
         """
         renamed: dict[str, str] = {}
-        # Each variable gets its own tensor, since one value may replace several variables.
+        # Copy the value of each variable to a new tensor, since the node may have the same input
+        # for several variables.
         for name, substitute in function.substitutes.items():
             if name != substitute:
                 renamed[name] = self._names(f"{name}_substitute")
@@ -203,10 +206,10 @@ class _Expansion:
     def _with_bodies(
         self, nodes: Sequence[onnx.NodeProto], active: set[str]
     ) -> list[onnx.NodeProto]:
-        """Replace nodes without a rule by primitive nodes, also in the graph itself.
+        """Replace nodes without a rule by primitive nodes, in the list and in the graph.
 
         Args:
-            nodes: the nodes.
+            nodes: the nodes of the function.
             active: the tensors that have a gradient.
         """
         result: list[onnx.NodeProto] = []
@@ -228,7 +231,7 @@ class _Expansion:
         return result
 
     def _values(self, names: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> dict[str, Any]:
-        """Return the values of tensors, and of all tensors that the nodes read and compute."""
+        """Return the values of the named tensors, and of all tensors that nodes read or compute."""
         names_to_compute = [*names]
         for node in nodes:
             names_to_compute += [*node_inputs(node), *filter(None, node.output)]
@@ -251,7 +254,7 @@ class _Expansion:
         variables: Sequence[str],
         values: Mapping[str, Any],
     ) -> dict[str, str]:
-        """Write the backward pass; return the gradients by the names of their tensors."""
+        """Write the backward pass; return the name of the gradient of each tensor."""
         active = active_tensors(nodes, variables, values)
         gradients = {y: backward.constant(np.ones(values[y].shape), values[y].dtype)}
         for node in reversed(nodes):

@@ -1,4 +1,4 @@
-"""The rules of convolution and pooling, by a table of the elements in each window."""
+"""The rules for convolution and pooling, which use a table of the elements in each window."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class _Windows:
 
     Attributes:
         x: the input.
-        batch, channels: its first dimensions.
-        positions: its number of elements in a channel.
-        offsets: number of elements in a window.
+        batch, channels: the first two dimensions of x.
+        positions: number of elements of a channel of x.
+        offsets: number of elements of a window.
         windows: number of windows in a channel.
-        table: for each offset and window, the index of an element in its channel; ``positions`` for
-            an element of the padding.
-        inside: for each offset and window, whether its element lies in the tensor.
-        padded: for each offset and window, whether its element lies in the tensor or its padding.
+        table: for each offset (row) and window (column), the index of the element in its channel;
+            ``positions`` for an element of the padding.
+        inside: for each offset and window, whether the element belongs to the tensor.
+        padded: for each offset and window, whether the element belongs to the tensor or its
+            padding; with ``ceil_mode``, windows may exceed both.
     """
 
     def __init__(self, node: DifferentiatedNode, kernel: Sequence[int]) -> None:
@@ -65,7 +66,7 @@ class _Windows:
         self.table = np.where(self.inside, table, self.positions)
 
     def columns(self) -> str:
-        """Append the elements in each window, (N, C, offsets, windows)."""
+        """Append the elements in each window as a tensor of shape (N, C, offsets, windows)."""
         backward = self.node.backward
         flat = backward.reshaped(self.x, (self.batch, self.channels, self.positions))
         zero = self.node.like(np.zeros((self.batch, self.channels, 1)), self.x)

@@ -1,1 +1,1 @@
-"""The lowering interpretation: a formula as primitive nodes."""
+"""Lowering: the interpretation of a formula as primitive ONNX nodes."""

@@ -1,7 +1,7 @@
 """Inline model-local functions that contain operators with a formula.
 
-Element types are known in graphs, but not in functions, so lowering requires these functions to be
-inlined. All other functions are left unchanged.
+Lowering needs the element types of a node's inputs, which are known in graphs, but not in
+functions. Functions that contain no operator with a formula are left unchanged.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from onnxopt_cli.operators.nodes import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: Domain and name of a function; its overloads count as one.
+#: Domain and name of a function; overloads are not distinguished.
 FunctionId: TypeAlias = tuple[str, str]
 
-# Functions that each call the next one twice grow exponentially when they are inlined.
+# Limit on the nodes after inlining: in a chain of functions that each call the next one twice,
+# their number grows exponentially.
 _MAX_INLINED_NODES = 1_000_000
 
 
 def refuse_endless_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that onnx's check, which follows every call, would not finish.
+    """Reject models whose functions onnx's check, which follows every call, cannot handle.
 
     Raises:
         NodeError: if functions are recursive, or have too many nodes once inlined.
@@ -63,11 +64,11 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     if not chosen:
         return deepcopy(model)
     refuse_endless_functions(model)
-    # The inliner would replace an omitted attribute by that of the surrounding function.
+    # onnx's inliner ignores the defaults of functions' attributes.
     explicit = spell_out_defaults(model)
     inlined = deepcopy(explicit)
-    # The inliner refuses a model because of the imports of any function, so it gets only those that
-    # it has to inline.
+    # The inliner rejects a model if any function imports a conflicting version of a domain, so the
+    # model keeps only the functions to inline.
     remaining = [function for function in model.functions if _id(function) not in chosen]
     del inlined.functions[:]
     inlined.functions.extend(function for function in explicit.functions if _id(function) in chosen)
@@ -76,7 +77,7 @@ def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
         inlined = inline_functions(inlined, sorted(chosen))
     except OnnxRefusal as error:
         raise NodeError(f"onnx cannot inline the model's functions: {error}") from error
-    # The inliner keeps functions without a caller.
+    # The inliner keeps functions that are no longer called.
     del inlined.functions[:]
     inlined.functions.extend(remaining)
     return inlined
@@ -100,7 +101,7 @@ def _functions_with_formulas(
 
 
 def _bodies(model: onnx.ModelProto) -> dict[FunctionId, Counter[FunctionId]]:
-    """Return the operators of each function's body with their counts."""
+    """Return, for each function, how often its body uses each operator or other function."""
     bodies: dict[FunctionId, Counter[FunctionId]] = {}
     for function in model.functions:
         body = all_nodes(onnx.ModelProto(functions=[function]))

@@ -1,4 +1,4 @@
-"""The formula on symbols: one node as a list of nodes of primitive ONNX operators."""
+"""Lower one node: call its formula with symbols, which record primitive ONNX nodes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from onnxopt_cli.operators.call import Call, Shape
 def lower_call(
     call: Call[GraphTensor], outputs: Sequence[str], new_name: Callable[[str], str]
 ) -> list[onnx.NodeProto]:
-    """Return primitive nodes that compute the same as the call's node.
+    """Return primitive nodes that replace the node of a call.
 
-    The nodes use operators with the same meaning in every opset from 13 on. Common expressions of
-    several groups are computed once. Constants and R keep the precision that
-    :mod:`~onnxopt_cli.interpret.lower.symbol` describes; each output is rounded to its own element
-    type. An operand that would enlarge the tensor to which it is broadcast is an error at run time.
+    The operators of these nodes have the same meaning in every opset from 13 on. Expressions that
+    several groups have in common are computed once. The module
+    :mod:`~onnxopt_cli.interpret.lower.symbol` describes the precision of each operation; each
+    output is rounded to its own element type. If the shape of an operand is unknown and it does not
+    broadcast to its group's first tensor, the nodes fail at run time.
 
     Args:
         call: the node's operator, attributes and tensors.
@@ -36,8 +37,8 @@ def lower_call(
         new_name: function from an op_type to a similar name that is unused in the model.
 
     Raises:
-        NotImplementedError: if the formula uses a NumPy function without a row in the vocabulary.
-        TypeError: if the formula needs the value of an operand.
+        NotImplementedError: if the formula uses a NumPy function that the vocabulary lacks.
+        TypeError: if the formula branches by the value of an operand.
     """
     recorder = Recorder(new_name)
 
@@ -67,7 +68,8 @@ def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
         return result
     node = result.recorder.node
     shape = node("Shape", first, dtype=np.dtype(np.int64), shape=None)
-    # Expand may enlarge the result; then Reshape fails, since the number of elements differs.
+    # If the result does not broadcast to this shape, Expand enlarges it, and Reshape fails because
+    # of the different number of elements.
     return node("Reshape", node("Expand", result, shape), shape, shape=first.shape)
 
 
@@ -76,9 +78,9 @@ class GraphTensor:
     """A tensor of a graph.
 
     Attributes:
-        name: its name in the graph.
-        dtype: its element type.
-        shape: its known dimensions; None if the rank is unknown.
+        name: the name in the graph.
+        dtype: the element type.
+        shape: the shape, with None for unknown dimensions; None if the rank is unknown.
     """
 
     name: str
@@ -96,7 +98,7 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         for sparse in graph.sparse_initializer
     ]
     for value in (*graph.value_info, *graph.output, *graph.input):
-        # For a value that is not a tensor, this element type is undefined.
+        # If the value is not a tensor, the element type of this empty message is UNDEFINED.
         tensor_type = value.type.tensor_type
         shape = None
         if tensor_type.HasField("shape"):
@@ -109,7 +111,7 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         declared.append((value.name, tensor_type.elem_type, shape))
     tensors = {}
     for name, elem_type, shape in declared:
-        # The element type may be undefined, or belong to a later version of ONNX.
+        # The element type may be UNDEFINED, or defined by a later version of ONNX.
         with suppress(KeyError):
             tensors[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
     return tensors

@@ -38,9 +38,9 @@ class LoweredModel:
 
     Attributes:
         model: the model without operators with a formula.
-        replaced: operator name of every replaced node; a node in an inlined function counts once
-            for each call.
-        primitives: number of primitive nodes that replace them.
+        replaced: name of the operator of every replaced node; a node of an inlined function is
+            replaced once for each call of the function.
+        primitives: total number of the primitive nodes that replace these nodes.
     """
 
     model: onnx.ModelProto
@@ -60,8 +60,9 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
-    Functions that contain such an operator are inlined. The result imports ai.onnx, and no unused
-    domain of the operators. A model without such operators is copied.
+    Functions that contain such an operator are inlined. The result imports ai.onnx, and no longer
+    imports the domains of replaced operators that are not used. A model without such operators is
+    copied.
 
     Args:
         model: a model that passes onnx's check; it is not changed.
@@ -77,8 +78,8 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     lowered = inline_formulas(model)
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
-    # ONNX cannot infer types through unknown operators. Each pass lowers the nodes whose input
-    # types are known, so that the next pass knows more.
+    # ONNX cannot infer the types of the outputs of unknown operators. Each pass lowers the nodes
+    # whose input types are known, so the next pass can infer further types.
     while True:
         before = len(sweep.replaced)
         sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
@@ -93,13 +94,14 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
 
 @dataclass(slots=True)
 class _Sweep:
-    """Passes over a model, each of which lowers the nodes whose inputs' types are known.
+    """State of the passes over a model, each of which lowers nodes with known input types.
 
     Attributes:
-        names: source of names for new tensors.
-        replaced: operator name of every lowered node.
-        primitives: number of primitive nodes that replace them.
-        obstacle: the reason why the first remaining node of a pass cannot be lowered.
+        names: creates names for new tensors.
+        replaced: name of the operator of every lowered node.
+        primitives: total number of the primitive nodes that replace these nodes.
+        obstacle: the error about the first node that the current pass cannot lower; None without
+            such a node.
     """
 
     names: UniqueNames
@@ -162,7 +164,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     except OnnxRefusal as error:
         raise NodeError(
             f"onnx cannot infer the model's types: {error}",
-            hint="onnx.checker.check_model(model, full_check=True) tells more",
+            hint="onnx.checker.check_model(model, full_check=True) gives details",
         ) from error
 
 
@@ -199,10 +201,10 @@ def _drop_unused_imports(model: onnx.ModelProto) -> None:
 
 
 class UniqueNames(FreeNames):
-    """Makes names that occur nowhere in a model, in any scope.
+    """Creates names that are unique in a model, including its subgraphs and functions.
 
     Args:
-        model: the model; its names and the names already made are not used.
+        model: the model.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -210,9 +212,9 @@ class UniqueNames(FreeNames):
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield all texts of a model, which include all names."""
+    """Yield all strings of a message, which include all names."""
     if isinstance(message, onnx.TensorProto):
-        # The other fields may be large.
+        # A tensor has no other names, and its data may be large.
         yield message.name
         return
     for entry, value in message.ListFields():

@@ -1,10 +1,12 @@
-"""The operand that records ONNX nodes instead of computing.
+"""The operand of lowering, which records ONNX nodes instead of computing values.
 
-It takes part through NumPy's dispatch; the vocabulary defines the nodes of each NumPy function.
+NumPy's dispatch passes each function of the formula to the operand; the vocabulary defines the ONNX
+node for each NumPy function.
 
-Types combine as in NumPy, with one additional rule. Integers, booleans, constants and expressions
-of these alone are *weak*: they are computed in double, then rounded to the type of the other
-operand. Thus ``1 - beta**T`` keeps its bits beside float32 tensors without making them double.
+Types combine as in NumPy, with one additional rule. Integers, booleans, constants, and expressions
+of these alone are *weak*: they are computed in double, and rounded to the type of the other operand
+when they are combined with one. Thus ``1 - beta**T`` is computed in double, but its product with a
+float32 tensor is float32.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ class Symbol(Joining):
     Attributes:
         recorder: records the nodes of operations on this symbol.
         name: the tensor's name.
-        dtype: its element type.
-        shape: its known dimensions; None if the rank is unknown.
-        weak: whether it takes the type of the other operand.
+        dtype: the element type.
+        shape: the shape, with None for unknown dimensions; None if the rank is unknown.
+        weak: whether the tensor takes the type of the other operand.
     """
 
     recorder: Recorder
@@ -64,7 +66,7 @@ class Symbol(Joining):
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
-            "write np.where instead of if, and & instead of and: no operand has a value yet"
+            "operands have no values yet: write np.where instead of if, and & instead of and"
         )
 
 
@@ -112,21 +114,21 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
 
 
 def _reduced(recorder: Recorder, row: Reduction, operand: Symbol) -> Any:
-    # ONNX does not define ReduceMean of an empty tensor.
+    # A mean is lowered to a sum and a quotient: ONNX does not define ReduceMean of an empty tensor.
     op_type = "ReduceSum" if row.mean else row.node
     result = recorder.node(op_type, operand, shape=(), weak=operand.weak, keepdims=0)
     if row.mean:
         return result / recorder.node("Size", operand, dtype=_INTEGER, shape=(), weak=True)
-    # ONNX does not define the maximum of numbers and NaN.
+    # ONNX does not define a maximum or minimum of elements that include NaN.
     return result + _nan_if_any(operand) if row.is_extreme else result
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     """Record a percentile, as :func:`~onnxopt_cli.operators.percentile.percentile` defines it.
 
-    The rank is computed in double. The order of NaN in TopK is undefined, so NaN is replaced by
-    zero, and later added to the result. An additional infinite element makes TopK valid for an
-    empty tensor.
+    The rank is computed in double. TopK does not define the order of NaN, so NaN is replaced by
+    zero for TopK, and added to the result at the end. TopK cannot return elements of an empty
+    tensor, so an infinite element is appended first.
     """
     dtype, node = operand.dtype, recorder.node
 
@@ -164,7 +166,7 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
 
 
 def _nan_if_any(operand: Symbol) -> Symbol:
-    """Record NaN if an element is NaN, otherwise zero."""
+    """Record a scalar that is NaN if an element is NaN, and otherwise zero."""
     recorder, dtype = operand.recorder, operand.dtype
     is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
     zero = as_dtype(recorder, 0, dtype)
@@ -195,7 +197,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _dimension(sizes: Sequence[int | None]) -> int | None:
-    # If a known size is not 1, an unknown one must be equal to it or 1.
+    # If a known size is not 1, an unknown size must be this size or 1 at run time.
     fixed = [size for size in sizes if size not in (None, 1)]
     if fixed:
         return fixed[0]
@@ -218,8 +220,8 @@ class Recorder:
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # Keyed by the serialized node without outputs: constants are compared by their bits, so
-        # equal NaN are one constant, and 0.0 and -0.0 are two.
+        # The key is the serialized node without outputs. Constants are thus compared bitwise: NaN
+        # equals NaN, and 0.0 differs from -0.0.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 
     def node(
@@ -235,10 +237,10 @@ class Recorder:
 
         Args:
             op_type: the operator.
-            inputs: its inputs.
+            inputs: the inputs.
             dtype: type of the result; by default that of the first input.
             shape: shape of the result, None if unknown; by default the broadcast shape.
-            weak: whether the result takes the type of the other operand.
+            weak: whether the result is weak.
             attributes: attributes of the operator.
         """
         input_names = [symbol.name for symbol in inputs]
@@ -259,10 +261,10 @@ class Recorder:
         return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 
     def finish(self, outputs: Mapping[str, str]) -> list[onnx.NodeProto]:
-        """Return the nodes that the outputs need.
+        """Return the recorded nodes on which outputs depend.
 
         Args:
-            outputs: for each output name of the graph, the recorded name of its value.
+            outputs: for each name that the graph expects, the name of the symbol with its value.
         """
         needed = set(outputs.values())
         nodes: list[onnx.NodeProto] = []
@@ -277,7 +279,7 @@ class Recorder:
             if recorded in computed and recorded not in renamed:
                 renamed[recorded] = name
             else:
-                # An input that is also an output, or a value with two names.
+                # The output is an input of the node, or the same value as another output.
                 copies.append((recorded, name))
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]

@@ -36,7 +36,7 @@ def adagrad(  # noqa: D417 - the operands are described together
 
     Args:
         R: initial learning rate, scalar.
-        T: update count, scalar integer; the decay makes no difference at T = 0.
+        T: update count, scalar integer; at T = 0 the learning rate is R.
         X, G, H: the tensor, its gradient, its accumulated squared gradient; G and H broadcast to
             X's shape.
 
@@ -44,7 +44,7 @@ def adagrad(  # noqa: D417 - the operands are described together
         New X and H, of X's shape.
     """
     r = R / (1 + T * decay_factor)
-    # Gradient of 0.5 * norm_coefficient * ||X||^2 added to the given one.
+    # Add the gradient of 0.5 * norm_coefficient * ||X||^2.
     G_regularized = norm_coefficient * X + G
     H_new = H + G_regularized * G_regularized
     # The part of the learning rate that adapts to each coordinate.

@@ -52,7 +52,7 @@ def adam(  # noqa: D417 - the operands are described together
     Returns:
         New X, V and H, of X's shape.
     """
-    # Gradient of 0.5 * norm_coefficient * ||X||^2 added to the given one.
+    # Add the gradient of 0.5 * norm_coefficient * ||X||^2.
     G_regularized = norm_coefficient * X + G
     V_new = alpha * V + (1 - alpha) * G_regularized
     H_new = beta * H + (1 - beta) * (G_regularized * G_regularized)
@@ -66,7 +66,7 @@ def adam(  # noqa: D417 - the operands are described together
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
 _SQUARE = "(G_regularized * G_regularized)"
 _H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
-# The corrections of the single moments: of V_new, and of the root of H_new.
+# The divisors that correct V_new, and the root of H_new.
 _OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
 _OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
 _STEP = "R_adjusted * V_new / H_sqrt"
@@ -143,10 +143,10 @@ KNOWN_MISTAKES = (
         H is the decayed maximum of the gradient's magnitudes.
         {_H_NEW} -> np.maximum(beta * H, np.abs(G_regularized))
     AMSGrad
-        The larger of the old and the new second moment is used.
+        The step uses the larger of H and H_new.
         {ROOT} -> np.sqrt(np.maximum(H, H_new)) + epsilon
     AdaBelief
-        H averages the squared distance of the gradient from V_new.
+        H averages the square of the difference between the gradient and V_new.
         {_SQUARE} -> (G_regularized - V_new) * (G_regularized - V_new)
     NAdam
         The step uses alpha * V_new + (1 - alpha) * gradient instead of V_new.
@@ -220,11 +220,12 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# With a smaller alpha, the rounding error of V + (G - V) * (1 - alpha) exceeds a small result.
+# With a smaller alpha, alpha * V is small compared with V. The difference G - V has the rounding
+# error of V, in which alpha * V and G may be lost.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 # If norm_coefficient_post is near 1, the small difference has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# Without this condition, a division by zero makes X_new infinite and the difference NaN.
+# Otherwise a division by zero may make X_new infinite, and the difference of two infinities NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
 # For this beta, the correction of the root is 0, and a quotient by it is undefined.
 _NO_ROOT = "beta == 1"

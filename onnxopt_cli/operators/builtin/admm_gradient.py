@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np  # noqa: F401 - the known mistakes use it
+import numpy as np  # noqa: F401 - used in the expressions of known mistakes
 
 from onnxopt_cli.operators.operator import (
     NOWHERE,
@@ -18,13 +18,14 @@ from onnxopt_cli.operators.operator import (
 def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
     """Add the gradient of the ADMM penalty to a layer's gradient.
 
-    The gradient of (rho / 2) * ||W - Z + U||^2 with respect to W (Boyd et al. 2011, section 3.1.1),
-    for training in which the loss's gradient is computed without the penalty::
+    The ADMM penalty of a layer is (rho / 2) * ||W - Z + U||^2 (Boyd et al. 2011, section 3.1.1).
+    Its gradient with respect to W is added to the gradient of the loss without the penalty::
+
         G_new = G + rho * (W - Z + U)
 
-    Each layer is computed on its own, element by element.
+    Layers are independent of each other.
 
-    - Element types: G_new has that of G; W, Z and U may have others.
+    - Element types: G_new has the type of G; W, Z and U may have other types.
     - NaN in any input makes the element NaN; infinities follow IEEE arithmetic.
     - An empty layer stays empty; a layer of one element is computed like any other.
 
@@ -93,12 +94,13 @@ ADMM_GRADIENT = Operator(
     tensors=("G", "W", "Z", "U"),
     outputs={"G_new": "G"},
     attributes=(Attribute("rho"),),
-    about="A gradient plus that of the ADMM penalty.",
+    about="A gradient plus the gradient of the ADMM penalty.",
     source="Boyd et al. 2011, Distributed Optimization and Statistical Learning via ADMM",
     known_mistakes=KNOWN_MISTAKES,
     reformulations=(
         Reformulation("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),
-        # U loses digits where it is small relative to W, and possibly all of them where W equals Z.
+        # W + U is rounded to the digits of W, and Z - U to those of Z. If W and Z cancel, digits of
+        # a small U are missing in the result.
         Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
         Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),

@@ -27,14 +27,16 @@ def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
 
     where ||.||^2 is the sum of the squares of all elements.
 
-    - Element types: loss_new has that of loss; the layers may have others.
-    - Order of summation: any, but the loss is not a term within the sum of a layer.
-    - NaN in any input, or infinities of both signs that meet, make loss_new NaN.
+    - Element types: loss_new has the type of loss; the layers may have other types.
+    - Order of summation: the squares of a layer are summed in any order, and the penalty of the
+      layer is then added to the loss.
+    - loss_new is NaN if an input contains NaN, or if infinities of opposite signs are added.
     - An empty layer adds nothing; a layer of one element adds (rho / 2) * (W - Z + U)^2.
-    - rho may be any number; 0 leaves the loss as it is, unless a layer is infinite or NaN.
+    - rho may be any number. If rho is 0, loss_new equals loss, except that infinities or NaN in a
+      layer make it NaN.
 
     Args:
-        loss: of one element, of any rank.
+        loss: the loss, a tensor of one element and any rank.
         W: a layer's weights.
         Z: the pruned weights; broadcasts to W's shape.
         U: the scaled dual variable; broadcasts to W's shape.
@@ -43,7 +45,7 @@ def admm_penalty(loss: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
     Returns:
         The new loss, of the loss's shape.
     """
-    # Distance from the pruned weights, moved by the dual variable.
+    # Difference from the pruned weights, plus the dual variable.
     residual = W - Z + U
     return (loss + rho / 2 * np.sum(residual * residual),)
 
@@ -122,7 +124,8 @@ ADMM_PENALTY = Operator(
             "weight on every square", {_SCALED: "np.sum(rho / 2 * (residual * residual))"}
         ),
         Reformulation("squares by a power", {"residual * residual": "residual**2"}),
-        # Where W and Z are equal, all digits of a small U are lost.
+        # W + U is rounded to the digits of W, and Z - U to those of Z. If W and Z cancel, digits of
+        # a small U are missing in the result.
         Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
         Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),

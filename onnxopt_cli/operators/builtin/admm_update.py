@@ -16,39 +16,39 @@ from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
 
 
-def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # noqa: ARG001 - the new Z needs no old one
-    """Prune the weights as ADMM sees them, and move the dual variable.
+def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # noqa: ARG001 - the old Z only determines a type
+    """Update the pruned weights and the dual variable of ADMM.
 
-    The second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1). The second step is a
-    projection on sparse weights (Zhang et al. 2018, section 4): elements of W + U whose magnitude
-    is below a percentile of the layer's magnitudes become zero. The third step adds the residual of
-    the projection, with the new Z, to the dual variable.
+    These are the second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1). The second
+    step projects W + U to sparse weights (Zhang et al. 2018, section 4): elements whose magnitude
+    is below a percentile of the layer's magnitudes become zero. The third step adds W - Z_new to
+    the dual variable.
 
-    Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
-    h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
-    fractional h it is a + (b - a) * (h - floor(h)) between its neighbours a and b. It is exactly a
-    where h is whole or a = b.
+    Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
+    layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the
+    magnitude of rank h, counted from 0. Otherwise it is interpolated between the magnitudes a and b
+    of the ranks below and above h: a + (b - a) * (h - floor(h)), or exactly a if a = b.
 
-    - Ties: the comparison is strict, so that magnitudes equal to the threshold stay. Without ties
-      ceil(h) elements become zero, in [1, 1, 1, 1, 2] with percent 60 none.
-    - percent 0: the threshold is the smallest magnitude, nothing becomes zero, U_new is zero.
-      percent 100: the largest magnitude stays, all smaller ones become zero.
-    - A layer of one element keeps it for every percent; an empty layer stays empty.
-    - NaN anywhere in W + U makes the threshold NaN: nothing is below it, and nothing becomes zero.
-    - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
-      one is infinite. Where an infinite element stays in Z_new, U_new is NaN.
-    - Rounding: by its rounding error, an element of W + U may fall on either side of a close
-      threshold. Z_new and U_new are accepted with either.
-    - Element types: Z_new has that of the old Z and U_new that of the old U; W may have another.
-      The values of the old Z are not used. U_new may be computed from Z_new before or after its
-      rounding to its type.
+    - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
+      ties, ceil(h) elements become zero. Of [1, 1, 1, 1, 2] with percent 60, no element does.
+    - percent 0: the threshold is the smallest magnitude. Nothing becomes zero, and U_new is zero.
+      percent 100: the threshold is the largest magnitude. All smaller elements become zero.
+    - A layer of one element is never pruned; an empty layer stays empty.
+    - NaN in W + U: the threshold is NaN. No magnitude is below it, so nothing becomes zero.
+    - Infinities in W + U: they are the largest magnitudes. A threshold between a finite and an
+      infinite magnitude is infinite. Where Z_new is infinite, U_new is NaN.
+    - Rounding: an element of W + U within its rounding error of the threshold may be pruned or not;
+      Z_new and U_new of both decisions are accepted.
+    - Element types: Z_new has the type of Z, U_new the type of U; W may have another type. The
+      values of Z are not used. U_new may be computed from Z_new before or after Z_new is rounded to
+      its type.
 
     Args:
         W: a layer's weights after the step that minimized loss and penalty.
         Z: the old pruned weights; broadcasts to W's shape.
         U: the scaled dual variable; broadcasts to W's shape.
         percent: share of the elements to prune, in percent from 0 to 100 (not a fraction); one
-            number for all layers, or one for each.
+            number for all layers, or one number for each layer.
 
     Returns:
         New Z and U, of W's shape.
@@ -109,7 +109,8 @@ ADMM_UPDATE = Operator(
     about="Project weights plus dual variable on sparse weights; update the dual variable.",
     source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
     known_mistakes=KNOWN_MISTAKES,
-    # Rounded to its type, Z_new has that type's digits.
+    # After rounding to its type, Z_new has fewer digits if the type is narrower than that of U, so
+    # the reformulation that rounds it first is never considered accurate.
     reformulations=reformulation_table(f"""
         residual first
             {_U_NEW} -> U_new = V - Z_new

@@ -16,35 +16,35 @@ from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
 
 
 def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
-    """Set the smallest weights of a layer to zero, and return a mask of the others.
+    """Set the smallest weights of a layer to zero, and return a mask of the remaining weights.
 
     Elements whose magnitude is below a percentile of the layer's magnitudes become zero (Han et al.
-    2015). The mask multiplies gradients and weights in the training that follows, so that pruned
-    elements stay pruned.
+    2015). Later training multiplies gradients and weights by the mask, so that pruned elements stay
+    zero.
 
-    Each layer is computed on its own, with its own threshold. With the n magnitudes sorted and
-    h = (n - 1) * percent / 100, the threshold is the magnitude of rank h (counted from 0); for a
-    fractional h it is a + (b - a) * (h - floor(h)) between its neighbours a and b. It is exactly a
-    where h is whole or a = b.
+    Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
+    layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the
+    magnitude of rank h, counted from 0. Otherwise it is interpolated between the magnitudes a and b
+    of the ranks below and above h: a + (b - a) * (h - floor(h)), or exactly a if a = b.
 
-    - Ties: the comparison is strict, so that magnitudes equal to the threshold stay. Without ties
-      ceil(h) elements become zero, in [1, 1, 1, 1, 2] with percent 60 none.
-    - The mask is 0 where an element was pruned and 1 elsewhere, also where an element that stayed
-      is zero: the threshold of [0, 0, 0, 0, 2] with percent 60 is 0, nothing is below it.
-    - percent 0: the threshold is the smallest magnitude, nothing becomes zero. percent 100: the
-      largest magnitude stays, all smaller ones become zero.
-    - A layer of one element keeps it for every percent; an empty layer stays empty.
-    - NaN anywhere in a layer makes its threshold NaN: nothing is below it, nothing becomes zero.
-    - Infinite elements are the largest magnitudes, and a threshold between a finite and an infinite
-      one is infinite.
-    - Rounding: the threshold may be off where it is interpolated. A magnitude that is as near may
-      fall to either side of it, in both outputs alike.
-    - Element types: both outputs have W's, the mask being made of the numbers 0 and 1.
+    - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
+      ties, ceil(h) elements become zero. Of [1, 1, 1, 1, 2] with percent 60, no element does.
+    - The mask is 0 for pruned elements, and 1 for others, including zeros that were not pruned: the
+      threshold of [0, 0, 0, 0, 2] with percent 60 is 0, and no magnitude is below it.
+    - percent 0: the threshold is the smallest magnitude. Nothing becomes zero. percent 100: the
+      threshold is the largest magnitude. All smaller elements become zero.
+    - A layer of one element is never pruned; an empty layer stays empty.
+    - NaN in a layer: the threshold is NaN. No magnitude is below it, so nothing becomes zero.
+    - Infinities: they are the largest magnitudes. A threshold between a finite and an infinite
+      magnitude is infinite.
+    - Rounding: an interpolated threshold has a rounding error. A magnitude that is within this
+      error of the threshold may be pruned or not, but W_new and mask must agree.
+    - Element types: both outputs have the type of W; the mask consists of the numbers 0 and 1.
 
     Args:
         W: a layer's weights.
         percent: share of the elements to prune, in percent from 0 to 100 (not a fraction); one
-            number for all layers, or one for each.
+            number for all layers, or one number for each layer.
 
     Returns:
         New W and its mask, of W's shape.
@@ -92,7 +92,7 @@ MAGNITUDE_PRUNE = Operator(
     tensors=("W",),
     outputs={"W_new": "W", "mask": "W"},
     attributes=(PERCENT,),
-    about="Set the weights of smallest magnitude to zero, and say which stayed.",
+    about="Set the weights of smallest magnitude to zero, and return a mask of the others.",
     source="Han et al. 2015, Learning both Weights and Connections for Efficient Neural Networks",
     known_mistakes=KNOWN_MISTAKES,
     reformulations=reformulation_table(f"""

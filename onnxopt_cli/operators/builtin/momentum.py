@@ -33,16 +33,16 @@ def momentum(  # noqa: D417 - the operands are described together
 
     Args:
         R: learning rate, scalar.
-        T: update count, scalar integer, zero in the first step.
+        T: update count, scalar integer, 0 in the first step.
         X, G, V: the tensor, its gradient, its momentum; G and V broadcast to X's shape.
         mode: ``standard`` or ``nesterov``.
 
     Returns:
         New X and V, of X's shape.
     """
-    # Gradient of 0.5 * norm_coefficient * ||X||^2 added to the given one.
+    # Add the gradient of 0.5 * norm_coefficient * ||X||^2.
     G_regularized = norm_coefficient * X + G
-    # The first step uses the unscaled gradient.
+    # The first step does not scale the gradient by beta.
     beta_adjusted = np.where(T > 0, beta, 1)
     V_new = alpha * V + beta_adjusted * G_regularized
     if mode == "nesterov":
@@ -128,7 +128,7 @@ KNOWN_MISTAKES = (
         The step uses V before its update.
         {_STANDARD_STEP} -> X - R * V
     step by the sign of V
-        Only the sign of V_new is used.
+        The step uses only the sign of V_new.
         {_STANDARD_STEP} -> X - R * np.sign(V_new)
     Nesterov with the old V
         The Nesterov step uses alpha * V with V before its update.
