@@ -1,7 +1,8 @@
-"""The command line: options in, one library call, exit code out. Only this package knows click.
+"""The command line. A command turns options into a call of the library, and returns an exit code.
 
-The functions of a command import the modules that need NumPy or onnx, which take half a second to
-load: neither ``--help`` nor shell completion waits for them.
+This package is the only one that imports click. The functions of a command import the modules that
+need NumPy or onnx when they run, because these take half a second to load: ``--help`` and shell
+completion do not need them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# Commands in the module of a related command: that module, and the name there.
+# Commands that are defined in the module of a related command: the module, and the function there.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),
@@ -73,7 +74,7 @@ class _Commands(click.Group):
     """Loads the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        # list(...) would be wrong: in this package the name may refer to a command's module.
+        # In this package, the name "list" may refer to a command instead of the type.
         return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -91,7 +92,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # click would print an empty line and lose the number of the signal.
+            # click would print an empty line and not use the number of the signal in the exit code.
             return _interrupted(stop)
 
     def resolve_command(
@@ -133,14 +134,14 @@ def group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; every error becomes a message and a documented code."""
-    # The imports of a run create over 50,000 long-lived objects. To scan them during a short run
-    # takes 20 ms and frees nothing.
+    """Run the command line and exit; every error becomes a message and a documented exit code."""
+    # The imports of a run create over 50,000 long-lived objects. A garbage collection that scans
+    # them during a short run takes 20 ms and frees nothing.
     gc.set_threshold(100_000)
     guard_streams()
     try:
         if arguments is None:
-            # Started as a command: the process belongs to onnxopt alone.
+            # Started as a command, so that no other code uses this process.
             stop_by_raising()
 
             claim_process()
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
         code = _USAGE
     if arguments is None:
-        # Skip the garbage collection at exit: it takes almost a fifth of a short run.
+        # Skip the garbage collection at exit, which takes almost a fifth of a short run.
         gc.freeze()
     sys.exit(code)
 

@@ -18,7 +18,7 @@ _Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 
 
 def _offering(words: Callable[[click.Context], Iterable[str]]) -> _Completer:
-    """Return a completer that offers the words which begin with the typed text."""
+    """Return a completer that offers those words that begin with the typed text."""
     return lambda context, _parameter, typed: _beginning(words(context), typed)
 
 
@@ -29,7 +29,7 @@ def _beginning(words: Iterable[str], typed: str) -> list[str]:
 def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer suites and files of the current folder; if none matches, let the shell complete."""
+    """Offer suites and files of the current folder, or any paths if no suite matches."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     suite, slash, _ = typed.partition("/")
@@ -51,7 +51,7 @@ def complete_subject(
 
 @_offering
 def complete_pattern(context: click.Context) -> Iterable[str]:
-    """Offer the ids of the cases that the targets before it name."""
+    """Offer the ids of the cases of the targets that precede the option."""
     return _ids(context.params.get("targets") or ())
 
 
@@ -93,7 +93,7 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
 
 @_offering
 def complete_backend(context: click.Context) -> Iterable[str]:
-    """Offer the named backends: built in, installed or in the configuration file."""
+    """Offer backends that have a name: built in, installed, or from the configuration file."""
     from onnxopt_cli.backends.adapter.adapter_file import shipped_adapters
     from onnxopt_cli.backends.resolve import known_backends
     from onnxopt_cli.backends.specification import ADAPTER

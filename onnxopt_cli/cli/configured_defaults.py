@@ -16,7 +16,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Metavars of further parameters whose values may be paths, or end in one after "=".
+# Metavars of parameters that are not of the type path, but whose values may be paths or end in a
+# path after "=".
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
@@ -29,7 +30,10 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
 
 
 def configured_commands(context: click.Context) -> Iterator[click.Command]:
-    """Yield the commands whose options a file may all set; for other commands only operators."""
+    """Yield the commands all of whose options a configuration file may set.
+
+    For other commands, it may only set the files of operators.
+    """
     root = context.find_root()
     if isinstance(root.command, click.Group):
         for name in ("run", "audit", "fuzz", "list"):
@@ -41,8 +45,7 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
     """Return the configuration that applies in the current folder; None without a file.
 
     Raises:
-        UsageError: listing everything invalid in the file; or if a profile was named and there is
-            no file.
+        UsageError: listing all errors of the file; or if a profile was named, but no file exists.
     """
     option_names = {
         name
@@ -85,7 +88,7 @@ def apply_configuration(
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             several = isinstance(value, list) and len(value) != 1
-            # If a command accepts one value, the user has to choose among several.
+            # If the file has several values and the command accepts one, the user has to choose.
             if value is not None and (_takes_many(parameter) or not several):
                 default = _checked(context, parameter, value, place, configuration)
                 defaults[str(parameter.name)] = default
@@ -115,7 +118,7 @@ def _checked(
             raise UsageError(f"{place}: found {text}, expected text or a number")
     if parameter.metavar in _PATHS or isinstance(parameter.type, click.Path):
         elements = [_own_path(configuration.path.parent, element) for element in elements]
-    # TOML has numbers; click parses text.
+    # Numbers of TOML become text, because click parses text.
     elements = [element if isinstance(element, bool) else str(element) for element in elements]
     setting = elements if _takes_many(parameter) else elements[0]
     try:
@@ -126,7 +129,7 @@ def _checked(
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Resolve a path, or ``FORMAT=PATH``, against the file's folder; keep suites and ids."""
+    """Resolve a path, or that in ``FORMAT=PATH``, against a folder; keep suites and ids."""
     before, equals, path = str(value).rpartition("=")
     if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)
@@ -135,7 +138,7 @@ def _own_path(folder: Path, value: object) -> str:
 
 def _is_of_suite(text: str) -> bool:
     """Return whether a text may be the name of a suite or the id of one of its cases."""
-    # Imported here: existing paths do not need it.
+    # Imported late, because existing paths do not need it.
     from onnxopt_cli.suites.catalogue import suite_names
 
     name, slash, _ = text.partition("/")

@@ -1,4 +1,4 @@
-"""The rich consoles of standard output and standard error, and progress display."""
+"""The rich consoles of standard output and standard error, and the progress display."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 
 
 class _Console(Console):
-    """A console that raises on a broken pipe: rich would exit with 1, which means a failed case."""
+    """A console that raises an error on a broken pipe.
+
+    rich would exit with code 1, which means that a case failed.
+    """
 
     def on_broken_pipe(self) -> None:
-        """Raise the error: ``main`` chooses the exit code."""
+        """Raise the error, for which ``main`` chooses the exit code."""
         raise BrokenPipeError
 
     def print_line(self, text: Text | str) -> None:
-        """Print a line; it is wrapped on a terminal only."""
+        """Print a line, which is wrapped only on a terminal."""
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_table(self, table: Table) -> None:
-        """Print a table; its rows are not cut in a pipe, so that they can be searched."""
+        """Print a table. In a pipe its rows are not truncated, so that they can be searched."""
         if not self.is_terminal:
             table.width = self.measure(
                 table, options=self.options.update(max_width=_WIDE_COLUMNS)
@@ -49,37 +52,37 @@ class _Console(Console):
 def _console(*, stderr: bool) -> _Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        # A pipe has no width, and piped text must not depend on the terminal behind the pipe.
+        # A pipe has no width, and the text must not depend on the terminal of the reader.
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if _COLUMNS.fullmatch(columns) else _PIPE_COLUMNS
         console.width = max(width, _MIN_COLUMNS)
     return console
 
 
-#: The consoles of standard output and error. If not terminals, they print plain text and are 80
-#: columns wide unless the variable COLUMNS is set.
+#: The consoles of standard output and standard error. A console that is not a terminal prints plain
+#: text, and is 80 columns wide or as wide as the variable COLUMNS states.
 stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
 
 
-# Wider than any table.
+# A width that exceeds that of any table.
 _WIDE_COLUMNS = 10_000
 _COLUMNS = re.compile("[0-9]{1,4}")
 _PIPE_COLUMNS = 80
 _MIN_COLUMNS = 20
-#: Interval of progress lines, which replace the bar on streams other than a terminal.
+#: The interval of progress lines, which replace the bar if the stream is not a terminal.
 TELL_SECONDS = 15.0
 
 
 class Pace(Progress):
-    """Shows the progress of a long task: a bar on a terminal, else a line from time to time.
+    """Shows the progress of a long task: by a bar on a terminal, otherwise by lines at intervals.
 
     Args:
-        console: console of the bar, which is shown on a terminal only.
+        console: the console of the bar, which is shown only on a terminal.
         doing: name of the task, such as "running".
         things: plural noun of the task's items, such as "cases".
         cluster: cluster that runs the task; None for this machine.
-        seconds: time limit, if only time limits the task.
+        seconds: the time limit of a task that has no other limit; else None.
 
     Attributes:
         doing: name of the current step of the task.
@@ -105,11 +108,11 @@ class Pace(Progress):
     def tell(self, done: int, total: int | None, more: Text | str = "") -> None:
         """Update the progress display.
 
-        Without a terminal, a line is printed every ``TELL_SECONDS``.
+        If the console is not a terminal, a line is printed every :data:`TELL_SECONDS`.
 
         Args:
             done: number of finished items.
-            total: number of all items; None if not known.
+            total: number of all items; None if unknown.
             more: text that is appended to the line.
         """
         now = monotonic()
@@ -142,7 +145,8 @@ def ticking(
         things: plural noun of its items.
         cluster: cluster that runs the task; None for this machine.
     """
-    # The console keeps today's sys.stderr: the task may redirect it to hide output of libraries.
+    # The console keeps the present sys.stderr, because the task may redirect sys.stderr to hide
+    # output of libraries.
     with Pace(Console(file=sys.stderr, highlight=False), doing, things, cluster) as pace:
         yield pace.tell
 

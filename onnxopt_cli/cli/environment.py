@@ -1,7 +1,7 @@
 """Faults of the environment: missing memory or disk space, closed streams, unfit packages.
 
-Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output is lost, a
-command still writes its files, and only the exit code tells of the loss.
+Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output fails, a
+command still writes its files, and only the exit code reveals the loss of output.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
 # Hints for errors of the operating system.
 _HINTS = {
-    errno.EMFILE: "let more files be open at once: ulimit -n 256",
-    errno.ENFILE: "let more files be open at once on this machine",
-    errno.EAGAIN: "let more processes and threads run at once: ulimit -u; or use -j 1",
-    errno.ENOMEM: "let more memory be used, or use -j 1",
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room within the quota",
-    errno.EFBIG: "let files be larger: ulimit -f",
-    errno.EROFS: "choose a place that can be written",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 256",
+    errno.ENFILE: "raise this machine's limit of open files",
+    errno.EAGAIN: "raise the limit of processes and threads: ulimit -u; or use -j 1",
+    errno.ENOMEM: "raise the limit of memory, or use -j 1",
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space within the quota, or raise the quota",
+    errno.EFBIG: "raise the limit of the size of files: ulimit -f",
+    errno.EROFS: "name a writable place",
     errno.EIO: "the disk may be damaged",
-    errno.EACCES: "let it be read and its folders be entered, or name another place",
-    errno.ENOSYS: "the kernel, or the filter of a container, lacks a call that this needs",
-    errno.EPERM: "the filter of a container, or a security module, forbids it",
+    errno.EACCES: "change the permissions of the file and its folders, or name another place",
+    errno.ENOSYS: "the kernel lacks a system call, or a container's filter blocks it",
+    errno.EPERM: "a container's filter or a security module forbids it",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
@@ -45,13 +45,13 @@ _LOAD_LIBRARIES = (
 
 
 def require_memory() -> None:
-    """Check that memory limits allow the required libraries to be loaded.
+    """Require that the memory limits allow the needed libraries to be loaded.
 
-    Some libraries end the process if they get no memory, with an exit code that has another
-    meaning here. Therefore a separate process tries to load them.
+    Some libraries end the process if an allocation fails, with an exit code that means something
+    else for onnxopt. Therefore a separate process tries to load the libraries.
 
     Raises:
-        UsageError: if they cannot be loaded.
+        UsageError: if the libraries cannot be loaded.
     """
     try:
         import resource
@@ -83,12 +83,13 @@ def require_memory() -> None:
 def fault_of_environment(error: Exception) -> UsageError | None:
     """Return a usage error for an exception that the environment caused; None for others."""
     if isinstance(error, MemoryError):
-        return UsageError(f"{OUT_OF_MEMORY} to go on")
+        return UsageError(f"{OUT_OF_MEMORY} to continue")
     text = str(error)
     if isinstance(error, OSError):
         return _fault_of_system(error)
     for number, hint in _HINTS.items():
-        # Loading a library or starting a thread raises these types with the system's text.
+        # The import of a library and the start of a thread raise these exceptions with the text of
+        # the system's error.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
             return UsageError(f"system error: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
@@ -97,9 +98,9 @@ def fault_of_environment(error: Exception) -> UsageError | None:
 
 
 def _fault_of_system(error: OSError) -> UsageError | None:
-    """Return a usage error for a failed system call; None if onnxopt may have caused it."""
+    """Return a usage error for a failed system call; None if it may be a fault of onnxopt."""
     if error.errno == errno.ENOENT and not working_folder():
-        return UsageError("the current folder is gone", hint="change to an existing folder")
+        return UsageError("the current folder no longer exists", hint="change to an existing one")
     if "temporary directory" in str(error):
         return UsageError(
             "no writable temporary directory",
@@ -125,7 +126,7 @@ def _fault_of_system(error: OSError) -> UsageError | None:
 def _unfit_package(error: Exception) -> UsageError | None:
     """Return a usage error for a missing or incompatible package; None for other errors."""
     ours = isinstance(error, ImportError) and (error.name or "").startswith("onnxopt_cli")
-    # protobuf raises VersionError for a runtime that is too old.
+    # protobuf raises VersionError if its installed version is too old.
     if ours or not (isinstance(error, ImportError) or type(error).__name__ == "VersionError"):
         return None
     return UsageError(
@@ -135,14 +136,14 @@ def _unfit_package(error: Exception) -> UsageError | None:
 
 
 class _Stream(io.FileIO):
-    """A stream that records its first error and optionally discards all output after it.
+    """A stream that records its first error, and may discard all output after it.
 
     Args:
-        descriptor: file descriptor to write to; it is not closed.
-        silent: whether to discard output after an error; else the error is raised.
+        descriptor: the file descriptor to write to, which is not closed.
+        silent: whether output is discarded after an error; otherwise the error is raised.
 
     Attributes:
-        error: the first error; None before.
+        error: the first error; None if no error has occurred.
     """
 
     def __init__(self, descriptor: int, *, silent: bool) -> None:
@@ -162,10 +163,10 @@ class _Stream(io.FileIO):
 
 
 class _Lines(io.TextIOWrapper):
-    """Text for people in which CI servers recognize no commands.
+    """A text stream that changes lines which a CI server would interpret as commands.
 
-    The lines are changed here, after all wrapping. Data for programs, such as a report, is written
-    as bytes and does not pass through this class.
+    The lines are changed here because other code has wrapped them before. Data for programs, such
+    as a report, is written as bytes and is not changed.
     """
 
     _line_is_open = False
@@ -180,11 +181,11 @@ class _Lines(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Replace the standard streams by guarded ones.
+    """Replace the standard streams by streams that handle errors and commands of CI servers.
 
-    Standard error ignores errors, and standard output records the first one. CI servers recognize
-    no commands in either. A character that the locale's encoding lacks is shown as an escape. A
-    closed stream is opened to the null device, so that no other file gets its descriptor.
+    Standard error ignores errors, and standard output records the first error. CI servers recognize
+    no commands in either stream. A character that the locale's encoding lacks is shown as an
+    escape. A closed stream is opened to the null device, so that no other file gets its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -194,7 +195,7 @@ def guard_streams() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         stream.reconfigure(errors="backslashreplace")
-        # python -u omits the buffer. A Windows console is not a FileIO.
+        # With python -u there is no buffer. A Windows console is not a FileIO.
         raw = getattr(stream.buffer, "raw", stream.buffer)
         if stream is getattr(sys, f"__{name}__") and isinstance(raw, io.FileIO):
             guarded = _Lines(
@@ -208,7 +209,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """Ignore errors of standard output from now on, so that the command still writes its files."""
+    """Ignore later errors of standard output, so that the command still writes its files."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None
@@ -217,7 +218,7 @@ def silence_output() -> _Stream | None:
 
 
 def lost_output() -> OSError | None:
-    """Flush standard output; return the first error that it met, None if all was written."""
+    """Flush standard output; return its first error, or None if all output was written."""
     output = silence_output()
     # Code of a user's operator file may have closed the stream.
     if sys.stdout and not sys.stdout.closed:

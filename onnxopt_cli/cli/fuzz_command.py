@@ -29,10 +29,12 @@ from onnxopt_cli.workers.interruption import interruptible
 
 #: Number of examples if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: Examples are small, and each step of shrinking a hang waits for this time.
+#: The default time limit of an example in seconds. It is short because examples are small, and
+#: because each step of shrinking an example that hangs takes this time.
 _TIMEOUT = 10.0
-#: Time limit of the search for explanations, longer than a finding needs. Failures with the same
-#: explanation are grouped, so a seed determines the findings only if the search is not cut short.
+#: The default time limit in seconds of the search for an explanation, longer than the search takes.
+#: Failures with the same explanation are grouped, so the findings depend on the seed alone only if
+#: no search is stopped early.
 _EXPLAIN_TIME = 60.0
 
 
@@ -182,7 +184,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 
 
 def _require_folder(folder: Path) -> None:
-    """Check before the search that failures can be written to the folder."""
+    """Require, before the search, that failures can be written to the folder."""
     path = folder.absolute()
     above = next(parent for parent in (path, *path.parents) if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):

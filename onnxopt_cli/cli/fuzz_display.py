@@ -73,7 +73,7 @@ class FuzzDisplay:
         self._console.print_line(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = " and ".join(map(repr, names))
-        # The search explains operators with a formula, `onnxopt run` the others as well.
+        # The search explains only operators with a formula; `onnxopt run` explains all operators.
         if not cause and registry().named(finding.subject) is not None:
             cause = "not explained"
         group = f"{finding.subject}, {cause}" if cause else finding.subject

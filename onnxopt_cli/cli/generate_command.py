@@ -99,7 +99,7 @@ def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> Sui
     """Return the test directories of the cases of a path.
 
     Raises:
-        UsageError: if the path has no case, or one that a test directory cannot hold.
+        UsageError: if the path has no case, or a case that a test directory cannot store.
         InvalidCase: if the path has faults.
     """
     from onnxopt_cli import _api as api

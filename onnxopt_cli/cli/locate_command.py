@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
     from onnxopt_cli.core.result import Result
 
-# Failing cases that a message names.
+# A message names at most this number of failing cases.
 _MAX_NAMED_CASES = 5
 
 
@@ -104,8 +104,8 @@ def _failing_case(
 ) -> tuple[Case, LocateConfig]:
     """Return a failing case of a saved run, and the settings of that run for the search.
 
-    Options on the command line precede the settings of the run. The file is not trusted: it chooses
-    no code and does not weaken the isolation.
+    Options on the command line take precedence over the settings of the run. The file is not
+    trusted: it chooses no code and does not weaken the isolation.
 
     Args:
         context: the context of the command.
@@ -114,9 +114,9 @@ def _failing_case(
         options: the options of the command.
 
     Raises:
-        UsageError: if the file cannot be read, the case is not a failing one of the run or is
-            missing now, it is not stated which of several to examine, or the file names a backend
-            that is not built in and the command line names none.
+        UsageError: if the file cannot be read, the case did not fail in the run or no longer
+            exists, no case is named although several failed, or the file names a backend that is
+            not built in and the command line names no backend.
     """
     from onnxopt_cli.core.result import OUTSIDE_IDS
     from onnxopt_cli.report.saved_run import read_saved_run
@@ -167,7 +167,7 @@ def _case(target: str, config: LocateConfig) -> Case:
     Raises:
         InvalidCase: if the target has faults.
         NothingSelected: if no case is selected.
-        UsageError: if several are.
+        UsageError: if several cases are selected.
     """
     from onnxopt_cli.cases.select import choose
     from onnxopt_cli.suites.collect import collect

@@ -50,14 +50,14 @@ def command(source: Path, target: Path) -> None:
     except NodeError as error:
         problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
-    # A failure here is a bug of onnxopt; no file is written.
+    # A failure of this check is a bug of onnxopt; then no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)
 
 
 def _writable(source: Path, target: Path) -> Path:
-    """Return the target with links resolved; reject the source and non-regular files."""
+    """Return the target with links resolved; reject the source itself and non-regular files."""
     try:
         target = target.resolve()
         if target.exists():
@@ -100,7 +100,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names operators without schema, function or formula; empty if none."""
+    """Return a line that names operators that are not defined anywhere; empty without any."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

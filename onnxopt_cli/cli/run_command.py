@@ -18,12 +18,12 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import UsageError
 
-# Longer commands are cut when shown.
+# Longer commands are shortened for display.
 _MAX_COMMAND_CHARS = 2000
 
 
 class _Parts(click.Command):
-    """A command whose help lists its options in parts."""
+    """A command whose help lists its options by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; see click."""
@@ -56,7 +56,8 @@ def command(context: click.Context, **options: Any) -> int:
 
     config = RunConfig.of(options)
     named = context.get_parameter_source("targets") is ParameterSource.COMMANDLINE
-    # Targets of the configuration file are not those of the run to resume.
+    # Use the targets of the log, unless the command line names targets: the configuration file may
+    # name targets of other runs.
     if config.resume and not (config.targets and named):
         config = RunConfig.of(options | _options_of_log(context, config.resume))
     return execute(config)
@@ -65,9 +66,9 @@ def command(context: click.Context, **options: Any) -> int:
 def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
     """Return the options that the log records and the command line does not set.
 
-    A log is not trusted: it must not choose code to run or files to write. Of backends it may name
-    built-in ones only, and it cannot load operators or weaken the isolation. The options that it
-    does choose are parsed as if they had been typed, and shown.
+    A log is not trusted: it must not choose code to run or files to write. It may name only
+    built-in backends, and it cannot load operators or weaken the isolation. The options that are
+    taken from the log are parsed like options on the command line, and printed.
 
     Args:
         context: context of the command ``run``, without targets.

@@ -58,10 +58,11 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Without -v: number of causes shown with an example, and of reasons shown.
+# Without -v, this number of causes is shown with an example.
 _EXAMPLES = 3
+# Without -v, this number of reasons is shown.
 _MAX_REASONS = 5
-# Limit of the search for the first wrong node of a model.
+# The default time limit of the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
 # These outcomes do not show whether the backend knows the operator.
 _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
@@ -144,7 +145,7 @@ class Display:
         counts = [terminal.summary_table(view)]
         if not passed:
             counts.append(terminal.capability_table(view))
-        # Side by side if both fit.
+        # Print the tables side by side if both fit into the width.
         beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
         tables: list[RenderableType | None] = [beside]
         if self._verbose:
@@ -155,10 +156,10 @@ class Display:
             self._console.print()
             self._console.print(table)
         self._console.print()
-        # An entry of an expectation file may be unused because its backend is misspelt.
+        # A result may be unexpected because an expectation file misspells the backend.
         failing = not all(result.conforms for result in results)
         near_misses = self._expectations.near_misses(record.backends) if failing else ()
-        # The other problems were shown when the run began.
+        # The problems in the plan were shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
             *terminal.verdict(view, seconds, explaining),
@@ -174,7 +175,7 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, view: RunView) -> Iterable[Text]:
-        """Return lines for the explanations that the printed causes do not cover."""
+        """Return lines for explanations: with -v or -q all, else those that the causes omit."""
         prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
             view.record.explanations if prints_all else view.open_explanations
@@ -220,7 +221,7 @@ class Display:
             self._console.print(Text(advice, "yellow"))
 
     def _reasons(self, view: RunView) -> None:
-        """Print once each reason for which cases are unsupported, do not apply or did not run."""
+        """Print the reasons why cases are unsupported, do not apply or did not run."""
         visible = view.reasons if self._verbose else view.reasons[:_MAX_REASONS]
         for reason in visible:
             counts = {reason.text: len(reason.results)}
@@ -237,12 +238,12 @@ class Display:
 
 
 def execute(config: RunConfig) -> int:
-    """Run ``onnxopt run`` with these settings and return the exit code.
+    """Run ``onnxopt run`` with the given settings, and return the exit code.
 
     Raises:
         OnnxoptError: if an option or a file is invalid, a backend cannot be started, nothing is
-            selected, or a file cannot be written. In the last case the verdict has been shown and
-            the other files have been written.
+            selected, or a file cannot be written. Before an error about a file that cannot be
+            written is raised, the verdict is shown and all other files are written.
     """
     reports = parse_reports(config.reports) if config.reports else []
     if summary := step_summary():
@@ -260,8 +261,8 @@ def execute(config: RunConfig) -> int:
         interruption = stack.enter_context(interruptible())
         cluster = None
         if config.machines.cluster:
-            # The client starts threads, after which forking is unsafe: collect the cases before.
-            # The workers read the contents of the cases.
+            # Collect the cases before the client starts threads, after which forking is unsafe. The
+            # contents of the cases are not read here, because the workers read them.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
                 collection = collect(targets, memory, each_unread, ticking, config.model_inputs)
@@ -288,14 +289,14 @@ def _targets(config: RunConfig) -> Sequence[str]:
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets
-    # Other runs need not wait for this import.
+    # Imported late, because other runs do not need it.
     from onnxopt_cli.suites.gallery.gallery_suite import targets_for
 
     return targets_for(targets, config.backends)
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
-    """Check before the run that its files can be written."""
+    """Require, before the run, that its files can be written."""
     if config.artifacts:
         check_folder(config.artifacts)
     if config.update_expect:
@@ -352,7 +353,7 @@ def _updated_expectations(path: Path, session: api.Session, view: RunView) -> st
 
 
 def _located(session: api.Session, view: RunView) -> Iterator[Text]:
-    """Yield lines that name the first wrong node of failing models of several operators."""
+    """Yield lines with the first wrong node of each failing model that has several operators."""
     interruption, config = session.plan.interruption, session.config
     seconds = _LOCATE_SECONDS if config.explain_time is None else config.explain_time
     if interruption.signal or not config.explain or seconds == 0:
@@ -361,7 +362,8 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     try:
         with interruption.at_once(), stderr().status("looking for the first wrong node"):
             for pair in api.first_wrong_nodes(session, seconds):
-                found.append(pair)  # noqa: PERF402 - keeps what precedes an interruption
+                # Results that precede an interruption are kept.
+                found.append(pair)  # noqa: PERF402
     except KeyboardInterrupt:
         note("interrupted while looking for the first wrong node")
     for result, node in found:
@@ -373,7 +375,7 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
 def _explanations(session: api.Session) -> list[Explanation]:
     """Explain the failures of a run.
 
-    After Ctrl-C nothing is explained: the command should end soon, and ``onnxopt explain`` can
+    After Ctrl-C, nothing is explained, so that the command ends soon; ``onnxopt explain`` can
     explain the saved run later.
     """
     interruption, seconds = session.plan.interruption, session.config.explain_time

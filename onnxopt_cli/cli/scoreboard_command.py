@@ -48,7 +48,7 @@ def command(
     onnxopt scoreboard SCOREBOARD.toml --tier quick -j auto
 
     Exits with 0 if the site has a result of every case, whether it passes or not; with 4 if a
-    backend could not be started, which the site says.
+    backend could not be started, which the site also states.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
     from onnxopt_cli.scoreboard.measure import Conditions, measure

@@ -53,7 +53,7 @@ def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range. click's range check accepts NaN."""
+    """A finite number in a range; NaN and infinity, which click's type accepts, are rejected."""
 
     name = "number"
 
@@ -96,7 +96,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# Shell completion by the kind of thing that a text names.
+# Shell completion by what the value of an option names.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,
@@ -214,8 +214,8 @@ def opened_cluster(
         yield cluster
 
 
-# Keys of a click context's `meta`: the configuration file's contents, the places of its settings,
-# and the registry that the command uses.
+# Keys of the `meta` of a click context, for the content of the configuration file, the places of
+# its settings, and the registry that the command uses.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 _REGISTRY = "onnxopt registry"
 
@@ -260,10 +260,10 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
 
 
 def require_built_in(backends: Iterable[BackendIdentity]) -> None:
-    """Require that a log names only built-in backends: it is not trusted, so it chooses no code.
+    """Require that a log names only built-in backends. A log is not trusted to choose code.
 
     Raises:
-        UsageError: if it names another backend.
+        UsageError: if the log names another backend.
     """
     from onnxopt_cli.backends.resolve import BUILT_IN
 
@@ -279,13 +279,13 @@ def require_built_in(backends: Iterable[BackendIdentity]) -> None:
 def expand_installable(
     context: click.Context, _parameter: click.Parameter, value: Sequence[str]
 ) -> Sequence[str]:
-    """Replace names of backends as :func:`expand_backend`, without a requirement."""
+    """Replace names of backends like :func:`expand_backend`; adapters need not be installed."""
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     return [configuration.backend(text) for text in value] if configuration else value
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
-    """Use a registry of the environment's operators and those of files until the command ends."""
+    """Use a registry with the operators of the environment and of files until the command ends."""
     # Imported here because the import is slow, and help and completion do not need it.
     from onnxopt_cli.operators.registry import Registry, registry
 
@@ -309,8 +309,8 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Options of every command that uses operators. They are processed first, because other options are
-# checked against the operators and the configuration.
+# Options of every command that uses operators. They are processed before all other options, which
+# are checked against the operators and the configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),

@@ -135,7 +135,7 @@ def list_command(targets: tuple[str, ...], **filters: Any) -> int:
     if console.is_terminal:
         console.print(case_table(chosen))
     else:
-        # One id a line, for other programs.
+        # For other programs, print one id per line.
         for case in chosen:
             click.echo(printable(case.id))
     return 2 if problems else 0

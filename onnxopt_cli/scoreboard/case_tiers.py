@@ -11,21 +11,22 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import operators_of
 from onnxopt_cli.scoreboard.scoreboard_file import Tier
 
-#: The size of the quick tier. It is larger if there are more pairs of suite and operator.
+#: The size of the quick tier; it is larger if there are more pairs of suite and operator.
 QUICK_CASES = 470
 #: Row of the cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"
 #: Row of the cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# For an operator with a function body, onnx has a second case with the nodes of the body.
+# onnx's cases of an operator with a function body have a second form, with the nodes of the body;
+# this is the end of its name.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 
 def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
     """Return for each case the row of the scoreboard to which it belongs.
 
-    This is the operator of its model. The expanded function body of an operator, as in onnx's own
-    cases, belongs to that operator.
+    The row is the operator of the case's model. A case of onnx that consists of the function body
+    of an operator belongs to that operator.
     """
     operators = {case.id: tuple(dict.fromkeys(operators_of(case))) for case in cases}
     rows = {}
@@ -40,9 +41,9 @@ def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
 def tier_cases(cases: Sequence[Case], tier: Tier, rows: dict[str, str]) -> list[Case]:
     """Return the cases of a tier, in their original order.
 
-    The quick tier has a case of each suite and operator, then a second one of each, and so on up
-    to :data:`QUICK_CASES`. A hash of the id decides which one comes first. The choice therefore
-    depends only on the ids, and a new case displaces few others.
+    The quick tier has one case of each pair of suite and operator, then a second case of each pair,
+    and so on up to :data:`QUICK_CASES`. The cases of a pair are ordered by a hash of their ids. The
+    choice therefore depends only on the ids, and a new case displaces few other cases.
 
     Args:
         cases: all cases.

@@ -44,7 +44,7 @@ class Conditions:
         machines: the settings of the cluster.
         interruption: set when the user interrupts the command.
         cluster: the machines on which backends run; None for this one.
-        explain_time: seconds to explain the failures of a run; None for a part of its time.
+        explain_time: seconds to explain the failures of a run; None for a part of the run's time.
         tell: shows a message.
         telling: opens a display of progress.
     """
@@ -66,7 +66,7 @@ def measure(
 ) -> dict[tuple[str, str], str]:
     """Run the chosen cases that have no result yet on every backend, and keep their logs.
 
-    A backend that does not start is recorded, and the others run.
+    If a backend does not start, this is recorded, and the remaining backends run.
 
     Args:
         scoreboard: the backends, and the folder of the logs.
@@ -75,7 +75,7 @@ def measure(
         conditions: where and how to run them.
 
     Returns:
-        For the label and specification of each backend that started, the version it reported.
+        The version that each started backend reported, by label and specification.
 
     Raises:
         UsageError: if a log cannot be written.
@@ -161,7 +161,8 @@ class _BackendRuns:
         except BackendUnavailable:
             raise
         except OnnxoptError as error:
-            # A name or package may be missing on this machine; the other backends can still run.
+            # A backend's name or package may be missing on this machine only. As with a backend
+            # that does not start, the remaining backends run.
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:
@@ -179,7 +180,7 @@ class _BackendRuns:
         self._run_cases(key.specification, suite, missing, log=self._store.new_log(key, suite))
 
     def _resume(self, log: Log, suite: str, cases: Sequence[Case]) -> bool:
-        """Continue an unfinished log; return False if it is of another environment."""
+        """Continue an unfinished log; return False if it is from another environment."""
         specification = log.header.backends[0].name
         try:
             self._run_cases(specification, suite, cases, resume=log.path)

@@ -4,9 +4,9 @@
 
     results/openvino/openvino-2026.4.1/onnx-node/2026-11-27.jsonl
 
-The logs are those of ``onnxopt run --log``; a log may hold the results of a part of a suite. A
-result is valid until one of these changes: the backend's specification, version and files, the
-processor, the version of onnxopt, or the content of the case.
+The logs have the form of ``onnxopt run --log``. A log may contain the results of a part of a suite.
+A result is valid until one of these changes: the specification, version or files of the backend,
+the machine, its processor, the version of onnxopt, or the content of the case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_MESSAGE_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ResultKey:
-    """Everything that results depend on, except the cases.
+    """Everything on which results depend, except the cases.
 
     Attributes:
         specification: the specification of the backend.
@@ -105,7 +105,7 @@ class ResultStore:
         yield from sorted(filter(None, logs), key=lambda log: log.header.started)
 
     def _suite_folder(self, key: ResultKey, suite: str) -> Path:
-        # Different names may share a folder, so the header of a log decides its key.
+        # Different versions or suites may share a folder. The key of a log is in its header.
         return self._folder.joinpath(*map(base_name, (key.version or "unknown", suite)))
 
     def _log(self, path: Path) -> Log | None:
@@ -130,7 +130,7 @@ class ResultStore:
         return self._folder / NOT_STARTED_FOLDER / f"{file_name(specification)}{_LOG_SUFFIX}"
 
     def keep_failed_start(self, specification: str, message: str) -> None:
-        """Record in a log without results that a backend did not start.
+        """Record, by a log without results, that a backend did not start.
 
         Raises:
             UsageError: if the file cannot be written.
@@ -163,7 +163,7 @@ class ResultStore:
         self._not_started_file(specification).unlink(missing_ok=True)
 
     def failed_start(self, specification: str) -> str:
-        """Return why a backend did not start when it was last tried; empty if it did."""
+        """Return why a backend did not start when it was last tried; empty if it started."""
         path = self._not_started_file(specification)
         log = self._log(path) if path.is_file() else None
         problems = log.record.problems if log else ()
@@ -190,11 +190,11 @@ def ran_cases(log: Log) -> list[str]:
 
 
 def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
-    """Return whether the cases of a finished log are unchanged.
+    """Return whether a log is finished, and all of its cases still exist unchanged.
 
     Args:
         log: the log.
-        cases: the cases by id.
+        cases: the present cases by id.
         snapshot: the digests of their files.
     """
     ids = ran_cases(log)
@@ -204,7 +204,7 @@ def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bo
 
 
 def missing_cases(logs: Iterable[Log], cases: Sequence[Case]) -> list[Case]:
-    """Return the cases without a result in the logs that are valid for them."""
+    """Return the cases that have no result in any of the logs."""
     ran = {
         case
         for log in logs

@@ -8,18 +8,18 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# A name of this form could also result from another text with its digest appended.
+# A text that ends like this could equal the name of another text, which ends in a digest.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Windows reserves these names, with any suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 
 
 def file_name(text: str) -> str:
-    """Return a name for a file or folder that differs for different texts.
+    """Return a name for a file or folder; different texts have different names.
 
-    It consists of lower-case letters, digits, dots, hyphens and underscores, so that it is valid
-    and unambiguous on every file system. A text that must be changed for this gets a digest of
-    itself appended.
+    The name consists of lower-case letters, digits, dots, hyphens and underscores, so that it is
+    valid and unambiguous on every file system. If the text has other characters, a digest of the
+    text is appended.
     """
     plain = base_name(text)
     return plain if plain == text and not _DIGESTED.search(plain) else f"{plain}-{_digest(text)}"
@@ -32,7 +32,7 @@ def base_name(text: str) -> str:
 
 
 def anchor(text: str) -> str:
-    """Return an anchor in a page that differs for different texts; plain texts are kept."""
+    """Return an anchor for a text in a page; different texts have different anchors."""
     if _PLAIN_ANCHOR.fullmatch(text) and not _DIGESTED.search(text):
         return text
     plain = re.sub(r"[^A-Za-z0-9_./-]+", "-", text)[:_MAX_CHARS].strip("-")

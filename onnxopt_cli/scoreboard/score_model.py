@@ -1,6 +1,6 @@
 """The content of the site of a scoreboard: results by backend, operator and version.
 
-The module reads the logs and counts; :mod:`onnxopt_cli.scoreboard.site` renders.
+This module reads logs and counts results; :mod:`onnxopt_cli.scoreboard.site` renders them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
 
-#: The share of elements that the typical number of lost bits describes.
+#: The typical number of lost bits is the largest number among this share of the elements.
 TYPICAL_SHARE = 0.99
 _CONTESTED = "contested"
 _DIGITS = re.compile(r"(\d+)")
@@ -38,9 +38,9 @@ class Score:
 
     Attributes:
         total: the number of cases.
-        outcomes: the number of results by outcome, in the order of their definition.
-        problem: why the backend has no results; empty if it was started.
-        contested: number of passes by another reading of the specification.
+        outcomes: the number of results by outcome, in the order in which outcomes are defined.
+        problem: why the backend could not be started; empty if it could.
+        contested: number of passes by a second reading of the specification.
         agreeing: number of failures in which another backend has the same wrong result.
         older: number of results in an older opset than that of the case.
     """
@@ -81,7 +81,7 @@ class Score:
 
     @property
     def look(self) -> str:
-        """The kind of the score, which decides its color."""
+        """The class of the score, which decides its color on the page."""
         judged = self.total - self.missing
         conforming = sum(self.outcomes.get(word, 0) for word in HARMLESS)
         if not judged:
@@ -114,7 +114,7 @@ class VersionScore:
     outcomes: Mapping[str, Outcome]
 
     def score(self, cases: Iterable[str]) -> Score:
-        """Count the results of some cases; those without a result do not count."""
+        """Count the results of some cases, without cases that have no result."""
         outcomes = [self.outcomes[case] for case in cases if case in self.outcomes]
         return Score(len(outcomes), counted(Outcome, outcomes))
 
@@ -160,7 +160,7 @@ class Column:
         return tuple(result for result in self.record.results if result.case in OUTSIDE_IDS)
 
     def view(self, cases: Iterable[str]) -> RunView:
-        """Return what reports show of some of the cases."""
+        """Return the results of some of the cases as reports show them."""
         results = tuple(self.results[case] for case in cases if case in self.results)
         return RunView(replace(self.record, results=results))
 
@@ -170,9 +170,9 @@ class BitsLost:
     """The accuracy of the floating-point outputs of some cases, as bits of the significand.
 
     Attributes:
-        typical: the most bits that an element loses, not counting the worst 1 % of the elements;
-            inf if a larger share is finite on one side only.
-        most: the bits that the worst element loses.
+        typical: the largest number of bits that an element loses, without the worst 1 % of the
+            elements; infinite if for more elements only the expected or the actual value is finite.
+        most: the number of bits that the worst element loses.
         elements: number of elements.
     """
 
@@ -182,7 +182,7 @@ class BitsLost:
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> BitsLost | None:
-        """Measure the outputs with comparable values; return None without any."""
+        """Measure outputs with comparable values; return None if there are no such outputs."""
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
@@ -206,7 +206,7 @@ class Scores:
         cases: the chosen cases by id.
         rows: the ids of the chosen cases by row of the matrix, in alphabetical order.
         suites: the ids of the chosen cases by suite.
-        agreements: for a label and a case, the labels that have the same wrong result.
+        agreements: by label and case, the labels of other backends with the same wrong result.
     """
 
     columns: tuple[Column, ...]
@@ -233,7 +233,7 @@ class Scores:
 
 
 def is_contested(result: Result) -> bool:
-    """Return whether a result relies on a further reading of a contested question."""
+    """Return whether a result relies on the second reading of a contested question."""
     return result.note.startswith(_CONTESTED)
 
 
@@ -252,7 +252,7 @@ def read_scores(
         cases: all cases of the suites.
         chosen: the cases that the site shows.
         rows: the row of each case.
-        versions: the version of each label and specification that was started.
+        versions: the version of each backend that was started, by label and specification.
         tell: shows a notice about a file that cannot be used.
     """
     by_row: defaultdict[str, list[str]] = defaultdict(list)
@@ -331,7 +331,7 @@ class _Reader:
         versions: Mapping[tuple[str, str], str],
         logs: Sequence[Log],
     ) -> ResultKey | None:
-        """Return the key of the results to show; None without results."""
+        """Return the key of the results to show; None if there are no results."""
         current = backend.specifications[-1]
         if (backend.label, current) in versions:
             return ResultKey.here(current, versions[backend.label, current])

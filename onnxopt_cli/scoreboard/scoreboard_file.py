@@ -44,7 +44,7 @@ _FIELDS = ("title", "suites", "tier", "results", "site", "older-opsets", "backen
 _VERSIONS = "versions"
 _ADAPTER = "adapter:"
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
-# These backends support every opset.
+# The backends that support every opset.
 _ALL_OPSETS = ("numpy", "onnx-reference")
 _OLDER_OPSETS = "opset"
 _DEFAULT_SUITES = ("onnx-node", "operators")
@@ -62,9 +62,9 @@ class ScoredBackend:
     """A backend of a scoreboard.
 
     Attributes:
-        label: its name on the site.
-        specifications: its specifications, one for each requested version; the last one is the
-            current one.
+        label: the backend's name on the site.
+        specifications: its specifications, one for each requested version; the last one is that of
+            the current version.
     """
 
     label: str
@@ -80,7 +80,7 @@ class ScoreboardFile:
         title: the title of the site.
         suites: paths, suites and ids of cases.
         suites_place: the file and line that name the suites.
-        tier: which of their cases are run.
+        tier: the part of the suites' cases that is run.
         results: the folder of the logs.
         site: the folder of the pages.
         backends: the backends in the order of the file.
@@ -137,7 +137,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def scoreboard(self, document: Mapping[str, Any]) -> ScoreboardFile:
-        """Return the content; if there are problems, it is not complete."""
+        """Return the content, which is incomplete if :attr:`problems` is not empty."""
         for key in document:
             if key not in _FIELDS:
                 hint = nearest(key, _FIELDS)
@@ -261,12 +261,12 @@ class _Reader:
             adapter, comma, options = str(named["backend"]).partition(",")
             named["backend"] = f"{adapter}@{version}{comma}{options}"
         specification = backend_of_table("", named, self._path.parent)
-        # Without a name of its own, as in acme=python:..., since the label names the backend.
+        # Drop a name as in acme=python:..., because the label names the backend.
         return parse_specification(specification.strip()).text
 
 
 def _with_older_opsets(specification: str) -> str:
-    """Add ``opset=auto`` to a specification, unless it is useless or already there."""
+    """Add ``opset=auto`` to a specification that lacks it, unless the backend has all opsets."""
     parsed = parse_specification(specification)
     if parsed.name in _ALL_OPSETS or _OLDER_OPSETS in parsed.options:
         return specification

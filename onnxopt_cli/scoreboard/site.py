@@ -1,4 +1,4 @@
-"""Render a scoreboard as a static site, which needs neither a server nor a network nor scripts.
+"""Render a scoreboard as a static site, which works without a server, a network and scripts.
 
 ::
 
@@ -50,28 +50,29 @@ from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile
 
 _PAGES = files("onnxopt_cli.scoreboard") / "pages"
 _ASSETS = ("scoreboard.css", "scoreboard.js")
-# The list of the site's files, from which a later site removes those that it does not replace.
+# The file that lists the files of the site. A later site removes listed files that it does not
+# replace.
 _LIST = "scoreboard-files.json"
 _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer messages are cut, to limit the size of the site.
+# Longer texts are shortened, to limit the size of the site.
 _MAX_MESSAGE_CHARS = 300
 _MAX_BRIEF_CHARS = 150
 _MAX_VALUE_CHARS = 80
 _MAX_CONTENT_CHARS = 500
-# Smallest shares of passes for the colors of a badge.
+# The colors of a badge, each with the smallest share of passes for it.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # The values of environment variables may be secrets.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
 
 
 def check_available(site: Path) -> None:
-    """Make sure that the site can be written.
+    """Require that the site can be written.
 
     Raises:
-        UsageError: if the folder has files that are not those of a site.
+        UsageError: if the folder contains files, but is not the folder of a site.
     """
     make_folder(site)
     if not (site / _LIST).is_file() and any(site.iterdir()):
@@ -90,7 +91,7 @@ def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
     site = scoreboard.site
     outdated = _listed_files(site)
     contents = dict(_Site(scoreboard.title, scores).contents())
-    # Until the site is complete, the list names the files of both sites.
+    # Until the site is complete, the list names the files of the earlier and of the new site.
     _write_list(site, outdated | contents.keys())
     for folder in _FOLDERS:
         make_folder(site / folder)
@@ -114,7 +115,7 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 
 
 def _listed_files(site: Path) -> set[str]:
-    """Return the files of an earlier site; names that no site has are ignored."""
+    """Return the listed files of an earlier site, without names that no file of a site has."""
     try:
         names = json.loads((site / _LIST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -244,7 +245,7 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # Each set occurs once for each of its labels.
+            # Each set occurs once for each of its labels; it is used for the first label only.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))
@@ -334,12 +335,12 @@ class _Site:
         return ResultView(result, column.record.options)
 
     def _by_row(self, results: Sequence[Result]) -> list[tuple[str, int]]:
-        """Count results by row, the largest number first; those outside of cases do not count."""
+        """Count results by row, largest first; results outside of cases are not counted."""
         rows = (self._rows_of_cases.get(result.case) for result in results)
         return Counter(row for row in rows if row is not None).most_common()
 
     def _badge_names(self, name: str) -> Mapping[str, str]:
-        """Return the name of a backend's badge for all suites, and for each suite."""
+        """Return the names of a backend's badges, by suite; "" stands for all suites together."""
         suites = [*self._scores.suites] if len(self._scores.suites) > 1 else []
         free = FreeNames("{}-{}", taken=[name], alike=str.lower)
         return {"": name} | {suite: free(f"{name}.{base_name(suite)}") for suite in suites}
@@ -385,7 +386,7 @@ def _is_plain_pass(result: Result) -> bool:
 
 
 def _content(results: Sequence[tuple[Column, Result]]) -> str:
-    """Return operators, attributes and inputs of a failing case; empty if no result has them."""
+    """Return operators, attributes and inputs of a case, from the first result that has them."""
     content = next((result.content for _, result in results if result.content), None)
     if content is None:
         return ""
@@ -398,7 +399,7 @@ def _content(results: Sequence[tuple[Column, Result]]) -> str:
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
-    """Return whether the backends that ran differ in a row."""
+    """Return whether the scores of a row's backends differ, without backends that did not run."""
     return len({score.look for _, score in cells if score.look != "none"}) > 1
 
 
