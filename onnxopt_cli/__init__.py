@@ -7,12 +7,12 @@
     for result in onnxopt.run(onnxopt.load_cases("conformance"), "onnxruntime"):
         print(result.case, result.outcome)
 
-Backends are specified as on the command line, and run in processes of their own unless
-``execution`` says otherwise. Functions print nothing. Errors whose message is meant for a user are
-:class:`OnnxoptError`.
+Backends are specified as on the command line. By default they run in separate processes, which
+the argument ``execution`` can change. Functions print nothing. Errors whose message is meant for a
+user are subclasses of :class:`OnnxoptError`.
 
-The names of ``__all__``, and those of :mod:`onnxopt_cli.operators` for authors of operators, follow
-semantic versioning. All other modules are private.
+The names in ``__all__``, and the names for writing operators in :mod:`onnxopt_cli.operators`,
+follow semantic versioning. All other modules are private.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the implementation when a public name is first used: it takes a while."""
+    """Import the implementation, which is slow, when a public name is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("onnxopt_cli._api"), name)
@@ -114,9 +114,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package: ``run`` and ``fuzz`` are functions, although subpackages have these names.
+    """Class of this package, in which ``run`` and ``fuzz`` are functions.
 
-    Importing a subpackage would bind its name in the package.
+    Subpackages have the same names. Importing a subpackage would replace the function in the
+    package, which this class prevents.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -126,7 +126,8 @@ __all__ = [
     "update_expectations",
 ]
 
-# Imported on first use: a passing run needs none of these, and their imports are slow.
+# Names that are imported on first use, since their modules are slow to import, and a run without
+# failures does not need them.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
@@ -137,7 +138,7 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
-# A model with fewer operators needs no search for the wrong one.
+# The first wrong node is searched only in models with at least this number of operators.
 _MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
@@ -174,7 +175,7 @@ def _backends(backends: Iterable[str]) -> tuple[str, ...]:
 
 
 def _several(items: Any) -> tuple[Any, ...]:
-    """Return names or paths as a tuple; a single one need not be in a sequence."""
+    """Return names or paths as a tuple; the argument may be a sequence or a single item."""
     return (items,) if isinstance(items, str | Path) else tuple(items)
 
 
@@ -205,15 +206,16 @@ def load_cases(
     """Return the cases of files, folders, suites and ids, in a stable order.
 
     Args:
-        targets: by default the folder ``cases`` or, if it does not exist, the suites of onnxopt.
-        patterns: ids, globs or parts of ids; a case must match one.
-        operators: names of operators; the model of a case must contain one.
-        tags: tags; a case must have one.
-        without: capabilities; cases that need one are excluded.
+        targets: files, folders, names of suites, and ids; by default the folder ``cases`` or, if it
+            does not exist, the suites of onnxopt.
+        patterns: ids, globs or parts of ids; a case must match at least one of them.
+        operators: names of operators; the model of a case must contain at least one of them.
+        tags: tags; a case must have at least one of them.
+        without: capabilities; cases that need one of them are excluded.
         memory: limit in bytes on the memory of a case of a case file; 0 for no limit.
-        invalid: called with the faults of case files, which are left out.
-        tell: called with a message on each pattern without a match.
-        telling: opens a display of progress.
+        invalid: called with the faults of case files; the invalid cases are left out.
+        tell: called with a message about each pattern that matches no case.
+        telling: opens a progress display.
 
     Raises:
         InvalidCase: with the faults of case files, unless ``invalid`` handles them.
@@ -251,8 +253,8 @@ def run(
 
     Raises:
         UsageError: if a backend, an expectation file or a setting is invalid.
-        BackendUnavailable: if no backend starts. If only some start, the cases of the others are
-            not run.
+        BackendUnavailable: if no backend starts. If only some backends start, cases on the other
+            backends have the outcome ``not-run``.
         TypeError: if an argument is not a case, or not a backend.
     """
     collection = Collection(_cases(cases), ())
@@ -274,10 +276,11 @@ def check(
     """Run one case, for use in a test; the backend stays ready for the next call.
 
     Returns:
-        The result, which conforms.
+        The result of the case, if it conforms.
 
     Raises:
-        NotConformingError: if the result does not conform, or not to the ``expect`` files.
+        NotConformingError: if the case does not pass or, with ``expect`` files, if the outcome is
+            not the expected one.
         UsageError: if the backend, an expectation file or a setting is invalid.
         BackendUnavailable: if the backend does not start.
         TypeError: if an argument is not a case, or not a backend.
@@ -318,13 +321,14 @@ def explain(
     """Return explanations of failures: known mistakes that reproduce them, and conditions.
 
     Args:
-        results: the results of a run, including passing ones: a mistake that fails a passing case
-            is ruled out.
+        results: the results of a run, including passes: a mistake that would fail a case that
+            passed is ruled out.
         cases: the cases that ran; None to load them again from their locations.
-        judging: how the run judged them.
-        seconds: time limit of the search for operators with a formula, and of that for the others.
-            By default, a fifth of the run's time, but at least 5 s for all operators with a
-            formula together, and at least 8 s for each of up to 7 other operators.
+        judging: how the run judged outputs.
+        seconds: time limit of the search for operators with a formula, and of the search for
+            operators without one. With None, each is a fifth of the run's time, but at least 5 s
+            for all operators with a formula together, and at least 8 s for each of up to 7
+            operators without one.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -351,13 +355,11 @@ def explain_session(
     seconds: float | None = None,
     progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
-    """Return explanations of a session's failures; the search may submit models to its backends.
+    """Return explanations of a session's failures; the search may run further models on backends.
 
     Args:
         session: a session whose cases have run.
-        seconds: time limit of the search for operators with a formula, and of that for the others.
-            By default, a fifth of the run's time, but at least 5 s for all operators with a
-            formula together, and at least 8 s for each of up to 7 other operators.
+        seconds: time limits; see :func:`explain`.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -374,7 +376,8 @@ def explain_session(
         explanations = explain(
             results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )
-        # Generated nodes are judged without declared arithmetic.
+        # Backends that declare reduced-precision arithmetic only get cases of the run: generated
+        # nodes would be judged as if the backend had declared nothing.
         declaring = [backend.name for backend in plan.backends if backend.specification.math]
         explanations += explain_nodes(
             results,
@@ -401,11 +404,11 @@ def locate(
     Args:
         case: the model with its inputs; stored outputs are ignored.
         backends: specifications as for ``-b``.
-        execution: where and within which limits backends run; the limit of memory is also that of
-            the intermediate values in this process.
+        execution: where and within which limits backends run. The memory limit also applies to the
+            intermediate values of the model in this process.
         judging: how outputs are judged.
         interruption: set when the user interrupts the command.
-        telling: opens a display of progress.
+        telling: opens a progress display.
 
     Raises:
         InvalidCase: if the case cannot be loaded.
@@ -424,7 +427,7 @@ def locate(
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:
-    """Yield a failing model of several nodes, and its first wrong node, for each backend.
+    """Yield, for each backend, its first failing model of several nodes and the first wrong node.
 
     Args:
         session: a session whose cases have run.
@@ -444,7 +447,7 @@ def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result
 
     texts = {executor.name: executor.specification.given for executor in plan.backends}
     for backend, result in first_failures.items():
-        # The workers of the session have ended.
+        # Start the backend again, since the workers of the session have ended.
         opened = open_plan([texts[backend]], config.execution, plan.judging, plan.interruption)
         with suppress(OnnxoptError), opened as restarted:
             restarted.backends[0].ready()
@@ -480,23 +483,26 @@ def audit(
     Args:
         cases: from :func:`load_cases`.
         judging: how outputs are judged.
-        operators: names of the operators to audit without a formula; empty for all in the cases.
+        operators: names of the operators without a formula to audit; empty for all in the cases.
         jobs: number of processes.
         thorough: whether to find redundant cases as well, which takes many times as long.
-        progress: called with the number of finished implementations and of all.
-        preparing: called with the numbers of prepared and of all cases, before that.
-        invalid: called with the faults of cases, which are left out.
+        progress: called with the number of finished implementations and the total number.
+        preparing: called with the number of prepared cases and the total number, before the first
+            call of ``progress``.
+        invalid: called with the faults of cases; the invalid cases are left out.
         cluster: cluster that runs the audit of operators with a formula; None for this machine.
         shard: the part of the implementations to test; None for all.
-        join: JSON files of audits of all shards, which are merged instead of testing anything.
-        inputs: number of further nodes on which surviving mutants of operators without a formula
-            run; None for the default.
-        seconds: processor time for each operator after which no further nodes are drawn.
+        join: JSON files of the audits of all shards, which are merged instead of running an audit.
+        inputs: number of randomly drawn nodes on which mutants of operators without a formula that
+            survive all cases are run, to find out whether they are equivalent; None for the
+            default.
+        seconds: processor time in seconds for each operator, after which no further such nodes are
+            drawn.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
-        UsageError: if a file to join belongs to other cases, or a shard is missing.
-        BackendUnavailable: if the cluster is lost.
+        UsageError: if a file in ``join`` is of an audit of other cases, or a shard is missing.
+        BackendUnavailable: if the connection to the cluster is lost.
     """
     from onnxopt_cli.analysis.audit import audit, find_trials
     from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS, find_node_trials
@@ -533,7 +539,10 @@ def audit(
 def inject_errors(
     cases: Iterable[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
 ) -> list[InjectedErrors]:
-    """Inject errors into correct outputs of any operators; return which tolerances catch them."""
+    """Inject errors into correct outputs, and return how many of them the tolerances detect.
+
+    The cases may be of any operators.
+    """
     from onnxopt_cli.analysis.injected_errors import inject_errors
 
     return inject_errors(_cases(cases), jobs, progress)
@@ -548,11 +557,11 @@ def fuzz(
     seconds: float | None = None,
     execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
-    """Yield shrunk failures of a backend on random examples, one of each kind.
+    """Yield failures of a backend on random examples, one of each kind, each after shrinking it.
 
     Args:
         backend: specification as for ``-b``.
-        operators: names of operators; by default all with a formula.
+        operators: names of operators; by default all operators with a formula.
         seed: seed of the random examples.
         examples: number of examples.
         seconds: time limit of the search; None for no limit.
@@ -594,8 +603,8 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
             nearest folder above it.
 
     Raises:
-        UsageError: listing all faults of the file; if no file exists; or if another user may have
-            written a file that is not named explicitly.
+        UsageError: if the file has faults, which the message lists; if there is no file; or, if
+            ``path`` is None, if another user may have written the file.
     """
     configuration = known_configuration() if path is None else read_configuration(Path(path))
     if configuration is None:
@@ -604,7 +613,7 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:
-    """Register the operators of files, also for later child processes; return the new operators.
+    """Register the operators of files in this process and future children; return the new ones.
 
     Args:
         paths: Python files; their code is executed.
@@ -620,10 +629,10 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     operators = registry()
     added = [operator for path in paths for operator in operators.add_file(Path(path))]
     operators.export()
-    # Operators of files that an environment variable names are also checked.
+    # Also check the operators of the files in the variable ONNXOPT_OPERATORS.
     of_files = [operator for operator in operators.operators if operator.file in operators.files]
     for message in filter(None, map(unreadable, of_files)):
-        hint = "a formula takes tensors of any rank; functions of whole tensors take no axis"
+        hint = "a formula must accept tensors of any rank, and reduce whole tensors without an axis"
         raise UsageError(message, hint=hint)
     return added
 
@@ -631,9 +640,9 @@ def add_operators(*paths: Path | str) -> list[Operator]:
 def directories(
     cases: Sequence[Case], interruption: Interruption
 ) -> Iterator[tuple[Case, dict[str, bytes]]]:
-    """Yield each case with the files of a test directory, by their paths in it.
+    """Yield each case with the files of its test directory, by their paths in the directory.
 
-    Outputs that a case does not store are those of the formula or of onnx's reference.
+    If a case stores no outputs, they are computed by the formula or by onnx's reference.
 
     Args:
         cases: the cases.
@@ -641,7 +650,7 @@ def directories(
 
     Raises:
         InvalidCase: if a case cannot be loaded.
-        UsageError: naming the first case that a test directory cannot hold.
+        UsageError: naming the first case that a test directory cannot represent.
     """
     with open_plan((), _EXECUTION, _JUDGING, interruption) as plan:
         for case in cases:
@@ -657,7 +666,7 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
 
     Args:
         suite: name of the suite.
-        form: ``yaml``, ``onnx``, or None for the suite's own form.
+        form: ``yaml``, ``onnx``, or None for the default form of the suite.
 
     Raises:
         UsageError: if there is no such suite, or it cannot be written in that form.

@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, about in CAPABILITIES.items():
         config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
-        # A worker of xdist cannot report usage errors, and its controller collects nothing.
+        # With xdist, check the options in the controller, which does not collect tests: workers,
+        # which do, cannot report usage errors.
         _select(config)
 
 
@@ -40,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the cases before -k and -m select among the items; see pytest."""
+    """Add the cases, before pytest applies -k and -m; see pytest."""
     root = _Cases.from_parent(session, name=MARKER, nodeid=MARKER, selection=_select(config))
     items += session.genitems(root)
 

@@ -12,7 +12,7 @@ from importlib import import_module
 
 import pytest
 
-#: Marks the cases among the tests.
+#: The marker of tests that are cases.
 MARKER = "onnxopt"
 
 
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     ):
         help_text = f"{about} May be given several times."
         group.addoption(name, action="append", default=[], metavar=metavar, help=help_text)
-    backends = "The backends of onnxopt without --onnxopt-backend."
+    backends = "The backends of onnxopt if --onnxopt-backend is not given."
     parser.addini("onnxopt_backend", backends, type="args", default=[])
 
 

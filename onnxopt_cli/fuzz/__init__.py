@@ -1,1 +1,1 @@
-"""Search for failures of a backend: examples drawn by hypothesis, shrunk and explained."""
+"""Fuzzing: search for failures of a backend with examples that hypothesis draws and shrinks."""

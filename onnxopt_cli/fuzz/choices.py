@@ -1,8 +1,8 @@
 """Draw the parts of an example: shapes, numbers, attributes.
 
-A choice costs hypothesis more time than a small tensor costs a backend. The elements of a tensor
-are therefore not drawn one by one: one choice selects a constant, or the seed of short decimals
-that stay readable in a report.
+Making a choice takes hypothesis longer than computing a small tensor takes a backend. The elements
+of a tensor are therefore not drawn one by one. A single choice selects either a constant for all
+elements, or the seed from which short decimals are drawn, which are readable in a report.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ T = TypeVar("T")
 
 
 class Source:
-    """Makes choices, which hypothesis varies to shrink a failing example.
+    """Makes choices, which hypothesis simplifies to shrink a failing example.
 
     Args:
-        draw: draws from a hypothesis strategy; None always takes the simplest choice.
+        draw: function that draws from a hypothesis strategy; None to always make the simplest
+            choice.
     """
 
     def __init__(self, draw: Callable[[Any], Any] | None = None) -> None:
         self._draw = draw
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of the options, the simplest being the first."""
+        """Return one of the options; the first is the simplest."""
         return options[self.integer(0, len(options) - 1)]
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most, the simplest being the one nearest to zero."""
+        """Return an integer from least to most; the one nearest to zero is the simplest."""
         if self._draw is None or least == most:
             return min(max(0, least), most)
         return int(self._draw(_integers(least, most)))
 
     def rarely(self, times: int = 8) -> bool:
-        """Return True about once in ``times`` calls; False is simpler."""
+        """Return True about once in ``times`` calls; False is the simplest."""
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
@@ -75,16 +76,18 @@ SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
-#: Powers of ten by item size; the squares of most, but not all, stay in range.
+#: For each item size in bytes, the exponents of powers of ten by which elements are scaled. Most,
+#: but not all, squares of scaled elements are in the range of the type.
 _POWERS = {
     4: (-6, 6, -12, 12, -18, 18, -30, 30, -40),
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# Every element of every tensor has one of these values when `has_result` evaluates the formula.
+# has_result() evaluates the formula with tensors of one of these values.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
-#: Every sixth seed scales its decimals, and another sixth mixes in special values.
+# The remainder of a seed divided by this number selects a style. One style scales the decimals,
+# another one replaces some of them by special values, and the others use plain decimals.
 _STYLES = 6
 
 
@@ -100,10 +103,10 @@ def draw_tensor(
     """Draw a tensor with a single choice.
 
     Args:
-        source: makes the choice.
+        source: source of the choice.
         shape: shape of the tensor.
         dtype: a float type.
-        nonnegative: whether to take absolute values.
+        nonnegative: whether to replace the elements by their absolute values.
     """
     chosen = source.integer(0, len(_CONSTANTS) + _SEEDS - 1)
     with np.errstate(all="ignore"):
@@ -126,10 +129,11 @@ def _values(chosen: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
 
 
 def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
-    """Return decimals of up to three digits and many magnitudes, one in eight of them zero."""
+    """Return decimals of up to three digits and many magnitudes; about one in eight is zero."""
     powers = 10.0 ** random.randint(-5, 1, shape)
     digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
-    # Dividing rounds to the nearest double of the decimal; a zero loses its sign.
+    # The quotient of two integers is the double nearest to the decimal. Adding 0.0 turns -0.0 into
+    # 0.0.
     return digits / (1 / powers) + 0.0
 
 
@@ -146,20 +150,21 @@ _FRACTIONS = (
     0.5, 0.0, 0.9, 0.1, 0.25, 0.75, 0.999, 0.9999, 0.01, 0.3, 1e-3, 1e-6, 1e-8, 1.0, 1.5, 2.0, -0.5,
     float(np.nextafter(np.float32(1), np.float32(0))), 1e-30,
 )  # fmt: skip
-#: Positions between the limits of an attribute, from 0 (least) to 1 (most).
+# Positions in the range between the limits of an attribute, from 0 (least) to 1 (most).
 _SHARES = (0.5, 0.0, 1.0, 0.25, 0.8, 0.333, 0.6, 0.995, 0.01)
 _COUNTS = (
     *range(13), 20, 31, 99, 100, 1000, 12345, 2**20, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7,
 )  # fmt: skip
-#: Rates stay finite: an infinite rate times zero depends on the order of operations.
+# Rates are finite or NaN: with an infinite rate and a zero, the result depends on the order of
+# operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
-#: A tensor of one element is a valid scalar at any rank.
+# Ranks of scalars: a tensor of one element is a valid scalar at any rank.
 _RANKS = (0, 0, 0, 1, 2)
 
 
 def draw_attributes(source: Source, operator: Operator, groups: int) -> dict[str, AttributeValue]:
-    """Draw the attributes of a node; optional attributes may be absent."""
+    """Draw the attributes of a node; optional attributes may be omitted."""
     attributes: dict[str, AttributeValue] = {}
     for attribute in operator.attributes:
         if attribute.choices:
@@ -189,15 +194,15 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 def has_result(
     operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Iterable[Array]
 ) -> bool:
-    """Return whether the formula is finite for some tensors of ordinary values.
+    """Return whether the outputs of the formula are finite for some ordinary tensors.
 
-    Without a finite result, for example after a division of a rate by zero, the outputs depend on
-    the order of operations, and every order is right.
+    If they never are, for example because a rate is divided by zero, the outputs depend on the
+    order of operations, and cannot be judged.
     """
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDEST_TYPE)[()]
-        # In any order of operations, a NaN makes the whole result NaN.
+        # A rate that is NaN is allowed: it makes the result NaN in every order of operations.
         operands[item.name] = WIDEST_TYPE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         setting = attributes.get(attribute.name, attribute.default)
@@ -219,7 +224,7 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # A formula that is undefined for every number is so for another reason than this attribute.
+    # If the formula is undefined for every number, this attribute is not the reason.
     return tuple(defined) or _FRACTIONS
 
 

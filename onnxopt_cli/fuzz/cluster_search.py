@@ -1,8 +1,9 @@
 """Search for failures on this machine or on the workers of a cluster.
 
-A worker only reports whether a portion of the examples contains a failure of a new kind. This
-process then searches such a portion itself, on any worker. Each failure is therefore shrunk once,
-and the findings depend neither on the number of workers nor on the order of their responses.
+A worker of a cluster only reports whether a portion of the examples contains a failure of a new
+kind. If it does, this process searches the portion again, and shrinks the failure, with examples
+that run on any worker. Therefore each failure is shrunk once, and the findings depend neither on
+the number of workers nor on the order of their responses.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def open_search(
     Args:
         task: the examples, the backend and the limits of the search.
         interruption: set when the user interrupts the search.
-        tell: called with each warning before the search.
-        telling: opens a progress display for the installation of an adapter.
+        tell: called with each warning, before the search begins.
+        telling: opens a progress display while an adapter is installed.
 
     Raises:
         UsageError: if the backend specification is invalid, or hypothesis is not installed.
@@ -93,7 +94,10 @@ class ClusterSearch(Search):
 
 
 class _Requests(Sequence[dict[str, Any]]):
-    """The portions; each carries the known failures and the remaining time when it is sent."""
+    """Requests to search the portions of a task.
+
+    A request is created when it is sent, with the failures known and the time left at that moment.
+    """
 
     def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
         self._task, self._findings, self._portions, self._end = task, findings, portions, end
@@ -122,8 +126,8 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
     """Return, on a worker, whether a portion contains a failure of a new kind.
 
     Args:
-        executors: the executor of the backend, as the only element.
-        portion: an element of :class:`_Requests`.
+        executors: one executor, that of the backend.
+        portion: the request, an element of :class:`_Requests`.
     """
     (executor,) = executors
     with tempfile.TemporaryDirectory() as memory:

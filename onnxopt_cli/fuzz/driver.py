@@ -27,7 +27,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-#: About one of this number of examples has several nodes.
+# About one example in this number has several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -41,8 +41,8 @@ def examples(
     """Return a hypothesis strategy that draws examples of some operators.
 
     Args:
-        operators: the operators under test that have a formula.
-        generated: names of those without one.
+        operators: the operators under test with a formula.
+        generated: names of the operators under test without a formula.
         single_nodes: whether every example is a single node.
         graphs: whether every example is a random graph of ONNX operators.
     """
@@ -65,9 +65,9 @@ def examples(
 
 
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
-    """Yield a simple node of each operator, and the nodes that break its signature in one way each.
+    """Yield a simple node of each operator, and nodes that break the signature in all known ways.
 
-    There are few of them, so every one is tried instead of drawn.
+    There are few such nodes, so all are tried instead of drawing some.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -79,11 +79,11 @@ class Failure(Exception):
 
 
 class RoundOver(BaseException):
-    """Ends the round; hypothesis would take a subclass of Exception for a failure."""
+    """Ends the round. Not a subclass of Exception, which hypothesis would treat as a failure."""
 
 
 class Abort(BaseException):
-    """Ends the whole search; not a subclass of Exception, for the same reason as RoundOver.
+    """Ends the whole search. Not a subclass of Exception, for the same reason as RoundOver.
 
     Attributes:
         reason: the error that ends the search.
@@ -105,18 +105,18 @@ class Task:
     """The examples, the backend and the limits of a search.
 
     Attributes:
-        operators: operators under test that have a formula.
+        operators: the operators under test with a formula.
         backend: specification of the backend under test.
         execution: settings of the backend's worker.
         seed: seed of all choices.
         examples: number of examples to try; None for no limit.
         seconds: duration of the search; None for no limit.
-        memory: the folder that keeps failing examples from run to run.
-        generated: names of the operators under test that have no formula.
+        memory: the folder that keeps failing examples for later runs.
+        generated: names of the operators under test without a formula.
         single_nodes: whether all models have a single node.
         graphs: whether all models are random graphs of ONNX operators.
         shard: the shard of the examples to try; None for all.
-        cluster: the machines on which the search runs; None for this one.
+        cluster: the machines on which the search runs; None for this machine.
         explain_time: seconds to spend on explaining a finding; 0 for no explanation.
         tried: called after each example with the number of examples tried.
         shrinking: called with a new kind of failure before the failure is shrunk.
@@ -142,17 +142,17 @@ class Task:
 def drive(
     task: Task, attempted: Callable[[Example], None], most: int, number: int
 ) -> tuple[bool, bool]:
-    """Call a function with examples, and shrink an example for which it raises a failure.
+    """Call a function with the examples of a round, and shrink an example for which it fails.
 
     Args:
         task: the search.
-        attempted: the function; it may raise a failure, RoundOver or Abort.
+        attempted: the function; it raises a failure, RoundOver or Abort, or returns.
         most: maximum number of examples without a failure.
-        number: number of the round, which selects its examples; round 0 replays the failures of
+        number: number of the round, which determines its examples; round 0 replays the failures of
             earlier runs.
 
     Returns:
-        Whether the round ran to its end, and whether failures were reproducible.
+        Whether the round was completed, and whether its failures were reproducible.
 
     Raises:
         UsageError: if no example has a finite result.
@@ -164,7 +164,8 @@ def drive(
     from hypothesis.errors import Flaky, Unsatisfiable
 
     operators, generated = tuple(task.operators), tuple(task.generated)
-    # Failures are kept by backend, and by operators, since choices depend on their list.
+    # Failures are stored as choices, whose meaning depends on the operators, so failures are kept
+    # for each backend and list of operators.
     subjects = [*(operator.qualified_name for operator in operators), *generated]
     subjects += ["graphs"] * task.graphs
     names = "\n".join([task.backend, *subjects])
@@ -181,13 +182,13 @@ def drive(
     )
 
     def test(example: Example) -> None:
-        # The database identifies a test by its source, which must be the same in all phases.
+        # The database identifies a test by the source of this function, so all rounds use it.
         attempted(example)
 
-    # Each round has its own seed.
+    # The seed of the round.
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
-    # A seed disables the database; the settings, applied later, enable it again.
+    # hypothesis.seed disables the database; the settings, which are applied after it, enable it.
     with_examples: Callable[[Any], Any] = hypothesis.given(
         examples(operators, generated, task.single_nodes, task.graphs)
     )
@@ -213,8 +214,9 @@ def drive(
 def _undisturbed(folder: Path) -> Iterator[None]:
     """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
-    Hypothesis also draws constants that occur in the source of loaded local modules. No setting
-    disables that, so its pool of local constants is replaced by an empty one.
+    Hypothesis also draws constants that occur in the source of local modules, so the examples would
+    depend on the modules that are loaded. No setting disables this; therefore the set of these
+    constants is replaced by an empty one.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -222,7 +224,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions of hypothesis without this feature lack these names.
+        # Versions of hypothesis that do not draw such constants lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

@@ -38,7 +38,7 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
-#: Examples without a formula, which are judged by their condition.
+#: Kinds of examples without a formula, whose tolerances are condition estimates.
 ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 
@@ -61,8 +61,8 @@ class Trial:
     def failed(self) -> bool:
         """True if the result is a failure of the backend."""
         outcome = self.result.outcome
-        # An unsupported operator counts as a refusal of an invalid node. Few backends support every
-        # version and type of ONNX's operators.
+        # The outcome `unsupported` is not a failure in two cases: an invalid node must be rejected
+        # in some way, and few backends support every version and type of ONNX's operators.
         refused = outcome is Outcome.UNSUPPORTED and (
             bool(self.example.breach) or isinstance(self.example, ESTIMATED)
         )
@@ -70,7 +70,7 @@ class Trial:
 
     @property
     def is_costly(self) -> bool:
-        """True if the example ended the worker or took the whole timeout."""
+        """True if the backend crashed or reached a limit, so that its worker is restarted."""
         return self.result.outcome in _COSTLY
 
     @property
@@ -82,7 +82,7 @@ class Trial:
 
 
 def attempt(example: Example, executor: Executor) -> Trial:
-    """Run an example; its expected result is computed while the backend is working.
+    """Run an example on a backend, and compute its expected result meanwhile.
 
     Raises:
         BackendUnavailable: if the backend cannot be restarted, or the user interrupted the search.
@@ -98,7 +98,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = resolved(Oracles(judging).expected(problem))
     assert not expected.unusable, expected.unusable  # noqa: S101 - else a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
-        # Deriving the error bounds only in judge() would leave the backend idle meanwhile.
+        # Otherwise judge() would derive the error bounds while the backend is idle.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -108,7 +108,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     return Trial(example, case, result)
 
 
-#: The kind of failures in which only values differ.
+#: Description of failures in which types and shapes are correct, and values differ.
 VALUES = "wrong numbers"
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -117,15 +117,15 @@ _MAX_KIND_CHARS = 120
 
 
 def kinds_of(trial: Trial) -> tuple[str, ...]:
-    """Return the kinds of a failure, described without details that differ between examples.
+    """Return descriptions of a failure, without details that differ between examples.
 
-    A wrong type and a wrong shape are two kinds, since they may have two causes.
+    A wrong type and a wrong shape have separate descriptions, since they may have different causes.
     """
     result = trial.result
     if result.outcome is Outcome.FAIL and trial.example.breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
-        # The message of a timeout has only the duration.
+        # The message of a timeout contains nothing but the duration.
         detail = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
         return (f"{result.outcome}{detail}",)
     structures = [diff for diff in result.diffs if diff.structure is not None]
@@ -152,7 +152,8 @@ def _general(message: str) -> str:
     return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_MAX_KIND_CHARS]
 
 
-#: An explanation must agree with this many of the latest passing examples of the operator.
+# A known mistake explains a failure only if it also agrees with the latest passing examples of the
+# operator, up to this number.
 _PASSED_PER_OPERATOR = 100
 
 
@@ -161,9 +162,9 @@ class FailureKind:
     """A kind of failure.
 
     Attributes:
-        subject: name of the operator, or the phrase for a model of several nodes.
+        subject: name of the operator, or ``several nodes`` or ``random graph``.
         description: description of the failure.
-        number: distinguishes kinds with the same description.
+        number: number that distinguishes kinds with the same subject and description, from 1.
     """
 
     subject: str
@@ -176,11 +177,11 @@ class Finding:
     """A distinct failure.
 
     Attributes:
-        kind: its kind; the example may have further kinds of failures.
-        trial: the smallest example that shows the failure.
-        explanation: the known mistakes that reproduce it; None without a search for them.
+        kind: the kind of the failure; the example may also have failures of other kinds.
+        trial: the smallest example with the failure.
+        explanation: the known mistakes that reproduce the failure; None if none were searched.
         flaky: True if the same example does not fail every time.
-        replayed: True if an earlier run found it.
+        replayed: True if an earlier run found the failure.
     """
 
     kind: FailureKind
@@ -191,7 +192,7 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        """The operator that fails, or the operators of the smallest graph."""
+        """The subject of the kind, or for a random graph the operators of the smallest example."""
         example = self.trial.example
         return example.subgraph if isinstance(example, RandomGraph) else self.kind.subject
 
@@ -216,16 +217,20 @@ class Findings:
         )
 
     def forget_passed(self) -> None:
-        """Forget the passing examples, so that only later ones restrict explanations."""
+        """Forget the passing examples, so that explanations need not agree with them."""
         self._passed.clear()
 
     def record(self, trial: Trial) -> None:
-        """Keep an example if it passed."""
+        """Keep an example that passed, for explanations of later failures."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
             self._passed[trial.example.subject].append(trial)
 
     def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
-        """Return the kinds of a failure; explanations distinguish kinds of wrong numbers."""
+        """Return the kinds of a failure.
+
+        Failures with wrong values are of the same kind if the explanation of the kind also explains
+        them.
+        """
         return tuple(self._kind(trial, description) for description in kinds_of(trial))
 
     def new(self, trial: Trial) -> FailureKind | None:
@@ -236,7 +241,7 @@ class Findings:
         example = trial.example
         known_kinds = [kind for kind in self.all if kind.description == description]
         if len(example.operators) > 1 and not isinstance(example, RandomGraph):
-            # A failure of a single node recurs in models that contain the node.
+            # A failure of an operator in a single node also occurs in models with this operator.
             for kind in known_kinds:
                 if kind.subject in example.operators:
                     return kind
@@ -244,14 +249,15 @@ class Findings:
         if description != VALUES:
             return FailureKind(example.subject, description)
         if isinstance(example, ESTIMATED):
-            # An example with all traits of a shrunk one most likely fails for the same reason.
+            # An example that has all traits of the shrunk example of a kind most likely fails for
+            # the same reason.
             for kind in known_kinds:
                 if self._traits.get(kind, frozenset()) <= example.traits:
                     return kind
             return FailureKind(example.subject, description, len(known_kinds) + 1)
         for kind in known_kinds:
             explanation = self.all[kind]
-            # Unexplained failures cannot be distinguished, so they share one kind.
+            # Failures without an explanation cannot be distinguished, so they are of one kind.
             if not (explanation and explanation.known_mistakes) or _explains(explanation, trial):
                 return kind
         return FailureKind(example.subject, description, len(known_kinds) + 1)
@@ -262,8 +268,8 @@ class Findings:
         Args:
             finding: a finding without an explanation.
             similar: other failures of the kind. The explanation has to reproduce the first of them
-                that has the same kinds as the finding.
-            seconds: time for the search for an explanation; 0 for no search.
+                that has the same descriptions as the finding.
+            seconds: time limit of the search for an explanation; 0 to skip the search.
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
         self.all[finding.kind] = explained.explanation
@@ -287,7 +293,7 @@ class Findings:
 
 
 def _explains(explanation: Explanation, trial: Trial) -> bool:
-    """Return whether the explanation of other failures also reproduces this one."""
+    """Return whether the known mistakes of an explanation also reproduce another failure."""
     observation = observe(trial.result, trial.case, Judging())
     if not isinstance(observation, Observation):
         return False

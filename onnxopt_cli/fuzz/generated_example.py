@@ -21,19 +21,19 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable
 from onnxopt_cli.suites.operators.operator_suite import node_case
 
 _SIMPLEST_TYPES = ("float32", "int64")
-# Attributes of these types distinguish failures by their values, others by their presence.
+# Attributes of these types are traits with their values; of other attributes, only the name is one.
 _CHOSEN_TYPES = (defs.OpSchema.AttrType.STRING, defs.OpSchema.AttrType.INT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedExample:
-    """A node with its inputs; onnx's corrected reference yields the expected outputs.
+    """A node with its inputs, whose expected outputs are those of onnx's corrected reference.
 
     The interface is that of :class:`~onnxopt_cli.fuzz.graph_example.GraphExample`.
 
     Attributes:
         node: the node.
-        breach: always empty: the node is valid.
+        breach: always empty, since the node is valid.
     """
 
     node: GeneratedNode
@@ -86,7 +86,7 @@ class GeneratedExample:
 
 
 def draw_generated(source: Source, operator: str) -> GeneratedExample:
-    """Draw a node of an operator, in any version; the newest is the simplest."""
+    """Draw a node of any version of an operator; the newest version is the simplest choice."""
     try:
         node = draw(source.choice(schemas(operator)), source)
         valid = not model_fault(node.problem.model)

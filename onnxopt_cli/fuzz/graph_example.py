@@ -1,10 +1,10 @@
-"""Examples of several nodes with formulas, and primitive nodes between them.
+"""Examples of several nodes of operators with a formula, with primitive nodes between them.
 
-The primitive nodes are exact, so the error bound of one node's outputs is the error bound of the
-next node's inputs, and the outputs of the whole model are judged by the bound carried through it. A
-case file states one rtol and one atol for each output: the smallest that cover the bounds of all
-its elements. A value is not an output of the model if its error bound is infinite, if some element
-lies close to the threshold of a choice, or if a correct reformulation yields NaN.
+The primitive nodes round nothing, so the error bound of a node's outputs is also the error bound of
+the next node's inputs, and the error bounds of the model's outputs follow from those of all nodes.
+For each output, a case file states the smallest rtol and atol that allow the error bounds of all
+elements. A value is not an output of the model if its error bound is infinite, if an element is
+close to the threshold of a choice, or if the result of a correct reformulation is NaN.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from onnxopt_cli.operators.operator import Operator
 
 _OPSET = 13
 _COUNTS = (2, 2, 3)
-#: Chains of primitive nodes between two nodes: operators and their second inputs, in order. Each
-#: chain preserves the shape.
+#: Chains of primitive nodes that may connect two nodes: for each node of the chain, the operator
+#: and the name of its second input, if any. Every chain preserves the shape.
 _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (),
     (("Neg",),),
@@ -49,9 +49,10 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("Transpose",), ("Transpose",)),
     (("Reshape", "flat"), ("Reshape", "whole")),
 )
-#: The functions of the operators that change values.
+#: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: rtol covers elements whose relative error bound is at most this, atol the others.
+#: rtol allows the error bounds of elements whose relative error bound is at most this, atol those
+#: of all other elements.
 _LARGEST_RTOL = 1e-3
 
 
@@ -65,8 +66,8 @@ class GraphExample:
         inputs: inputs by name.
         expected: expected outputs by name.
         tolerances: tolerances of the outputs by name.
-        breach: always empty: the model is valid.
-        subject: the subject of its failures.
+        breach: always empty, since the model is valid.
+        subject: the subject of the failures of such models.
     """
 
     operators: tuple[str, ...]
@@ -139,7 +140,7 @@ class _Drawing:
         drawn = draw_right_node(source, operator, 1, self._shape)
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
-        # Earlier outputs of the common shape and a supported type.
+        # Earlier outputs that have the shape of all first tensors, and a type of this operator.
         candidates = [
             name
             for name in self._outputs
@@ -147,7 +148,7 @@ class _Drawing:
         ]
         for name, value in drawn.inputs.items():
             choices = candidates if name in operator.tensors else []
-            # Each node but the first consumes at least one earlier output.
+            # If there are such outputs, at least the first tensor is one of them.
             if choices and (name == operator.tensors[0] or source.integer(0, 1)):
                 node_inputs.append(self._link(source.choice(choices), name in nonnegative))
             else:
@@ -179,7 +180,8 @@ class _Drawing:
 
     def _link(self, name: str, nonnegative: bool) -> str:
         """Append a chain of primitive nodes to a value; return the name of the chain's output."""
-        # Reshape copies a dimension where the new shape has a zero.
+        # The last chain contains Reshape, which would interpret a zero in the shape as a copy of
+        # the input's dimension.
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:

@@ -1,4 +1,4 @@
-"""Write findings as cases beside the existing ones."""
+"""Write findings as cases to a folder, without overwriting existing cases."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
         finding: the finding.
         folder: the destination; created if it does not exist.
         headline: the failure in one line.
-        source: the command that found it.
+        source: the command that found the failure.
 
     Returns:
-        The path of the case file; an existing one if it has the same example.
+        The path of the case file or test directory; that of an existing one with the same example.
 
     Raises:
         UsageError: if the case cannot be written.
@@ -58,7 +58,7 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write new files, all or none, and return whether they are written.
+    """Write new files, and return True; if one of them exists, write none, and return False.
 
     Another run may write to the same folder at the same time.
     """
@@ -76,7 +76,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _holds(path: Path, example: Example) -> bool:
-    """Return whether a case file or directory has this example, disregarding its description."""
+    """Return whether a case file or directory contains an example; its description may differ."""
     if path.is_dir() != isinstance(example, RandomGraph):
         return False
     if path.is_dir():

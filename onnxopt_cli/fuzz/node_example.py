@@ -25,9 +25,9 @@ from onnxopt_cli.fuzz.choices import (
 from onnxopt_cli.interpret.evaluate import nonnegative_tensors
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: First part of the ids of kept cases.
+#: First part of the ids of cases that are written for findings.
 SUITE = "fuzz"
-#: Name of the only case in a file.
+#: Name of the case in such a file, which has only one.
 NAME = "found"
 
 
@@ -35,13 +35,13 @@ Inputs = dict[str, Array]
 Attributes = dict[str, AttributeValue]
 
 _GROUPS = (1, 1, 1, 2, 3)
-#: About one of this number of examples breaks the signature.
+# About one example in this number breaks the signature.
 _EXAMPLES_PER_BREACH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeExample:
-    """A node with its inputs; the formula yields the expected outputs.
+    """A node with its inputs, whose expected outputs follow from the formula.
 
     The interface is that of :class:`~onnxopt_cli.fuzz.graph_example.GraphExample`.
 
@@ -71,7 +71,7 @@ class NodeExample:
     def problem(self) -> Problem:
         """Return the problem that ``onnxopt run`` reads from the case's file."""
         if self.breach:
-            # The round trip makes sure that a case file can express the example.
+            # Reading the written text ensures that a case file can represent the example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - the writer's text is valid
             return cases[0].load()
@@ -81,12 +81,12 @@ class NodeExample:
         return Problem(model, self.inputs, None)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the files of the case by name, here a single one.
+        """Return the files of the case by name; for this kind of example, a single file.
 
         Args:
             stem: stem of the file names.
-            about: description of the failure, one sentence.
-            source: the command that found it.
+            about: description of the failure in one sentence.
+            source: the command that found the failure.
         """
         return {f"{stem}.yaml": self._text(about, source).encode()}
 
@@ -107,7 +107,7 @@ class NodeExample:
 
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:
-    """Draw a valid node or, once in a while, a node that a correct backend must refuse."""
+    """Draw a node; about one in eight is invalid, and must be rejected by a correct backend."""
     node = draw_right_node(source, operator, source.choice(_GROUPS))
     if source.rarely(_EXAMPLES_PER_BREACH):
         return replace(node, breach=source.choice([*breaches(node)]))
@@ -126,7 +126,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         if item.limits:
             changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             wrong_attributes[f"{item.name} is beyond its limits"] = changed
-    # It suffices to omit one of the required attributes.
+    # One missing attribute is enough: a backend that detects it most likely detects the others.
     for name in [item.name for item in operator.attributes if item.required][:1]:
         changed = {key: value for key, value in attributes.items() if key != name}
         wrong_attributes[f"{name} is left out"] = changed
@@ -152,7 +152,7 @@ def draw_right_node(
     """Draw a node with a finite result.
 
     Args:
-        source: makes the choices.
+        source: source of the choices.
         operator: the node's operator.
         groups: number of groups of tensors.
         shape: shape of the first tensor of each group; None to draw it.

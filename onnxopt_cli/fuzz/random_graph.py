@@ -1,8 +1,9 @@
 """Random graphs of common ONNX operators, which reveal defects of optimizers and fusions.
 
-Nodes prefer the latest values, constants are often neutral elements, and some nodes come in the
-chains that runtimes fuse. Inputs have zeros of both signs, subnormal numbers, infinities and NaN
-among ordinary numbers. The tolerances are condition estimates of the whole graph.
+The operands of a node are mostly results of the latest nodes, constants are often neutral elements,
+and some nodes are drawn in chains that runtimes fuse. Inputs contain zeros of both signs, subnormal
+numbers, infinities and NaN among ordinary numbers. The tolerances are condition estimates of the
+whole graph.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_RANK = 4
 _SEEDS = 1 << 40
 _VALUE_SEEDS = 1 << 12
 _DTYPE = np.dtype(np.float32)
-# Constants that optimizers treat specially, and others.
+# Scalar constants. Optimizers treat some of them specially, such as 1 and 0.
 _CONSTANTS = (1.0, 0.0, 2.0, -1.0, 0.5, -0.0, 3.0, 0.1)
 _SHAPES = ((2, 3), (3,), (1, 3), (2, 1), (), (2, 2, 3), (1, 2, 4, 4), (4, 4), (1, 1, 2, 3))
 _UNARY = (
@@ -49,7 +50,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSqu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomGraph:
-    """A graph with inputs; onnx's corrected reference yields the expected outputs.
+    """A graph with inputs, whose expected outputs are those of onnx's corrected reference.
 
     The interface is that of :class:`~onnxopt_cli.fuzz.graph_example.GraphExample`.
 
@@ -58,7 +59,7 @@ class RandomGraph:
         inputs: inputs by name.
         constants: initializers by name.
         outputs: names of the outputs.
-        breach: always empty: the model is valid.
+        breach: always empty, since the model is valid.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -74,7 +75,7 @@ class RandomGraph:
 
     @property
     def subject(self) -> str:
-        """The subject of failures before they are shrunk."""
+        """The subject of failures of random graphs."""
         return "random graph"
 
     @property
@@ -109,7 +110,11 @@ class RandomGraph:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """The operators, edges, and operators with special operands that characterize the graph."""
+        """What distinguishes the graph's failures from those of other graphs.
+
+        These are the operators, the edges, and the kinds of special values in each operator's
+        inputs.
+        """
         values = {**self.inputs, **self.constants, **self._values()}
         producers = {output: node.op_type for node in self.nodes for output in node.output}
         edges = {
@@ -141,12 +146,12 @@ class RandomGraph:
     def _with_fewer_nodes(self) -> Iterator[RandomGraph]:
         values = self._values()
         for node in reversed(self.nodes):
-            # The results of an intermediate node become inputs.
+            # Remove an intermediate node: its results become inputs of the graph.
             if {*node.output}.isdisjoint(self.outputs):
                 results = {name: values[name] for name in node.output}
                 yield self._pruned(self.outputs, {**self.inputs, **results})
         for node in reversed(self.nodes):
-            # An operand of the last node becomes the output.
+            # Remove the last node: one of its operands becomes the output of the graph.
             if not {*node.output}.isdisjoint(self.outputs):
                 for name in node.input:
                     if name in values:
@@ -159,7 +164,7 @@ class RandomGraph:
         return {name: np.asarray(value) for name, value in zip(names, outputs, strict=True)}
 
     def _pruned(self, outputs: tuple[str, ...], inputs: Mapping[str, Array]) -> RandomGraph:
-        """Return the part of the graph between some inputs and outputs."""
+        """Return the part of the graph that computes some outputs from some inputs."""
         needed = {*outputs}
         nodes: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
@@ -189,9 +194,10 @@ def _special_kinds(value: Array) -> Iterator[str]:
 
 
 def draw_random_graph(source: Source) -> RandomGraph:
-    """Draw a valid graph by a single choice of Hypothesis, the seed of the graph.
+    """Draw a valid graph with a single choice of hypothesis, the seed of the graph.
 
-    Hypothesis prefers simple choices, which rarely result in chains that optimizers change.
+    If hypothesis made all choices, it would prefer simple ones, which rarely result in the chains
+    that optimizers change.
     """
     try:
         return seeded_graph(source.integer(0, _SEEDS))
@@ -201,7 +207,7 @@ def draw_random_graph(source: Source) -> RandomGraph:
 
 
 def seeded_graph(seed: int) -> RandomGraph:
-    """Return the graph of a seed: 2 to 12 nodes, or more if the last step appends a chain.
+    """Return the graph of a seed, with 2 to 12 nodes, or more if a chain is appended last.
 
     Raises:
         Unsuitable: if the seed leads to no valid graph.
@@ -212,7 +218,8 @@ def seeded_graph(seed: int) -> RandomGraph:
     with np.errstate(all="ignore"):
         step = drawing.choice(_STEPS)
         while len(drawing.nodes) < count:
-            # Optimizers often change two nodes of one operator in a row.
+            # In one of four steps, append a node of the same kind again: optimizers often merge two
+            # consecutive nodes of one operator.
             if not drawing.rarely(4):
                 step = drawing.choice(_STEPS)
             step(drawing)
@@ -287,14 +294,18 @@ class _Drawing:
     def weights(self, *shape: int) -> str:
         """Add an initializer of ordinary numbers, or sometimes an input.
 
-        Infinite scales are excluded, since an infinite scale and shift may be folded in any order.
+        The numbers are finite, since runtimes may fold scales and shifts in any order, and with an
+        infinite scale the result depends on the order.
         """
         if self.rarely(4):
             return self._feed(shape, special=False)
         return self.constant(self._elements(shape, special=False))
 
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
-        """Choose an earlier value of a rank, the latest being the simplest; None without one."""
+        """Choose an earlier value with a rank from least to most, preferably the latest.
+
+        Returns None if there is no such value.
+        """
         names = [
             name
             for name, value in self._values.items()
@@ -307,7 +318,11 @@ class _Drawing:
         return names[-1]
 
     def node(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """Append a node, unless a result has too many elements; return the names of its outputs."""
+        """Append a node, and return the names of its outputs.
+
+        Raises:
+            Unsuitable: if a result has too many elements.
+        """
         number = len(self._values)
         names = [f"v{number}_{place}" if place else f"v{number}" for place in range(outputs)]
         node = helper.make_node(op_type, inputs, names, **attributes)
@@ -563,7 +578,7 @@ def _cast(drawing: _Drawing) -> None:
 
 
 def _gelu(drawing: _Drawing) -> None:
-    """Append Gelu as exporters write it."""
+    """Append Gelu in the form in which exporters write it."""
     if x := drawing.tensor():
         (scaled,) = drawing.node("Div", x, drawing.constant(np.sqrt(2.0)))
         (bend,) = drawing.node("Erf", scaled)
@@ -573,7 +588,7 @@ def _gelu(drawing: _Drawing) -> None:
 
 
 def _normalized_by_hand(drawing: _Drawing) -> None:
-    """Append a layer normalization as exporters write it."""
+    """Append a layer normalization in the form in which exporters write it."""
     if (x := drawing.tensor(1)) and drawing.shape(x)[-1] > 1:
         (mean,) = drawing.node("ReduceMean", x, axes=[-1])
         (centered,) = drawing.node("Sub", x, mean)
@@ -584,7 +599,7 @@ def _normalized_by_hand(drawing: _Drawing) -> None:
         drawing.node("Div", centered, deviation)
 
 
-#: Steps by which a graph grows, the simplest first.
+#: Functions that append nodes to a graph, the simplest first. Common ones occur twice.
 _STEPS: tuple[Callable[[_Drawing], None], ...] = (
     *(_unary, _binary, _unary, _binary, _transpose, _reshape, _matmul, _reduction, _concat),
     *(_slice, _softmax, _gemm, _clip, _where, _convolution, _squeeze, _split, _gather, _pad),

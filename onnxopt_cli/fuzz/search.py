@@ -1,8 +1,8 @@
 """Search for failures.
 
-Each round looks for one new kind of failure and shrinks it; the next round looks for the remaining
-kinds. Unless the time is limited, the number of runs on the backend does not depend on the clock,
-so that a seed reproduces the findings.
+Each round searches for one failure of a new kind, and shrinks it; the next round searches for
+further kinds. Without a time limit, the examples that run on the backend do not depend on the
+clock, so that a seed reproduces the findings.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.suites.operators.generators import GENERATORS, NOT_COVERED
 from onnxopt_cli.workers.interruption import Interruption
 
-#: Examples in a portion, the unit of work of shards and of a cluster's workers. Hypothesis keeps
-#: all examples of a portion in memory.
+#: Number of examples of a portion, the unit of work of shards and of a cluster's workers.
+#: Hypothesis keeps all examples of a portion in memory.
 _PORTION_EXAMPLES = 200
-#: Stands for an unlimited number of examples.
+#: Number of examples of a search without a limit.
 _ENDLESS = 1 << 40
-#: Shrinking ends after this many failures that ended the worker or took the whole timeout.
+#: Shrinking ends after this number of failures that require a restart of the worker.
 _MAX_COSTLY_FAILURES = 30
-#: Failures that hypothesis needs to see a failure as reproducible. For a single node or a random
-#: graph the rest of the shrinking is done by `smaller`, at a lower cost.
+#: Number of failures of an example after which hypothesis considers it reproducible. Single nodes
+#: and random graphs are then shrunk by smaller(), which needs fewer attempts than hypothesis.
 _REPRODUCIBLE_FAILURES = 2
-#: Attempts to shrink a failure further after hypothesis.
+#: Maximum number of attempts to shrink a failure with smaller().
 _MAX_SHRINK_ATTEMPTS = 300
-#: Seconds for the explanation of a finding after the end of the search.
+#: Seconds for the explanation of a finding even if the time of the search is over.
 _MIN_EXPLAIN_SECONDS = 1.0
-#: Failures of earlier runs that are replayed.
+#: Maximum number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
 
 
@@ -65,8 +65,8 @@ class Chosen(NamedTuple):
     """The operators of a search.
 
     Attributes:
-        operators: those with a formula.
-        generated: the names of those without one.
+        operators: the operators with a formula.
+        generated: the names of operators without a formula.
     """
 
     operators: list[Operator]
@@ -77,7 +77,7 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
     """Return operators by their names, without the excluded ones.
 
     Args:
-        names: names of operators; empty for all with a formula.
+        names: names of operators; empty for all operators with a formula.
         excluded: names of operators to leave out.
 
     Raises:
@@ -106,22 +106,23 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
 
 
 class Portions:
-    """The examples of a search in equal parts, which do not depend on the process that tries them.
+    """The portions into which the examples of a search are divided.
 
     Args:
         task: the search.
         tried: number of examples tried before.
 
     Attributes:
-        numbers: numbers of the portions in the search's shard; each determines its examples.
+        numbers: numbers of the portions of the search's shard. The number of a portion determines
+            its examples, whichever process tries them.
     """
 
     def __init__(self, task: Task, tried: int) -> None:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries the refusals. A shard may skip operators, and other shards do
-            # not know which.
+            # The first shard tries all invalid nodes first. It may skip those of some operators,
+            # but all shards must divide the examples equally, so count all invalid nodes.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -154,7 +155,7 @@ class Search:
         return spent or monotonic() >= self._end
 
     def run(self) -> Iterator[Finding]:
-        """Yield each distinct failure, shrunk; failures of earlier runs come first.
+        """Yield each distinct failure after it has been shrunk; failures of earlier runs are first.
 
         An interruption by the user ends the search early.
 
@@ -172,16 +173,16 @@ class Search:
                 raise abort.reason from None
 
     def _begin(self) -> None:
-        """Start the clock; the backend's start does not count as time of the search."""
+        """Start the clock; the time limit does not include the start of the backend."""
         if self._task.seconds is not None:
             self._end = monotonic() + self._task.seconds
 
     def outside(self) -> list[Incident]:
-        """Shut the backend down, and return its failures outside of the examples."""
+        """Shut the backend down, and return its failures outside examples."""
         return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
-        """Try the failures of earlier runs; hypothesis forgets those that pass now."""
+        """Try the failing examples of earlier runs; hypothesis forgets those that now pass."""
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
@@ -191,7 +192,7 @@ class Search:
                 raise failure(self.findings.kinds(trial)[0])
 
         self._drive(replay, _MAX_REPLAYED_FAILURES, 0)
-        # The best example of a kind must not fail in another kind as well.
+        # Prefer examples with a single kind of failure.
         for trial in sorted(failures, key=lambda trial: len(kinds_of(trial))):
             kind = self.findings.new(trial)
             if kind is not None:
@@ -199,10 +200,11 @@ class Search:
                 yield self._add(Finding(kind, smallest, replayed=True), ())
 
     def _refusals(self) -> Iterator[Finding]:
-        """Try the nodes that a correct backend must refuse.
+        """Try the invalid nodes, which a correct backend must reject.
 
-        The search itself finds failures of valid nodes. An operator whose simple valid node is
-        costly is skipped, since its invalid nodes may be as costly.
+        First the simple valid node of an operator is tried. If it requires a restart of the worker,
+        the invalid nodes of the operator most likely do as well, and are skipped. A failure of the
+        valid node is found again, and reported, by the rest of the search.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
@@ -232,24 +234,30 @@ class Search:
             tried, size = self.tried, portions.size(number)
             most_tried = tried
             while is_new:
-                # Examples of other portions may depend on the order of the workers' responses.
+                # Which examples of other portions ran in this process depends on the order of the
+                # workers' responses, so they must not affect explanations.
                 self.findings.forget_passed()
                 self.tried = tried
                 try:
                     finding = self._search(number, size)
                 finally:
-                    # Each search of a portion tries the same examples again.
+                    # Each search of a portion tries the same examples again, so count them once.
                     self.tried = most_tried = max(self.tried, most_tried)
                 if finding is None:
                     break
                 yield finding
-            # If the time ran out within the portion, self.tried already has the exact number.
+            # If the time limit ended the portion early, self.tried is already the exact number.
             if not is_new or monotonic() < self._end:
                 self.tried = tried + size
             self._task.tried(self.tried)
 
     def has_new(self, number: int, most: int) -> bool:
-        """Return whether a round of examples has a failure of a new kind."""
+        """Return whether a portion has a failure of a new kind.
+
+        Args:
+            number: number of the portion.
+            most: number of examples of the portion.
+        """
         self._begin()
         is_new = False
 
@@ -267,11 +275,14 @@ class Search:
         return is_new
 
     def _may_have_new(self, _portions: Portions) -> Iterator[bool]:
-        """Yield, until the search is over, whether the next portion may have a new failure."""
+        """Yield, until the search is over, whether the next portion may have a new failure.
+
+        On a single machine this is unknown, so the result is always True.
+        """
         return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
-        """Try the examples of a round up to the first failure of a new kind, and shrink that.
+        """Try the examples of a round up to a failure of a new kind, and shrink this failure.
 
         Args:
             number: number of the round, which determines its examples.
@@ -305,7 +316,7 @@ class Search:
         return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Remove parts of an example that the failure does not need."""
+        """Return an example from which parts that the failure does not need have been removed."""
         attempts, costly = _MAX_SHRINK_ATTEMPTS, _MAX_COSTLY_FAILURES
         candidates = smaller(trial.example)
         with suppress(RoundOver):
@@ -328,20 +339,26 @@ class Search:
         return trial
 
     def _add(self, finding: Finding, similar: Sequence[Trial]) -> Finding:
-        """Explain and keep a finding; a search with a time limit ends at most a second late."""
+        """Explain and keep a finding; the explanation may exceed the time limit by a second."""
         seconds = max(self._end - monotonic(), _MIN_EXPLAIN_SECONDS)
         return self.findings.add(finding, similar, min(self._task.explain_time, seconds))
 
 
 @dataclass(slots=True)
 class _NewFailure:
-    """The new failure of a round, if any, and all its examples."""
+    """The failure of a new kind in a round.
+
+    Attributes:
+        kind: the kind; None until such a failure occurs.
+        trials: the examples with this failure, in the order in which they were tried.
+    """
 
     kind: FailureKind | None = None
     trials: list[Trial] = field(default_factory=list)
 
     @property
     def is_costly(self) -> bool:
+        """True if hypothesis should not try to shrink the failure further."""
         if isinstance(self.trials[-1].example, RandomGraph):
             return len(self.trials) >= _REPRODUCIBLE_FAILURES
         costly = [trial for trial in self.trials if trial.is_costly]

@@ -1,7 +1,7 @@
-"""Shrink a failing example of one node, or a random graph.
+"""Shrink failing examples of one node, and random graphs.
 
-Hypothesis shrinks choices, and a whole tensor follows from one choice. It cannot remove single
-elements; this module does.
+Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so it
+cannot remove elements or nodes. This module does.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from onnxopt_cli.operators.call import Call, bind
 
 T = TypeVar("T")
 
-#: The elements of a tensor are split into this many parts, each of which is tried alone.
+#: Number of parts into which the elements of a tensor are split; each part is tried alone.
 _ELEMENT_PARTS = 8
 
 
 def smaller(example: Example) -> Iterator[Example]:
-    """Yield smaller examples, those with the largest reduction first.
+    """Yield smaller examples, the smallest first.
 
-    Repeated application terminates. Examples of several nodes with a formula are not shrunk.
+    Replacing an example by one of its smaller examples repeatedly comes to an end. For examples of
+    several nodes of operators with a formula, no smaller examples are yielded.
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())
@@ -52,7 +53,7 @@ def smaller(example: Example) -> Iterator[Example]:
 
 
 def _is_computable(graph: RandomGraph) -> bool:
-    """Return whether onnx's reference runs a part of a graph at other values."""
+    """Return whether onnx's reference can compute a graph."""
     try:
         graph.problem()
     except Exception:  # noqa: BLE001 - the reference raises any error
@@ -88,13 +89,13 @@ def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
 
 def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
     first_tensor, arrays = len(node.scalars), node.inputs
-    # The simplest rate is 1: a rate of 0 would hide the rest of the formula.
+    # The simplest rate is 1: with a rate of 0, most errors would not affect the outputs.
     simple = tuple(
         np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # Simplify all inputs but one at once first: a failure may be costly.
+    # First simplify all inputs but one at once: attempts may be slow, if the failure is a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004
@@ -109,11 +110,11 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
 
 
 def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-    """Yield parts of a group's elements; a group of one element becomes scalars."""
+    """Yield groups with a part of the elements, or for one element with tensors of lower rank."""
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # Small parts first: a failure may be costly.
+        # First try small parts: attempts may be slow, if the failure is a crash.
         for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)
