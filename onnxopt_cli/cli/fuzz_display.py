@@ -36,7 +36,7 @@ class FuzzDisplay:
         self._console = stdout()
         self._examples = examples
         self._seconds = seconds if examples is None else None
-        self._tried = self._found = 0
+        self._tried = self._found = self._outside = 0
         self._causes: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -84,6 +84,7 @@ class FuzzDisplay:
 
     def outside(self, incident: Incident) -> None:
         """Print a failure of the backend outside of the examples."""
+        self._outside += 1
         place = f"worker/{incident.place}"
         head = Text.assemble((f"{incident.outcome} ", "bold red"), (place, "bold"))
         self._console.print_line(head.append(f"  {printable(incident.message)}"))
@@ -100,8 +101,12 @@ class FuzzDisplay:
         summary = "interrupted; " if interrupted else ""
         summary += f"{self._found} distinct failure{'s' * (self._found != 1)}"
         pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
-        summary += f" in {tried} examples, seed {options['seed']}, {seconds:.1f} s ({pace})"
-        self._console.print_line(Text(summary, "bold red" if self._found else "bold green"))
+        summary += f" in {tried} examples"
+        if self._outside:
+            summary += f" and {self._outside} outside of them"
+        summary += f", seed {options['seed']}, {seconds:.1f} s ({pace})"
+        failed = self._found or self._outside
+        self._console.print_line(Text(summary, "bold red" if failed else "bold green"))
         if self._found > 1:
             by_count = sorted(self._causes.items(), key=lambda item: len(item[1]), reverse=True)
             for cause, cases in by_count:

@@ -285,6 +285,14 @@ def test_correct_backend_yields_no_case(fuzz):
     assert not kept_cases("fuzz")
 
 
+def test_failure_at_the_end_of_the_worker_is_counted(fuzz):
+    hostile = PLUGINS / "hostile.py"
+    answer = fuzz(f"python:{hostile}:DiesAtTeardown", "--examples", "5", "--isolation", "process")
+    assert answer.code == 1
+    assert "crash worker/teardown" in answer.out
+    assert "0 distinct failures in 5 examples and 1 outside of them" in answer.out
+
+
 def test_time_limit_ends_the_search(fuzz):
     answer = fuzz("numpy", "--time", "0.5")
     assert answer.code == 0
