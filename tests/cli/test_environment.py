@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
-# A folder that no user can enter; root is denied it by dropping capabilities.
+# Creates a folder that no user can enter, not even root, whose capabilities are dropped.
 CLOSED_FOLDER = """
 mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
 $bound"""
@@ -243,7 +243,7 @@ def test_limits_of_the_system_are_reported_as_usage_errors(place, script, code, 
 
 
 @pytest.mark.isolated
-def test_error_says_that_python_cannot_be_started(place, onnxopt, monkeypatch):
+def test_error_states_that_python_cannot_be_started(place, onnxopt, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "executable", str(place / "demo.yaml"))
     answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
@@ -251,7 +251,7 @@ def test_error_says_that_python_cannot_be_started(place, onnxopt, monkeypatch):
 
 
 @pytest.mark.isolated
-def test_error_says_that_the_null_device_is_missing(place, onnxopt, monkeypatch):
+def test_error_states_that_the_null_device_is_missing(place, onnxopt, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(os, "devnull", "/none/null")
     answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")

@@ -85,7 +85,7 @@ def test_model_that_onnx_rejects_is_rejected(onnxopt, source, tmp_path):
     assert "nowhere" in answer.err
 
 
-def test_functions_that_grow_without_measure_are_refused_at_once(onnxopt, tmp_path):
+def test_exponentially_growing_functions_are_rejected_at_once(onnxopt, tmp_path):
     levels = "".join(
         f'<domain: "f", opset_import: ["" : 15, "f" : 1]> f{level} (a) => (b) '
         f"{{ c = f.f{level + 1} (a) b = f.f{level + 1} (c) }} "

@@ -81,7 +81,7 @@ def test_folder_does_not_replace_the_suite_of_its_name(workplace, onnxopt):
     assert onnxopt("list", "./spec").code == 5
 
 
-def test_corpus_that_is_not_generated_is_named_as_such(workplace, onnxopt):
+def test_error_states_that_a_corpus_is_not_generated(workplace, onnxopt):
     answer = onnxopt("generate", "onnx-light", "-o", "out")
     assert (answer.code, "onnxopt run onnx-light runs its cases" in answer.err) == (2, True)
     assert not any(workplace.iterdir())

@@ -1,7 +1,7 @@
 """Reformulations of normalizations in float32, and an unstable one.
 
-The statistics take rows of float32 and return their means and variances. The applications normalize
-by given statistics.
+A function of :data:`STATISTICS` returns the means and variances of rows of float32. A function of
+:data:`APPLICATIONS` normalizes by given statistics.
 """
 
 import numpy as np

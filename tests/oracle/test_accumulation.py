@@ -1,4 +1,4 @@
-"""Systematic errors of sums: right algorithms never fail, truncating and short ones do."""
+"""Systematic errors of sums: correct algorithms pass, truncating and short accumulators fail."""
 
 import ml_dtypes
 import numpy as np

@@ -322,7 +322,7 @@ def test_correct_output_passes_and_similar_wrong_output_fails(name):
 
 # Outputs of graphs of several nodes, and whether they pass.
 GRAPHS = {
-    # The exponential has hardly any error here, and an ulp elsewhere.
+    # Near zero, exp(x) - 1 has the error of exp(x), a rounding of the number 1.
     "a small exponential minus one": (
         [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
         {"x": f32(-(2**-15))},
@@ -437,7 +437,7 @@ def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
                 condition(model, {"x": x})
 
 
-def test_movement_by_a_square_root_is_not_a_discontinuity():
+def test_movement_proportional_to_a_square_root_is_not_a_discontinuity():
     x = np.full((1, 4), 0.5, np.float32)
     nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]
     model = model_of(nodes, {"x": x}, outputs=1)
@@ -445,7 +445,7 @@ def test_movement_by_a_square_root_is_not_a_discontinuity():
         assert passes_estimate(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
 
 
-def test_movement_by_a_square_is_not_a_discontinuity():
+def test_movement_proportional_to_a_square_is_not_a_discontinuity():
     x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
     inputs = {"x": x, "s": ones}
     model = model_of([("LayerNormalization", ["x", "s"], {})], inputs, outputs=3, types=[1, 1, 1])
@@ -1004,7 +1004,7 @@ def test_flushing_does_not_excuse_errors_of_normal_numbers():
     x = np.array([0.010002136, -9.0], np.float16)
     square = x.astype(np.float64) ** 2
     assert float16_node_passes("Mul", {"a": x, "b": x}, square)
-    # Half the smallest normal number: 30 % of the first square.
+    # An error of half the smallest normal number, 30 % of the first square, is not accepted.
     assert not float16_node_passes("Mul", {"a": x, "b": x}, square + 3e-5)
     small = np.array([2.0**-15, 0.5], np.float16)
     assert float16_node_passes("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
@@ -1078,7 +1078,7 @@ def test_cubic_weights_may_be_rounded(form, seed):
 
 @pytest.mark.parametrize("terms", [2, 4, 9])
 @pytest.mark.parametrize("cancels", [True, False])
-def test_a_short_sum_is_off_by_a_rounding_for_each_term(terms, cancels):
+def test_error_of_a_short_sum_is_at_most_a_rounding_per_term(terms, cancels):
     random = np.random.default_rng(terms)
     a, b = (random.standard_normal((40, terms)).astype(np.float32) for _ in range(2))
     if cancels:

@@ -1,6 +1,6 @@
 """Corrections of onnx's reference where it deviates from the specification.
 
-The right values are computed here, from the text.
+The tests compute the correct values by the text of the specification.
 """
 
 import math

@@ -22,7 +22,7 @@ def columns(first, count):
 def test_no_two_of_many_consecutive_places_move_alike_in_all_runs(first):
     moves = columns(first, DISTINCT_PLACES)
     assert len(np.unique(moves, axis=1).T) == DISTINCT_PLACES
-    # Places that differ, differ by a quarter of a rounding at least.
+    # If the sizes of two places differ in a run, they differ by at least a quarter of a rounding.
     assert np.diff(LEVELS) == pytest.approx(0.25)
     assert (np.abs(moves).max(axis=0) == 1).all()
 
@@ -45,7 +45,8 @@ def test_cancelling_terms_move_apart_at_any_places(terms):
     places = random.integers(0, all_columns.shape[1], (20_000, terms))
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
-    # A tolerance of 16 units is at least one rounding of each term, and 16 for half of all sums.
+    # The tolerance, 16 units, is at least the expected error of one rounding per term, sqrt(terms),
+    # in all sums, and at least 16 times as large in half of them.
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 
@@ -75,6 +76,6 @@ def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     factor = scale / np.sqrt(variance + np.float32(1e-5))
     assert not right.wrong(x * factor + (bias - mean * factor)).any()
     assert not right.wrong((x - mean) * factor + bias).any()
-    # Ten times the largest error of these fails.
+    # Ten times the largest error of both forms fails.
     error = 20 * 2.0**-24 * np.abs(x * factor).max()
     assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95

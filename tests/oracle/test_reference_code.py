@@ -11,7 +11,7 @@ def names(op_type, opset=22, domain=""):
     return {function.__qualname__ for function in reference_functions(domain, op_type, opset)}
 
 
-def test_corrections_take_the_place_of_the_functions_that_they_do_not_call():
+def test_corrections_replace_functions_that_they_do_not_call():
     assert "_mean" in names("Mean")
     assert "Mean._run" not in names("Mean")
     assert {"_grid", "AffineGrid._run"} <= names("AffineGrid")

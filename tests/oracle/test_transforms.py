@@ -105,14 +105,14 @@ def test_common_algorithms_pass_and_ten_times_their_errors_fail(count):
         if name == "chirp" and count & (count - 1) == 0:
             continue
         value = algorithm(x)
-        # Half of the tolerance is left.
+        # With correctly rounded roots of unity, the error is at most half of the tolerance.
         assert error_shares(model, inputs, in_pairs(value)).max() <= 0.5
         by_float32 = algorithm(x, roots_by_float32_angles)
         assert error_shares(model, inputs, in_pairs(by_float32)).max() <= 1
         for spectrum in (value, by_float32):
             largest = np.maximum(largest, np.abs(spectrum - exact).max(1, keepdims=True))
     if count < 5:
-        # Hardly anything rounds there.
+        # Such short transforms have hardly any rounding errors.
         return
     for direction in (1, -1, 1j, -1j):
         wrong = in_pairs((exact + 10 * direction * largest).astype(np.complex64))
@@ -219,7 +219,7 @@ def test_windows_by_angles_in_float32_pass_and_larger_errors_fail(operator, peri
 
 
 @pytest.mark.slow
-def test_right_forms_are_accepted_by_the_command():
+def test_reformulations_are_accepted_by_the_command():
     script = REPOSITORY / "scripts" / "right_forms.py"
     command = [sys.executable, script, "Det", "Gelu", "MeanVarianceNormalization"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

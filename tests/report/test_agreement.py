@@ -1,4 +1,4 @@
-"""Runs report agreement of backends against the expected result."""
+"""Runs name backends that agree with each other in failing cases."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,7 @@ def test_the_judgement_of_every_version_of_every_operator_is_described():
         assert judgement.unit, schema
 
 
-def test_unknown_operator_is_answered_with_a_similar_one(onnxopt):
+def test_unknown_operator_is_reported_with_a_similar_name(onnxopt):
     answer = onnxopt("show", "Softmx")
     assert answer.code == 2
     assert "did you mean Softmax?" in answer.err

@@ -20,7 +20,8 @@ from onnxopt_cli.run.batches import BatchExecutor
 
 # Element-wise operators, subgraphs, sequences, optionals, strings and functions.
 OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
-# Each plugin is wrong in its own way, for a single node or for several.
+# Backends: ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins``
+# fails for joined models.
 PLUGINS = """\
 import os
 import onnx
@@ -81,7 +82,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         ]
         onnxopt("run", "onnx-node", *operators, *words, "--no-explain", "--log", f"log{batch}")
         submitted_counts.append(len(Path("submitted").read_text().split()) - sum(submitted_counts))
-    # Batches save half of the models at least, although their opsets differ.
+    # Batches at least halve the number of models, although the opsets of the cases differ.
     assert submitted_counts[1] < 0.5 * submitted_counts[0]
     for backend in backends:
         alone, in_batches = outcomes("log", backend), outcomes("log,batch=8", backend)

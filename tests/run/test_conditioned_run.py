@@ -166,7 +166,9 @@ def softmax(folder, change=0.0, digits=9):
     return single(folder, "Softmax", {"x": x}, np.round(right, digits) + np.float32(change))
 
 
-def test_truncating_sums_fail_though_each_element_is_within_its_limit(onnxopt, tmp_path, backend):
+def test_truncating_sums_fail_although_each_element_is_within_its_tolerance(
+    onnxopt, tmp_path, backend
+):
     random = np.random.default_rng(0)
     a, b = (np.abs(random.standard_normal(shape)).astype("f4") for shape in ((32, 48), (48, 32)))
     right = (a.astype("f8") @ b.astype("f8")).astype("f4")
@@ -195,7 +197,7 @@ def gelu(folder, *numbers):
     return single(folder, "Gelu", {"x": x}, np.float32(right))
 
 
-def test_elements_whose_limit_reaches_their_value_are_counted(onnxopt, tmp_path, backend):
+def test_inconclusive_elements_are_counted(onnxopt, tmp_path, backend):
     folder = gelu(tmp_path, -7.0, 1.0)
     result = onnxopt("run", folder, "-b", backend("Zeros"), "-v")
     assert result.code == 0

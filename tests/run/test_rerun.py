@@ -23,7 +23,7 @@ def flaky(path):
     }
 
 
-def test_case_that_fails_now_and_then_is_flaky(demo, onnxopt):
+def test_case_that_fails_in_some_runs_is_flaky(demo, onnxopt):
     arguments = run_arguments("NowAndThen", "--rerun", "4", "--report", "json=out.json")
     answer = onnxopt(*arguments, "--log", "run.jsonl")
     assert answer.code == 1
@@ -76,7 +76,7 @@ def test_case_that_passes_only_after_another_case_is_flaky(demo, onnxopt):
     assert "1 crash" in answer.out
 
 
-def test_expected_flaky_case_may_fail_now_and_then_but_not_always(demo, onnxopt):
+def test_expected_flaky_case_may_fail_in_some_runs_but_not_in_all(demo, onnxopt):
     (demo / "e.yaml").write_text(
         "onnxopt-expect: 1\nexpect: [{case: demo/demo/c, outcome: flaky}]\n"
     )

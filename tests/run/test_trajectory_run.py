@@ -139,7 +139,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
-    # First as it is, which ONNX Runtime rejects, and then lowered.
+    # Once unchanged, which ONNX Runtime rejects, and once lowered.
     assert len(prepared) == 2
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 

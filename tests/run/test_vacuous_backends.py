@@ -33,7 +33,8 @@ from onnxopt_cli.suites.plain_node import (
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")
 CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
-# These are sometimes right in trajectories, in cases of zeros and masks, and if data are moved.
+# Backends that are right in some trajectories, some cases of zeros and masks, and some cases that
+# move data.
 SOMETIMES_RIGHT = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
 
 
@@ -190,7 +191,7 @@ def test_other_cases_are_probes_of_an_operator_without_a_formula(onnxopt, workpl
 
 
 def test_nontrivial_scalar_output_is_not_vacuous(onnxopt, workplace):
-    """A runtime that supports reductions over all axes only fails every other case."""
+    """A runtime that supports only reductions over all axes fails all other cases."""
     (workplace / "whole.py").write_text(
         "import numpy as np\n"
         "def total(model, inputs):\n"

@@ -145,7 +145,7 @@ def test_damaged_log_is_reported_and_not_used(onnxopt, board, workplace):
     assert "numpy: 2 pass" in answer.out
 
 
-def test_backend_that_does_not_start_is_explained_and_the_others_run(onnxopt, board, workplace):
+def test_backend_that_does_not_start_is_reported_and_others_run(onnxopt, board, workplace):
     file = board('gone = "python:gone.py:Backend"\nlost = "no-such-backend"\n')
     answer = onnxopt("scoreboard", file)
     assert answer.code == 4

@@ -14,7 +14,7 @@ from two_cases import BACKEND, CASE
 
 from onnxopt_cli.scoreboard.safe_names import anchor, base_name, file_name
 
-#: Labels that are hostile, or whose names coincide where case or punctuation does not count.
+#: Hostile labels, and labels that differ only in letter case or punctuation.
 LABELS = (
     *(text for text in HOSTILE if len(text) <= 60 and text.isprintable()),
     *("ORT", "ort", "Ort!", "con", "..", "index", "ümlaut", "日本", "ort-2"),

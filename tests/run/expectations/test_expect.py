@@ -1,4 +1,4 @@
-"""Expectation files: allowed outcomes, precedence, and entries that no longer hold."""
+"""Expectation files: allowed outcomes, precedence, and stale, expired or duplicate entries."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_entry_is_shown_with_its_reason_and_link(run):
         ("must-pass: [nowhere/*]\n", "stale: nowhere/* matches no case"),
     ],
 )
-def test_entry_that_does_not_hold_fails_a_passing_run(run, text, message):
+def test_stale_expired_or_duplicate_entry_fails_a_passing_run(run, text, message):
     answer = run("numpy", HEAD + text)
     assert message in answer.out
     assert answer.code == 1

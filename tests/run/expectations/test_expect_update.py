@@ -223,7 +223,7 @@ OTHER_FILE = """\
         (OTHER_FILE, OTHER_FILE),
     ],
 )
-def test_update_changes_only_entries_that_do_not_hold(update, onnxopt, before, after):
+def test_update_changes_only_faulty_entries(update, onnxopt, before, after):
     text = update("OffAtC", HEAD + before)
     if after is None:
         after = (

@@ -1,4 +1,4 @@
-"""Logs and reports that were cut, mixed or written to by others are rejected."""
+"""Logs and reports that were truncated, mixed or changed by another program are rejected."""
 
 from __future__ import annotations
 
