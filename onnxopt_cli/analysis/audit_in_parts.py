@@ -51,8 +51,8 @@ from onnxopt_cli.workers.cluster.sidecar import Handler
 MAX_SHARD_BYTES = 1 << 28
 #: An operator, a kind of implementation and an implementation's name; empty for INCONCLUSIVE.
 _OutcomeKey: TypeAlias = tuple[str, str, str]
-#: What a worker of a cluster needs: the cases of each operator as :func:`sent` returns them, how
-#: outputs are judged, and whether the audit is thorough.
+#: Arguments for a worker of a cluster: references to the cases of each operator, how outputs are
+#: judged, and whether the audit is thorough.
 _WorkerArguments: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
 
 

@@ -1,9 +1,11 @@
 """Explanations of failures: known mistakes that reproduce the outputs of a backend.
 
-An explanation is a cover: the fewest known mistakes that together reproduce as many failing cases
-as possible, each alone or combined, none of which fails a case that the backend passes. Failing
-cases that no mistake reproduces are described by a condition. Errors alone are never explained,
-because an error may have any reason; a mistake that wrong values support may account for some.
+An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
+mistakes, reproduces the outputs of some failing cases and is right in every case that the backend
+passes. Together they reproduce as many failing cases as possible. Failing cases that no mistake
+reproduces are described by a condition. A backend that raises errors, but returns no wrong values,
+gets no explanation, because an error may have any reason. A mistake that reproduces wrong values
+may account for errors, too.
 """
 
 from __future__ import annotations
@@ -66,25 +68,26 @@ from onnxopt_cli.run.reproduce import (
 )
 from onnxopt_cli.run.rerun import ModelRunner, call_model
 
-#: Larger cases are skipped: reading one may take longer than the rest of the search.
+#: Cases with more output elements are skipped, since one may take longer than all others.
 MAX_OUTPUT_ELEMENTS = 1 << 20
-#: Public implementations named for a mistake.
+#: Number of public implementations that are named for a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
-#: Number of cases that are tried first. A likely mistake is tried on further failing cases.
+#: Number of failing cases on which a mistake, or a likely mistake, is tried first.
 FIRST_CASES, FIRST_CASES_LIKELY = 12, 36
-#: Mistakes combined with one that reproduces something.
+#: Number of mistakes that are added to one that reproduces some failing cases.
 MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
 #: mistake may be chance.
 MAX_LEFT_RATIO = 3
 #: Seconds for which a backend may be queried even if the search took all of its time.
 QUERY_SECONDS = 8
-#: Generated inputs that a mistake gets wrong: how many are submitted, and how many drawn for that.
+#: Generated inputs on which a mistake is wrong: the number submitted to confirm it, and the
+#: number of inputs drawn to find them.
 SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
 #: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
 #: share of the backend's wrong results equals those of the mistake.
 MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
-#: Equivalent mistakes that are counted.
+#: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
 MAX_RESTRICTED, RESTRICTED_CASES = 4, 6
@@ -214,7 +217,7 @@ class SearchClock:
 
 
 def _seconds_in_queue() -> float:
-    """Return how long this thread has waited for a processor; 0 if the system does not say."""
+    """Return how long this thread has waited for a processor; 0 if the system does not count it."""
     try:
         return int(SCHEDULER_STATISTICS.read_text().split()[1]) / NANOSECONDS
     except (OSError, ValueError, IndexError):
@@ -399,7 +402,8 @@ class _Search:
         for _ in range(MAX_ADDED_MISTAKES):
             before = len(self._reproducing)
             bases = self._cover()
-            # A mistake that reproduces few cases may have been missed among many.
+            # Single mistakes are tried again, since one that reproduces only few of all cases may
+            # have been missed in the first cases.
             chosen = [*bases, None] if bases else []
             yield from self._try_with_bases(chosen, self._possible, "mistakes")
             if len(self._reproducing) == before:
@@ -446,7 +450,7 @@ class _Search:
 
         Args:
             candidate: the mistakes.
-            cases: failing cases of which they must reproduce some.
+            cases: failing cases; the candidate is recorded if it reproduces one of them.
             first: the number of these tried first; the others only if one is reproduced.
         """
         reproduced = []
@@ -479,11 +483,12 @@ class _Search:
         return self._all_wrong.difference(*(candidate.cases for candidate in candidates))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Candidate]:
-        """Return few candidates that reproduce as many cases as all do, the largest share first.
+        """Return a few candidates that reproduce every case which any candidate reproduces.
 
-        Each keeps the cases that no earlier one has. Among equals, the candidate with the fewest
-        mistakes comes first, then one that does not round, then one that refuses what the backend
-        refused.
+        The first candidate reproduces the most cases. Each further one reproduces the most of the
+        remaining cases, and is returned with these alone. Of several such candidates, the one with
+        the fewest mistakes is chosen, then one that does not round, then the one that refuses the
+        most cases which the backend refused.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong
@@ -525,6 +530,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
+        """Return whether a mistake is in combinations for half of the cases that it affects."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
@@ -850,7 +856,7 @@ class _Search:
 
     def _note(self, cover: Sequence[_Candidate], stopped: str) -> str:
         if cover or (self._condition_cause and self._condition_cause.known_mistakes):
-            return "" if self._complete else f"{stopped}, not all others tried"
+            return "" if self._complete else f"{stopped}, not all other mistakes tried"
         if self._condition_cause:
             if self._complete:
                 return "no known mistake and no pair of them reproduces this"

@@ -4,7 +4,8 @@ A hypothesis says that a backend is wrong wherever a node meets a condition, and
 then returns the outputs of a known mistake. It must agree with all cases of the run: the backend
 fails where the hypothesis says so, and passes no case that would show it. If the backend can be run
 again, valid nodes near to failing and passing cases are generated and submitted. The hypothesis
-must also agree with their results. The last of them are drawn after it was chosen.
+must also agree with their results, in particular with those of nodes that are generated after the
+hypothesis has been chosen.
 
 Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
 forked process, since a model is not trusted.
@@ -162,7 +163,7 @@ class Hypothesis:
         )
 
     def has_exceptions(self, samples: Iterable[NodeSample]) -> bool:
-        """Return whether there are passing nodes that meet the condition without an effect."""
+        """Return whether a node passes that meets the condition, which has no effect on it."""
         return self.mistake is None and any(
             sample.failed is False and self.meets(sample) and not self._shows(sample)
             for sample in samples

@@ -1,4 +1,4 @@
-"""Conditions under which a backend fails: what failing inputs share and passing ones lack.
+"""Conditions under which a backend fails: properties that failing inputs share and others lack.
 
 A condition has one or two parts, like a path through a decision tree of depth two: the backend
 fails a node if an element of it meets all parts. It must hold for a wrong element of every failing
@@ -49,10 +49,10 @@ from onnxopt_cli.operators.call import Call
 #: Submits a node to a backend; returns None if the backend returns no outputs.
 Submit = Callable[[Call[Array]], Sequence[Array] | None]
 
-#: Rounds of inputs that distinguish conditions: how many are drawn and submitted in each.
+#: Number of rounds of inputs that distinguish conditions; inputs drawn and submitted in each round.
 LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
-#: Generated inputs derive from the smaller half of the known ones, if these are at least as many.
+#: Generated inputs derive from the smaller half of the known inputs, or from this number of them.
 MIN_BASES = 8
 #: Attempts to prove a condition. Each submits this many inputs that meet the condition and as many
 #: that do not, out of at most MAX_DRAWN_TO_PROVE.
@@ -66,10 +66,10 @@ BISECTIONS = 24
 NARROW_GAP = 0.01
 #: Share of generated inputs in which a value lies near a threshold.
 NEAR_THRESHOLD = 0.25
-#: First parts of a path that are continued with a second, and paths that are kept.
+#: Number of first conditions that are continued with a second one, and of paths that are kept.
 BEAM_WIDTH, MAX_PATHS = 40, 200
-#: A path is an alternative to the plainest if neither its cost nor its share of elements that
-#: disagree is larger by more than this.
+#: A path is an alternative to the plainest one if neither its cost nor its share of disagreeing
+#: elements exceeds that of the plainest one by more than these margins.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
 #: Conditions that differ in at most this share of inputs are the same.
 DIFFERENT_SHARE = 0.01
@@ -79,11 +79,11 @@ VISIBLE_ROUNDINGS = 100
 MIN_FAILING_CASES = 4
 #: A condition must account for this share of the run's failing cases.
 MIN_CASES_SHARE = 0.25
-#: A condition that holds in a larger share of inputs, for all their elements, says nothing.
+#: A condition that holds for a larger share of inputs and of their elements is not informative.
 MAX_INPUTS_SHARE = 0.9
-#: Inputs that lack one part alone: how many must pass, and the largest share that may fail.
+#: Inputs that lack only one part: the number that must pass, the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
-#: The same share if failures have several reasons.
+#: The largest share of such inputs that may fail if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5
@@ -775,7 +775,7 @@ class _Level:
 
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
-    """Return the first half of calls sorted by size, which cost least, but not only a few."""
+    """Return the first half of calls sorted by size, which run fastest; at least MIN_BASES."""
     return calls[: max(MIN_BASES, len(calls) // 2)]
 
 

@@ -24,14 +24,15 @@ from onnxopt_cli.analysis.generated_inputs import (
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-#: Label of an element that is wrong; other labels say whether a right element counts.
+#: Label of an element that is wrong. Right elements have the label 1 if the fault would be visible
+#: in them, otherwise 0.
 WRONG = 2
-#: Upper limits on the elements of a tensor and the tensors of a node that get features.
+#: Upper limits of the number of elements of a tensor, and of tensors of a node, that get features.
 MAX_ELEMENTS = 100
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
-#: Numbers of wrong elements, from either end, at which a count is compared.
+#: A count is compared with this number of the smallest and of the largest values of wrong elements.
 MAX_COUNT_CUTS = 5
 #: Decimal exponents up to which a power of ten is a normal double.
 MAX_EXPONENT = 300
@@ -101,8 +102,8 @@ def features(
     Args:
         call: the node.
         expected: expected elements of all tensors, by output; only outputs of the tensors' shapes.
-        labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element that
-            counts, 0 for an element to leave out.
+        labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element in which
+            the fault would be visible, 0 for an element to leave out.
 
     Returns:
         A row for each feature and a column for each element; and the label of each element.
@@ -407,7 +408,7 @@ def _tensor_flags(
             yield Feature(f"{text} is an integer", is_integer, "flag", 1.3)
             yield Feature(f"{text} is not an integer", ~is_integer, "flag", 1.3)
         ranks = (size - 1) * own_share / 100
-        yield Feature(f"{attribute.name} falls on a whole rank", ranks % 1 == 0, "flag", 1.5)
+        yield Feature(f"{attribute.name} selects an integer rank", ranks % 1 == 0, "flag", 1.5)
     yield Feature("the element is the last one", index == size - 1, "flag")
     yield Feature(f"{x} has an odd number of elements", size % 2 == 1, "flag", 1.15)
     yield Feature(f"{x} has an even number of elements", size % 2 == 0, "flag", 1.15)
@@ -417,7 +418,7 @@ def _tensor_flags(
     for block in BLOCK_SIZES:
         tail = index >= size - size % block
         yield Feature(f"{x}'s length is not a multiple of {block}", size % block != 0, "flag", 1.3)
-        yield Feature(f"the element is one of the last n mod {block} of n", tail, "flag", 1.2)
+        yield Feature(f"the element is among the last n mod {block} of n", tail, "flag", 1.2)
         yield Feature(f"{x}'s length is a multiple of {block}", size % block == 0, "flag", 1.2)
         multiple = index % block == 0
         yield Feature(f"the element's index is a multiple of {block}", multiple, "flag", 1.3)
@@ -438,18 +439,18 @@ def _operand_flags(
         yield Feature(f"{name} is float32", ~double, "flag", 1.15)
         yield Feature(f"{name} broadcasts to {x}", broadcast, "flag", 1.3)
         scalar = broadcast & (own_rank == 0)
-        yield Feature(f"{name} has no dimension and {x} has", scalar, "flag", 1.3)
+        yield Feature(f"{name} is a scalar and {x} is not", scalar, "flag", 1.3)
         yield Feature(f"{name} has fewer dimensions than {x}", own_rank < rank, "flag", 1.3)
         single = broadcast & each(group[place].size == 1 for group in groups)
         yield Feature(f"{name} has one element and {x} has more", single, "flag", 1.3)
         inner = broadcast & (own_rank == rank)
-        text = f"{name} has an inner dimension of one and as many as {x}"
+        text = f"{name} has as many dimensions as {x}, one of them of length 1"
         yield Feature(text, inner, "flag", 1.3)
     doubles = [[tensor.dtype == np.float64 for tensor in group] for group in groups]
     some, every = each(map(any, doubles)), each(map(all, doubles))
     yield Feature("a tensor is double", some, "flag")
     yield Feature("a tensor is float32", ~every, "flag")
-    yield Feature("types are mixed within a tensor's group", some & ~every, "flag")
+    yield Feature("the tensors of a group have different types", some & ~every, "flag")
     narrow = each(any(tensor.shape != group[0].shape for tensor in group) for group in groups)
     yield Feature(f"an operand broadcasts to {x}", narrow, "flag")
     rates = [scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f"][:1]

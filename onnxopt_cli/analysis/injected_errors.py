@@ -1,7 +1,8 @@
 """Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
 
-No formula and no backend is needed. The reference oracle computes the right outputs of a case.
-These are changed in ways in which wrong backends change them, and judged as in ``run``.
+Neither a formula nor a backend is needed. The reference oracle computes the right outputs of a
+case. Errors that wrong backends make are injected into them, and the results are judged as in
+``run``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which node of a model a backend computes wrongly.
+"""Find the nodes of a model that a backend computes wrongly.
 
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
 2. Each node alone is a case: its inputs are these values, and its expected outputs are the
@@ -425,7 +425,7 @@ class _Search:
     def _disagreements(
         self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
     ) -> Iterator[Disagreement]:
-        """Yield the nodes of which two backends have other errors, each within the tolerance."""
+        """Yield the nodes on which backends have different errors, all within the tolerance."""
         for node_run, row in results:
             if len(row) > 1 and all(result.outcome in _RIGHT for result in row):
                 errors = {

@@ -31,7 +31,7 @@ from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.reproduce_node import elements_alike
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
-# Failing cases on which each mistake is tried first.
+# Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
 #: Endings of the names of mistakes that ignore an attribute or input, or change a default. They
 #: show whether a node depends on it.
@@ -140,10 +140,10 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
                     excess(expected, sample.returned) > 1
                 )
             if not failed and not any(v.size for v in right if isinstance(v, np.ndarray)):
-                # Outputs without elements are right with most mistakes.
+                # Outputs without elements agree with most mistakes, and are no evidence.
                 return None
             return JudgedNode(sample, expected, native, failed, traits)
-    except (TimeLimitError, Exception):  # noqa: BLE001 - such a node shows nothing
+    except (TimeLimitError, Exception):  # noqa: BLE001 - the node cannot be judged
         return None
 
 

@@ -30,7 +30,7 @@ from onnxopt_cli.operators.nodes import (
 #: Computes the outputs of a model of one node, or returns the reason why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
-#: Why a node after one without values cannot run.
+#: Why a node cannot run if the node that computes its input has no outputs.
 NO_OPERAND = "an operand has no value"
 # Iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
@@ -62,7 +62,8 @@ class NodeRun:
         constants: the keys among its inputs that depend on no input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
-        missing: why its outputs are those of the backend, or missing; empty for the reference's.
+        missing: why the reference did not compute its outputs, which are then those of the backend
+            or missing; empty if the reference computed them.
     """
 
     node: onnx.NodeProto

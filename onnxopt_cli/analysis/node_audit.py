@@ -58,7 +58,7 @@ MAX_CODE_MUTANTS = 400
 EQUIVALENCE_INPUTS = 300
 # Bytes that may be allocated for the outputs of a node on which survivors run.
 _VARIATION_BYTES = 1 << 27
-# Nodes on which survivors run at a time.
+# Numbers of further nodes that are drawn at a time for survivors: first, and later.
 _FIRST_NODES, _FURTHER_NODES = 300, 1000
 
 
@@ -257,12 +257,14 @@ def _computes_otherwise(domain: str, op_type: str, opset: int, earlier: int) -> 
     functions reads the version.
     """
     functions = reference_functions(domain, op_type, opset)
-    asks = any("opset" in name for function in functions for name in function.__code__.co_names)
-    constants = (function.__code__.co_consts for function in functions)
-    asks = asks or any("opsets" in values for values in constants)
+    codes = [function.__code__ for function in functions]
+    reads_version = any(
+        "opsets" in code.co_consts or any("opset" in name for name in code.co_names)
+        for code in codes
+    )
     return (
         not functions
-        or asks
+        or reads_version
         or functions != reference_functions(domain, op_type, earlier)
         or _parameters(domain, op_type, opset) != _parameters(domain, op_type, earlier)
     )
@@ -441,7 +443,10 @@ def _processor_seconds() -> float:
 def outcomes_on_trials(
     names: Sequence[str], kind: str, trials: Sequence[NodeTrial], *, thorough: bool
 ) -> list[NodeOutcome]:
-    """Run implementations on the trials of their operator; the arguments of node_outcomes."""
+    """Run implementations on the trials of their operator.
+
+    The arguments are those of :func:`node_outcomes`.
+    """
     is_mutant = kind == "automatic"
     evaluators = _operator_trials(tuple(trials))
     by_name = {name: _in_versions(name, kind, trials) for name in names}

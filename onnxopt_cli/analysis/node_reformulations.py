@@ -18,8 +18,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import Compute
 from onnxopt_cli.operators.nodes import subgraphs
 
-#: Computes the outputs of a node, by the operator itself or alone; returns None for a node that the
-#: reformulation does not cover.
+#: Computes the outputs of a node in another way, possibly with the operator's own computation;
+#: returns None for a node that the reformulation does not cover.
 Form = Callable[[BoundNode, Compute], Sequence[Value] | None]
 
 
@@ -75,7 +75,7 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     # The types within a subgraph would also have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
-    # A type that an attribute states is that of an output.
+    # These attributes determine the type of an output, which would have to change, too.
     if {"dtype", "to", "output_dtype", "output_datatype", "stash_type"} & node.attributes.keys():
         return None
     original = next(

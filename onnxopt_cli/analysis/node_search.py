@@ -44,8 +44,8 @@ MUTANT_SECONDS = 0.5
 MAX_TIMEOUTS = 2
 #: Bytes that a mutant may allocate.
 EVALUATION_BYTES = 1 << 30
-# Nodes on which a mutant differs within the tolerance, after which its search ends: each needs a
-# slow condition estimate.
+# The search for a mutant ends after this number of nodes on which it differs within the tolerance,
+# since each of them needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
 # A search reports its progress about this often, so that its process is not killed for silence.
 _REPORT_SECONDS = 0.5
@@ -83,7 +83,7 @@ def search_nodes(
     check: Callable[[], str],
     limit: int = 1,
 ) -> list[SearchResult]:
-    """Search nodes that distinguish each mutant from its operator.
+    """Search for nodes that distinguish each mutant from its operator.
 
     Args:
         mutants: for each mutant, its form in the opset version of each node; None where it does not
@@ -141,8 +141,8 @@ def _infected_nodes(
 ) -> Mapping[str, Sequence[int]]:
     """Return the indices of the nodes that may distinguish each mutant.
 
-    A node that does not infect a mutant of code is left out. Mutants of other kinds state
-    themselves whether they have an effect on a node.
+    A node that does not infect a mutant of code is left out. Mutants of other kinds get all nodes,
+    and return None for those on which they have no effect.
     """
     every_node = range(len(candidates))
     codes = {
@@ -313,7 +313,7 @@ def prepared(models: Iterable[onnx.ModelProto]) -> dict[int, ReferenceModel]:
         for model in models:
             if id(model) in evaluators:
                 continue
-            # The evaluator of a model that the reference cannot run is created in vain.
+            # A model that the reference cannot run has no evaluator.
             with suppress(Exception):
                 evaluators[id(model)] = ReferenceModel(model)
     return evaluators
@@ -393,6 +393,6 @@ def _estimated(variation: Variation) -> Expected | None:
     try:
         with time_limit(4 * EVALUATION_SECONDS):
             expected = estimated_here(problem)
-    except (TimeLimitError, Exception):  # noqa: BLE001 - a node without an estimate shows nothing
+    except (TimeLimitError, Exception):  # noqa: BLE001 - the node cannot be judged
         return None
     return None if expected.contradictions else expected

@@ -42,8 +42,8 @@ class Trait:
         text: the statement, as it follows "wherever".
         cost: preference; of several conditions that agree with all nodes the cheapest is named.
         ignoring: name of the mutant that ignores the attribute or optional input of the statement,
-            or changes its default. A node on which that mutant is right says nothing about the
-            statement. Empty for other statements.
+            or changes its default; empty for other statements. A node on which that mutant is right
+            is no evidence for or against the statement.
     """
 
     text: str
@@ -101,7 +101,7 @@ def _are(name: str) -> str:
 
 
 def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
-    """Yield the statements that hold, each given as condition, text and cost."""
+    """Yield the statements that hold as traits; each has a condition, a text and a cost."""
     for holds, text, cost in statements:
         if holds:
             yield Trait(text, cost, ignoring)
@@ -142,18 +142,21 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
     are_axes = name in {"axes", "perm"}
     yield from _true(
         (
-            (min(values) < 0, f"{name} {are} negative in part", 1.05),
+            (min(values) < 0, f"a value of {name} is negative", 1.05),
             (
                 not are_axes and any(value != neutral for value in values),
                 f"{name} {are} not all {neutral}", 1.0,
             ),
-            (len({*values}) > 1, f"{name} differ from each other", 1.1),
+            (len({*values}) > 1, f"the values of {name} differ", 1.1),
             (
                 "pads" in name and values[:half] != values[half:],
-                f"{name} differ at begin and end", 1.05,
+                f"{name} differ between begin and end", 1.05,
             ),
             (are_axes and values != sorted(values), f"{name} are not in ascending order", 1.05),
-            (len(values) > 1 and name in {"axes", "split"}, f"{name} are more than one", 1.1),
+            (
+                len(values) > 1 and name in {"axes", "split"},
+                f"{name} has more than one value", 1.1,
+            ),
             (
                 name == "kernel_shape" and any(value % 2 == 0 for value in values),
                 f"a value of {name} is even", 1.1,

@@ -80,7 +80,7 @@ class Variation:
         return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
 
     def described(self) -> tuple[Mapping[str, Any], Mapping[str, Value]]:
-        """Return the attributes that the node states and its inputs, by name."""
+        """Return the attributes that are present in the node, and its inputs, by name."""
         node = BoundNode.of(self.model, self.inputs)
         formals = [formal.name for formal in node.schema.inputs]
         last = len(formals) - 1
@@ -95,7 +95,7 @@ class Variation:
 def variations(
     nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], seconds: float
 ) -> Iterator[Variation]:
-    """Yield valid nodes that result from changes, the same for the same nodes.
+    """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
     Two thirds result from changes of the given nodes. The others are drawn by the generator of the
     operator, if there is one, from seeds that no suite uses. Both get new values many times.
@@ -409,7 +409,7 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
 def _types(random: Random, node: BoundNode) -> BoundNode:
     """Replace one type of inputs by another that the schema allows, and draw new values.
 
-    Values of the narrower type would hide that a wider one is rounded.
+    With values that a narrower type can represent, a rounding to that type would be invisible.
     """
     indices = [index for index in _tensors(node) if node.names[index]]
     allowed = [(index, _allowed_types(node, index)) for index in indices]
@@ -452,7 +452,7 @@ def _allowed_types(node: BoundNode, index: int) -> list[np.dtype[Any]]:
 
 
 def _inputs(random: Random, node: BoundNode) -> BoundNode:
-    """Omit an optional input, or state one that is omitted."""
+    """Omit an optional input, or add one that is omitted."""
     schema, names = node.schema, list(node.names)
     option = defs.OpSchema.FormalParameterOption
     formals = list(schema.inputs)
@@ -472,7 +472,7 @@ def _inputs(random: Random, node: BoundNode) -> BoundNode:
     like = random.choice(tensors)
     names += [""] * (index + 1 - len(names))
     shape = random.choice(((random.choice(like.shape),), like.shape, ()))
-    new = node.with_names([*names[:index], "stated", *names[index + 1 :]])
+    new = node.with_names([*names[:index], "added", *names[index + 1 :]])
     value = _generator(random).standard_normal(shape).astype(like.dtype)
     return new.with_operand(index, value)
 

@@ -43,7 +43,7 @@ ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
 UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
 SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
 FINITE_REASON = ("{} should be finite", EVERYWHERE, NOT_FINITE)
-SEVERAL_REASON = ("several values are right", STRUCTURE, EVERYWHERE)
+SEVERAL_REASON = ("several values are accepted", STRUCTURE, EVERYWHERE)
 EXCEPTIONS: Mapping[int, tuple[tuple[str, int, int], ...]] = {
     0: (("that is right", FINITE, 0), SPECIAL_REASON, SEVERAL_REASON),
     **{
@@ -215,7 +215,7 @@ def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array])
 
 
 def _single(judged: Branch) -> Array:
-    """Return for each element whether one value is right, and others at most close to it."""
+    """Return for each element whether all accepted values are close to each other."""
     with np.errstate(all="ignore"):
         wide = judged.limit > WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
     single, alternative = ~(wide & (judged.expected != 0)), judged.otherwise

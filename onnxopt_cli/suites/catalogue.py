@@ -314,9 +314,9 @@ def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
     for path, data in files:
         earlier = used.setdefault(normalize("NFC", path).casefold(), path)
         if path in contents or earlier != path:
-            other = f" or {earlier!r}" if earlier != path else ""
+            other_spelling = f" or {earlier!r}" if earlier != path else ""
             raise UsageError(
-                f"two files have the path {path!r}{other}; nothing was written",
+                f"two files have the path {path!r}{other_spelling}; nothing was written",
                 hint="rename one of the operators, cases or suites that they are named after",
             )
         contents[path] = data

@@ -132,8 +132,8 @@ class _ConformanceTemplates(Author):
     ) -> Iterator[CaseTemplate]:
         """Yield a section's templates, and copies of them in all other settings.
 
-        There are no copies if the operator has more than ``_MAX_SETTINGS`` settings, or if the name
-        of a template ends with its setting.
+        A template is not copied if the operator has more than ``_MAX_SETTINGS`` settings, or if the
+        name of the template ends with its setting.
         """
         for template in section():
             yield template
