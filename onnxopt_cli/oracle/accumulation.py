@@ -99,7 +99,7 @@ class _Operation:
 
     @property
     def lengths(self) -> dict[str, int] | None:
-        """The lengths of the axes by letter; None if they contradict each other."""
+        """The lengths of the axes by letter; None if a letter has several lengths."""
         lengths: dict[str, int] = {}
         terms = self.equation.partition("->")[0].split(",")
         if [len(term) for term in terms] != [factor.ndim for factor in self.factors]:
@@ -184,7 +184,7 @@ class _Sums:
 
 
 def _mean_loss(terms: Array, unit: float) -> float:
-    """Return a bound of the mean systematic loss of a term, in units of a sum."""
+    """Return a bound of the mean systematic loss of a term, in multiples of ``unit``."""
     if not terms.size:
         return 0.0
     small = terms < _SMALL_TERM * unit

@@ -250,7 +250,7 @@ def all_readings(
 def _with_confirmed_derivatives(
     model: onnx.ModelProto, inputs: Mapping[str, Value], readings: list[Reading]
 ) -> list[Reading]:
-    """Return readings in which derivatives that differences do not confirm are inconclusive."""
+    """Return readings in which the unconfirmed elements of derivatives are inconclusive."""
     if not has_gradient(model):
         return readings
     try:
@@ -284,7 +284,8 @@ def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> Conditio
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
-    A node with a formula is computed by it, not lowered, because old opsets do not allow lowering.
+    A single node with a formula is computed by the formula. It is not lowered, because nodes of old
+    opsets cannot be lowered.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
@@ -455,7 +456,8 @@ def _estimate(
         raise
     except Exception as error:
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
-            # Some published bodies combine constants of float32 with operands of any type.
+            # Some published bodies combine constants of float32 with operands of any type, which is
+            # an error for 16-bit operands.
             return _estimate_in_single(model, inputs, math, encountered)
         raise NoReferenceError(_failure(error)) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
@@ -486,7 +488,7 @@ def _shared_prefix(model: onnx.ModelProto) -> SharedPrefix:
 
 
 def _defined_output(output: Any) -> ConditionedOutput:
-    """Return the expected values of an output whose operators are defined to the bit."""
+    """Return the expected values of an output whose operators have exactly one correct result."""
     if not isinstance(output, np.ndarray):
         return ConditionedOutput(reason="it is not a tensor", structure=structure_of(output))
     exact, flushed = np.zeros(output.shape), np.asarray(_flushed(output))
@@ -868,7 +870,7 @@ def _numpy_range_events(events: set[str]) -> AbstractContextManager[Any]:
 
 
 def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
-    """Yield how a node's outputs leave the range of their types."""
+    """Yield the events by which a node's outputs leave the range of their types."""
     tensors = _float_tensors(outputs)
     if any(_flushed(tensor) is not tensor for tensor in tensors):
         yield _SUBNORMAL
@@ -964,7 +966,7 @@ def _overflowing(
 
 
 def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Return whether the tensors among some outputs are equal."""
+    """Return whether two lists of outputs have equal tensors; other values are ignored."""
     return all(
         np.array_equal(a, b, equal_nan=a.dtype in ROUNDOFF)
         for a, b in zip(first, second, strict=True)
@@ -990,7 +992,7 @@ def _conditioned_output(evaluations: Sequence[_Evaluation]) -> ConditionedOutput
 def _discrete_values(
     evaluations: Sequence[_Evaluation], native: Array
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the value of a discrete output, then others that intermediate roundings produce."""
+    """Yield the value of a discrete output, then other values that roundings may lead to."""
     values: list[Array] = []
     for evaluation in evaluations:
         for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):

@@ -140,7 +140,7 @@ def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[st
     axis = attributes["axis"]
     if attributes["sorted"]:
         return
-    # Among equal elements, the first counts.
+    # Of equal elements, the one with the lower index is selected first.
     order = np.argsort(x, axis, "stable")
     if attributes["largest"]:
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, "stable"), axis)

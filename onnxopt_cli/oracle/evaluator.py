@@ -118,7 +118,8 @@ class ReferenceModel:
             def __init__(self, proto: Any, **settings: Any) -> None:
                 if isinstance(proto, onnx.FunctionProto):
                     proto = widened(proto) if wide else copy(proto)
-                    # onnx's reference chooses bodies by the actual types only if there is a type.
+                    # onnx's reference chooses function bodies by the types of operands only if
+                    # value_info is not empty.
                     proto.value_info.add()
                 super().__init__(proto, **settings | {"new_ops": new_operators})
 

@@ -83,7 +83,7 @@ class Expected:
         return replace(self, outputs={name: self.outputs[name] for name in names})
 
 
-#: Waits for an expected result.
+#: Waits for an expected result, and returns it.
 PendingExpected: TypeAlias = Callable[[], Expected]
 
 
@@ -238,7 +238,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Rounding may make a choice select its other branch; then use the bound's own value.
+            # If rounding made a choice select another branch than in the bound, use the value of
+            # the bound.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 

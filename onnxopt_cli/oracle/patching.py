@@ -1,7 +1,7 @@
-"""Functions of onnx's reference and of NumPy that ours replace.
+"""Replacement of functions of onnx's reference and of NumPy.
 
-Corrections of the reference register their functions with :func:`replaces`. They take effect where
-:func:`replaced` applies :func:`replacements`, and nowhere else.
+Corrections of the reference register their functions with :func:`replaces`. These take effect only
+in blocks in which :func:`replaced` applies :func:`replacements`.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def estimated_here(problem: Problem) -> Expected:
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a model whose metadata declare a backend's arithmetic, instead of any own entry."""
+    """Return a model whose metadata declare a backend's arithmetic, and no other arithmetic."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not math and DECLARED not in metadata:
         return model
@@ -471,7 +471,7 @@ def _is_reformulation(
 
 
 def _is_printed(expected: Array, stored: Value) -> bool:
-    """Return whether a stored output has few decimals, and is right up to one unit of the last."""
+    """Return whether a stored output has few decimals, the last of which is off by at most 1."""
     if not isinstance(stored, np.ndarray) or stored.dtype not in (np.float32, np.float64):
         return False
     return any(

@@ -208,7 +208,7 @@ def _dependence(
         if culprit.id in earlier_ids and same_after([culprit]):
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
-        return f"{verb} only now and then"
+        return f"{verb} only in some runs"
     # The shortest part of the earlier cases, up to the last of them, after which the outcome is the
     # same begins with the culprit.
     starts = range(1, len(before))

@@ -191,7 +191,7 @@ def _has_other_shape(attributes: Mapping[str, Any], inputs: Sequence[Any], _opse
 def _unpooled_into_shape(
     first: Any, node: Any, x: Array, places: Array, shape: Any = None, **kwargs: Any
 ) -> Any:
-    """Interpret the indices in the output's shape."""
+    """Interpret the indices as flat indices of the output."""
     if shape is None:
         return first(node, x, places, shape, **kwargs)
     unpooled = np.zeros(tuple(shape), x.dtype)

@@ -81,7 +81,7 @@ def operators() -> list[type]:
     grid_sample: Any = op_grid_sample.GridSample
 
     class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
-        """DequantizeLinear of every version. The reference lacks those before 19."""
+        """DequantizeLinear of every version. The reference lacks the versions before 19."""
 
     class GlobalLpPool(OpRun):
         """The root of the sum of the powers of all elements of a channel."""
@@ -91,7 +91,7 @@ def operators() -> list[type]:
             return ((powers ** (1 / p)).astype(x.dtype),)
 
     class GridSample(grid_sample):  # type: ignore[misc]
-        """GridSample with coordinates in the type of the grid. The reference's are float32."""
+        """GridSample with coordinates in the grid's type; those of the reference are float32."""
 
         def _run(self, x: Array, grid: Array, mode: Any = None, **kwargs: Any) -> Any:
             mode = _FORMER_MODES.get(mode, mode)
@@ -383,7 +383,7 @@ def _upsampled(
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute early versions as Upsample does, and accept negative axes."""
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
-    # Looked up at each call, because Upsample is corrected, too.
+    # Looked up at each call, so that it is the corrected version of Upsample.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
     if kwargs.get("axes"):
         kwargs |= {"axes": [axis % args[0].ndim for axis in kwargs["axes"]]}
@@ -431,7 +431,7 @@ def fast_loss(
 
 @accelerates("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
 def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
-    """Convert 16-bit operands to float32, in which NumPy accumulates them slowly."""
+    """Convert 16-bit operands to float32, because NumPy accumulates 16-bit operands slowly."""
     if not isinstance(x, np.ndarray) or dtype_name(x.dtype) not in _SHORT_TYPES:
         return np.asarray(original(x, y, *args))
     wide = (v.astype(np.float32) if isinstance(v, np.ndarray) else v for v in (x, y, *args))

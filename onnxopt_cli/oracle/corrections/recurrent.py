@@ -219,7 +219,7 @@ def _activations(
 def _clipped(
     function: _Activation, alpha: float, beta: float, clip: float | None
 ) -> Callable[[Array], Array]:
-    """Return an activation whose argument is clipped before."""
+    """Return an activation that clips its argument."""
     if clip is None:
         return lambda x: function(x, alpha, beta)
     return lambda x: function(np.clip(x, -clip, clip), alpha, beta)

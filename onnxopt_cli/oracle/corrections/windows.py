@@ -170,7 +170,7 @@ def _deformed(
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate images of groups at coordinates of each group. Pixels outside are zero."""
+    """Interpolate the images of each group at its coordinates; pixels outside are zero."""
     rows, columns = images.shape[-2:]
     flat = images.reshape(*images.shape[:-2], -1)
     total: Any = 0
@@ -218,7 +218,7 @@ class _Geometry:
     dilation: Array
 
     def padded(self, x: Array, value: Any) -> Array:
-        """Return the input, padded by a value so that it covers all windows exactly."""
+        """Return the input, padded by a value to the extent of all windows."""
         covered = np.full([*x.shape[: -self.size.size], *self._covered], value, x.dtype)
         lengths = np.minimum(self.size, np.maximum(self._covered - self.front, 0))
         inside: Any = (..., *map(slice, self.front, self.front + lengths))
@@ -264,7 +264,7 @@ def _geometry(x: Array, attributes: dict[str, Any]) -> _Geometry:
     count = room // stride + 1
     if attributes.get("ceil_mode"):
         count = -(-room // stride) + 1
-        # A window that would start after the input and the padding before it is omitted.
+        # Omit a last window that would start in the padding after the input.
         count -= (count - 1) * stride >= size + front
     if count.min() < 1:
         raise ValueError("a window of a pool is larger than its padded input")

@@ -77,7 +77,8 @@ DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 # A model of doubles is perturbed by 2^27 roundings of double, 2^-26: movements by its own roundoff
 # would be hidden by the roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# A share of a rounding is used as the unit where 16 roundings would be too many.
+# The following shares of a rounding are units where 16 roundings would be too many.
+#
 # The mean and the variance of terms: the errors of all observed reformulations are below 4
 # roundings, so a tolerance of 16 units is 8 roundings.
 _STATISTICS_SHARE = 1 / 2
@@ -578,7 +579,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array as the buffer for a result; None if the result is complex and it is not."""
+    """Return an array as the buffer for a result; None if its type is not that of the operand."""
     return array if operand.dtype == array.dtype else None
 
 
@@ -596,7 +597,7 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
         share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
         return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
-        # The sum is 1 or more before its logarithm is taken.
+        # The sum is at least 1, so a rounding of it moves its logarithm by a rounding of 1.
         return 0.0 if node.op_type == "Softmax" else 1.0
     if kind is not NodeKind.MIX:
         return 0.0

@@ -77,7 +77,7 @@ class NodeClass:
         return self.kind not in _UNMOVED_OPERANDS
 
 
-#: Operators whose results are defined to the bit.
+#: Operators that have exactly one correct result for given operands.
 DEFINED = frozenset(
     {"BitCast", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "MaxPool"}
 )
@@ -96,7 +96,7 @@ _LISTED = {
     **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
     "DeformConv": NodeKind.MIX,
-    # One minus a gate that is nearly open has an error relative to the range of an activation, 1.
+    # The error of 1 - z for a gate z near 1 is relative to the range of the activation, 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
     # The terms are exponentials, whose movement is not proportional to a rounding of the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
@@ -155,8 +155,8 @@ _MAX_INTEGER = 2.0**40
 # sorting.
 _FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
-# At most this number of elements of an input is moved, one after another, until this number of them
-# has moved an output.
+# The elements of an input are moved one after another, until the first number of them have been
+# moved, or the second number of them have changed an output.
 _MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
 
 
@@ -337,7 +337,7 @@ def _terms(
 
 @lru_cache(1024)
 def _generic_elements(size: int) -> list[int]:
-    """Return indices of elements in general position: irrational shares of a size, and mirrored."""
+    """Return indices at irrational fractions of a size, each followed by its mirror image."""
     steps = (np.arange(1, 1 + _MAX_MOVED_ELEMENTS // 2) * _GOLDEN_RATIO) % 1.0
     near = np.rint((size - 1) * np.stack([steps, 1 - steps], 1)).astype(int)
     return list(dict.fromkeys(near.ravel().tolist()))

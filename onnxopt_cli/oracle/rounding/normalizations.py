@@ -53,7 +53,7 @@ def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
 class AverageErrors:
     """Twice the largest errors of sequential float32 algorithms for the statistics of a node.
 
-    They remain zero if the rows are so short that a sum has an error of one rounding.
+    They remain zero for short rows, whose sums have an error of at most one rounding.
     """
 
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -174,8 +174,8 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
     """Yield means and variances of rows in float32 by algorithms that take one term at a time.
 
     The algorithms are two passes, one pass over the terms minus the first term, and Welford's
-    recurrence. Each begins at either end. If the terms are similar or sorted, the roundings of such
-    an algorithm have the same sign.
+    recurrence, each of them from the first to the last term and in reverse. If the terms are
+    similar or sorted, the roundings of such an algorithm have the same sign.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)

@@ -55,7 +55,7 @@ def with_overflow(
     output: Any,
     special: float,
 ) -> Any:
-    """Return an output with an infinity or NaN in each element that is one by some order of terms.
+    """Return an output with an infinity or NaN where some order of the terms yields that value.
 
     Args:
         node: the node, as the evaluator has it.

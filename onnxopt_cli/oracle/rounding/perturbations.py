@@ -72,7 +72,7 @@ def _sizes() -> Array:
     return np.ascontiguousarray(LEVELS[levels[:, moves_fully][:, :DISTINCT_PLACES]])
 
 
-# Places whose roundings are computed at once.
+# The number of places whose roundings are computed at once.
 _BLOCK_PLACES = 1 << 17
 
 

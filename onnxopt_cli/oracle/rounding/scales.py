@@ -87,11 +87,11 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     share = max(_TRANSFORM_STAGE * sqrt(log2(terms)), sqrt(terms) / _ROOT_MEAN_SQUARE_DIVISOR)
     leaked = sqrt(terms) / _LARGEST_DIVISOR * _largest(power, axis)
     if terms & (terms - 1) == 0:
-        # The twiddle factors of the first element are 1, which is exact, so it does not leak.
+        # The first element does not leak: its twiddle factors are exactly 1.
         later_power = np.take(power, range(1, output.shape[axis]), axis)
         leaked = np.maximum(leaked, _ANGLE_ERROR * pi * _largest(later_power, axis))
     else:
-        # The chirp multiplies the line, its transform and the result.
+        # The line, its transform and the result are multiplied by the chirp.
         share = max(share, _ANGLE_ERROR * 2 * pi * sqrt(3))
         leaked = np.maximum(leaked, _ANGLE_ERROR * 2 * pi * _largest(power, axis))
     mixed = share * np.sqrt(power.mean(axis, keepdims=True))
@@ -367,7 +367,7 @@ class _Convolution:
             return None
         error = _STANDARD_DEVIATIONS * largest * np.sqrt(np.maximum.reduce(variances))
         error = error.reshape(len(self.x), *self.sizes[:-_TILED_AXES], *error.shape[1:])
-        # Batch, group, output channels of the group, space.
+        # Now the axes are: batch, group, output channels of the group, space.
         error = np.moveaxis(error, -1 - len(kernels), 1)
         error = error.reshape(len(error), self.group, -1, *self.sizes)
         if error.shape[2] < norms.shape[1]:
@@ -498,7 +498,8 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
         [axis.inverse for axis in axes],
         *(array.reshape(*reach, outputs, batch, *counts) for array in (u @ v, variance)),
     )
-    # Batch and output channel, then for each axis: the tile, and the place within it.
+    # Order the axes: batch, output channel, then for each axis of space the tile and the place
+    # within the tile.
     order = [1 + rank, rank, *(at for axis in tile_axes for at in (2 + rank + axis, axis))]
     variance = variance.transpose(order).reshape(batch, outputs, *tiled_sizes)
     return _part(variance, [0] * rank, sizes)
@@ -556,7 +557,7 @@ def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
 
 
 def _coefficients(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Return the coefficients of the monic polynomial with these roots, the lowest first."""
+    """Return the coefficients of the monic polynomial with given roots, lowest power first."""
     coefficients = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *coefficients]
