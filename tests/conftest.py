@@ -17,8 +17,8 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run import executors
 from onnxopt_cli.suites import catalogue
 
-# A broken property usually fails for most inputs of a class, and every class is drawn often. CI
-# runs more examples, to find rarer failures.
+# A property that is violated usually fails for many inputs of some kind, and a few examples of each
+# kind are sufficient. CI runs more examples, to find rarer failures.
 _PATIENT_SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 settings.register_profile("default", _PATIENT_SETTINGS, max_examples=25)
 settings.register_profile("ci", _PATIENT_SETTINGS, max_examples=50)
@@ -34,9 +34,10 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 def pytest_configure(config):
     """Make the processes that the tests start faster.
 
-    Cache bytecode, in the folder of pytest if it is not wanted beside the sources: compiling takes
-    a third of the time of a command. Use one BLAS thread, because the tests already use all
-    processors. Measure Dask workers less often, which would take 5 % of a processor each.
+    Cache bytecode, in a folder of pytest if the environment disables the cache beside the sources:
+    compiling takes a third of the time of a command. Use one BLAS thread, because the tests already
+    use all processors. Let Dask measure its workers less often, since the measurements take 5 % of
+    a processor for each worker.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
@@ -88,7 +89,7 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """Cache suites: writing conformance or making pairwise takes two seconds."""
+    """Cache suites: creating conformance or pairwise takes two seconds."""
     write = catalogue.yaml_files
     cached_write = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +122,7 @@ def onnxopt(request, capsys, monkeypatch):
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
     if not request.node.get_closest_marker("isolated"):
-        # Not by its dotted name: onnxopt_cli.run is also a function.
+        # Patch the module, not the name onnxopt_cli.run, which is a function.
         monkeypatch.setattr(executors, "HAS_WORKERS", False)
 
     def call(*arguments: str | Path) -> Answer:

@@ -33,8 +33,8 @@ ORDER = [
     {"cli", "pytest_plugin", "pytest_cases"},
 ]
 
-#: Parts that commands use through _api only. Commands may import the other parts: they name cases,
-#: operators and backends, and drive the search of fuzz.
+#: Parts that commands use only through _api. Other parts may be imported by commands, for example
+#: to name cases, operators and backends.
 BEHIND_API = {"analysis", "run"}
 
 #: Packages that only the named parts may import.

@@ -1,4 +1,4 @@
-"""The documents: links, named files and functions, and the output of commands."""
+"""The documents: links, names of files and functions, and the output of commands."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_excluded_blocks_exist():
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in NOT_RUN])
 def test_commands_print_the_documented_output(name, tmp_path):
     document, text = BLOCKS[name]
-    # The files that the document shows, and those that it assumes.
+    # The files whose content the document shows, and files that it assumes to exist.
     (tmp_path / "cases").symlink_to(REPOSITORY / "cases")
     for folder in ("ci", "out"):
         (tmp_path / folder).mkdir()

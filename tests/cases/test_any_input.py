@@ -70,7 +70,7 @@ def requires_one_pass_and_an_invalid_case(answer, name):
         ("onnxopt_cli.cases.yaml.case_value.declare_file", "{file: x.npy}"),
         ("onnxopt_cli.cases.tensors.declared.RandomTensor.make", RANDOM),
     ],
-    ids=["when its file is read", "when it is its turn"],
+    ids=["while the file is read", "while the case is loaded"],
 )
 def test_exception_in_one_case_makes_only_that_case_invalid(
     workplace, onnxopt, monkeypatch, error, raises, x

@@ -117,7 +117,7 @@ def test_wrong_input_files_are_invalid(tmp_path, arrays, message):
 
 
 @pytest.mark.parametrize("dims", [("n",), ("n=0",), ("n=-1",), ("=3",), ("n=1", "n=2")])
-def test_wrong_sizes_are_refused(dims):
+def test_wrong_sizes_are_rejected(dims):
     with pytest.raises(UsageError, match="--dim"):
         ModelInputs(dims=dims)
 

@@ -1,4 +1,4 @@
-"""Cases that are too large are skipped; files that a data set does not use are named."""
+"""Cases that are too large are skipped; unused files of a data set are named in a warning."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def alter_unseen(cache):
 
 
 def sign(cache):
-    """Enter the present times and digest of the altered entry in the index."""
+    """Write the current times and digest of the altered entry to the index."""
     alter_unseen(cache)
     status, data = (cache / "cases").stat(), (cache / "cases").read_bytes()
     (cache / "cases").write_bytes(data)

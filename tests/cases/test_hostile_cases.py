@@ -37,8 +37,8 @@ NORMAL = "{random: {normal: {}, seed: 1}, dtype: %s, shape: [%d]}"
 PLAIN_TENSOR = "{dtype: %s, data: [1.5]}"
 
 
-# Linux counts the memory of the process that starts a command as the command's own. A process of
-# the tests may hold more than a gigabyte, so a small one starts the command.
+# Linux includes the memory of the process that starts a command in the memory of the command. A
+# test process may use more than a gigabyte, so a small process starts the command.
 MEASURE = """
 import json, os, subprocess, sys
 place, *command = sys.argv[1:]
@@ -50,7 +50,7 @@ with open(place, "w") as file:
 
 
 class Run:
-    """A finished ``onnxopt`` with its exit code, outputs and the most memory of its processes."""
+    """A finished ``onnxopt``: exit code, output and the largest memory of one of its processes."""
 
     def __init__(self, place: Path, *arguments: str, limit: int = 0) -> None:
         report = place / "report.json"

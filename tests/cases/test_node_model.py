@@ -61,7 +61,7 @@ def test_published_models_are_rebuilt_as_equal_messages(published, name):
         attributes,
         case.data_sets[0][0],
         graph_name=f"test_{name}",
-        # One of them names its momenta H1 and H2.
+        # One of the published models names its momenta H1 and H2.
         input_names=list(node.input) if name == "momentum_multiple" else None,
     )
     model.producer_name = "backend-test"

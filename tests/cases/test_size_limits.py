@@ -1,4 +1,4 @@
-"""Very large logs are rejected with their size; audits work without shared memory."""
+"""Logs over the size limit are rejected; audits work without shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache returns only entries that onnxopt wrote, and keeps those of other runs."""
+"""The cache returns only entries that onnxopt wrote, and keeps the entries of other runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of floats, which are judged by the values that they state."""
+"""Texts of floats, which are judged by the numbers that they represent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_floats():
 
 
 @pytest.mark.parametrize("form", ["%.8g", "%.9g", "%.17g", "%.7e", "%s"])
-def test_sufficient_digits_state_a_float32(form):
+def test_sufficient_digits_identify_a_float32(form):
     values = random_floats()
     assert agrees(values, [form % (v if form == "%s" else float(v)) for v in values])
 
@@ -63,7 +63,7 @@ def test_narrow_types_need_enough_digits_to_be_identified(dtype):
         "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn",
     ],
 )  # fmt: skip
-def test_text_of_narrow_float_states_its_value_rounded_to_the_digits_of_the_text(name):
+def test_text_of_a_narrow_float_is_its_value_rounded_to_the_digits_of_the_text(name):
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
     with np.errstate(invalid="ignore"):

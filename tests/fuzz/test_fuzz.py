@@ -46,7 +46,7 @@ def contents(folder):
 @pytest.fixture
 def fuzz(onnxopt, workplace):
     def call(backend, *options, explain=False):
-        # The search for known mistakes takes most of the time.
+        # Skip the search for known mistakes, which would take most of the time.
         if not explain:
             options = (*options, "--no-explain")
         return onnxopt("fuzz", "-b", backend, "--operator", "Momentum", *options)
@@ -197,7 +197,7 @@ def test_wrong_type_and_wrong_shape_are_two_failures(fuzz):
 
 
 def test_accepted_invalid_node_is_kept_as_a_case_to_reject(fuzz, onnxopt):
-    # Just enough examples for one attempt at each invalid node.
+    # This number of examples is just sufficient to try every invalid node.
     answer = fuzz(injected("TakesAnyMode"), "--isolation", "none", "--examples", "7")
     message = "accepted a model that must be rejected: mode has an unknown value"
     assert f"fail Momentum  {message}" in answer.out
@@ -270,7 +270,7 @@ def test_file_created_during_the_search_is_not_replaced(fuzz):
     fuzz(backend, "--isolation", "none", "--examples", "20")
     (path,) = Path("fuzz").glob("*.yaml")
     path.unlink()
-    # A dangling link does not exist when the search looks, but exists when it writes.
+    # Path.exists() is false for a dangling link, but a file cannot be created in its place.
     path.symlink_to("nowhere.yaml")
     answer = fuzz(backend, "--isolation", "none", "--examples", "20")
     assert answer.code == 1
@@ -340,7 +340,7 @@ def test_missing_hypothesis_is_an_error_with_a_hint(fuzz, monkeypatch):
     assert 'pip install "onnxopt[fuzz]"' in answer.err
 
 
-def test_operator_without_a_generator_is_refused_with_the_reason(onnxopt):
+def test_operator_without_a_generator_is_rejected_with_the_reason(onnxopt):
     answer = onnxopt("fuzz", "-b", "numpy", "--operator", "Bernoulli")
     assert answer.code == 2
     reason = "operators with random results, such as Bernoulli"

@@ -11,7 +11,7 @@ from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
 
-# Each mutated file is tried in a folder named by its number, which selects the injected defect.
+# Each mutated file is in a folder whose name is its number. The number selects the injected defect.
 INJECTED = """
 import os, sys, time
 sys.path.insert(0, "scripts")

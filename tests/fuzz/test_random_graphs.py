@@ -75,8 +75,8 @@ def test_finding_is_the_smallest_subgraph(onnxopt, workplace):
     assert onnxopt("run", str(directory), "-b", "numpy").code == 0
 
 
-def test_infinite_factor_of_zero_is_not_zero():
-    """An optimizer that folds x * 0 fails where x is infinite, and after shrinking alone."""
+def test_shrinking_keeps_the_infinite_factor_of_a_folded_zero():
+    """A backend that folds x * 0 to 0 is wrong for an infinite x; shrinking keeps the infinity."""
     nodes = (
         helper.make_node("Neg", ["x0"], ["v1"]),
         helper.make_node("Mul", ["v1", "c0"], ["v2"]),
@@ -99,7 +99,7 @@ def test_infinite_factor_of_zero_is_not_zero():
     assert graph.operators == ("Mul",)
 
 
-def test_single_node_behind_another_one_has_the_same_cause():
+def test_graph_with_the_traits_of_a_finding_has_the_same_cause():
     nan, negative = np.array([np.nan], np.float32), np.array([-1.0], np.float32)
     smallest = (helper.make_node("ReduceMin", ["v1"], ["v2"]),)
     root = helper.make_node("Sqrt", ["x0"], ["v1"])

@@ -17,7 +17,7 @@ ADAM_INPUTS = {
     "H": np.array([0.0, 0.0], np.float32),
 }
 ADAM_ATTRIBUTES = {"alpha": 0.9, "beta": 0.999, "epsilon": 0.1}
-#: Worked out by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
+#: Computed by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
 ADAM_X_NEW = np.array([0.975975, 1.024025], np.float32)
 
 
@@ -72,7 +72,7 @@ def adam(**attributes):
 
 
 def doubled_adam(**attributes):
-    """Adam on the doubled X between two nodes that only pass on: X + X, Adam, Neg."""
+    """A model of three nodes: X + X, Adam with the sum as its X, and Neg of X_new."""
     node = adam_node(**attributes)
     node.input[2] = "doubled"
     nodes = [
@@ -135,7 +135,7 @@ def adam_in_branch():
 
 
 def adam_in_function_in_branch():
-    """A function that holds an If that holds Adam."""
+    """A function that contains an If whose branch contains Adam."""
     branch = adam_in_branch()
     function = helper.make_function(
         "local",

@@ -99,8 +99,8 @@ def start(
 ) -> Run:
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
-    ``prefix`` is a command that runs ``onnxopt``. By default there is one worker, because the start
-    of another would take most of the time, and no failure is explained.
+    ``prefix`` is a command that runs ``onnxopt``. By default there is one worker, since starting a
+    second one would take most of the time, and failures are not explained.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
     process = subprocess.Popen(
@@ -120,7 +120,10 @@ def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = 
 def _asked(
     folder: Path, backend: str, options: Sequence[str], ways: Sequence[str]
 ) -> tuple[str, Path, list[str], dict[str, str]]:
-    """Return a mark, the path of the report, the arguments and the environment."""
+    """Return a unique mark, the path of the report, the arguments and the environment.
+
+    The environment contains the mark, by which the processes of the run are found.
+    """
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
     specification = backend if ":" in backend else f"python:{HOSTILE}:{backend}"

@@ -38,7 +38,7 @@ def computed_by_torch(call):
 
 @dataclass(frozen=True, eq=False)
 class _TorchOperand(NDArrayOperatorsMixin):
-    """A tensor of PyTorch, or a plain number, that takes part through NumPy's dispatch."""
+    """A tensor of PyTorch, or a plain number, as an operand of a formula; see NumPy's dispatch."""
 
     tensor: Any
 

@@ -81,7 +81,7 @@ def shares(derived_output, output):
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
     exact = met & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
     used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
-    # Another infinity may be right, too.
+    # NaN or the opposite infinity may also be accepted.
     return (
         used
         if derived_output.otherwise is None

@@ -87,7 +87,7 @@ def test_element_at_a_threshold_may_be_pruned_or_kept():
         assert not accepted(call, [flipped, right[1]])
 
 
-def test_only_one_choice_is_right_if_rounding_cannot_decide():
+def test_only_one_choice_is_accepted_if_rounding_cannot_decide():
     W = np.float32([1, 2, 3, 4, 5])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=50)
     assert accepted(call, evaluate(call))

@@ -58,7 +58,7 @@ class Backend:
 
 @pytest.fixture
 def large(workplace):
-    """Return a case of two tensors, with broadcast operands and special values."""
+    """Return a large call of two groups, with broadcast operands and special values."""
     random = np.random.default_rng(5)
     special = np.float32([np.nan, np.inf, -np.inf, 0, 1e-42, 3e38])
     shapes = {"1": (COUNT,), "2": (8, COUNT // 7)}
@@ -144,7 +144,7 @@ def compare_parts(content, location, random, monkeypatch):
             with np.errstate(over="ignore"):
                 magnitude = np.abs(np.float64(derived_output.value))
             normal = np.isfinite(magnitude)
-            # Half of a subnormal number is rounded down in one tensor and up in the other.
+            # Half of an odd subnormal number is rounded down in one tensor and up in the other.
             enough = (
                 derived_output.error + np.finfo(np.float64).smallest_subnormal >= share * magnitude
             )
@@ -240,7 +240,7 @@ def test_extended_precision_is_used_near_ties_and_subnormal_numbers(name, monkey
 
 
 def normed(W, Z, U, *, percent):
-    """Reduce values that depend on a reduction, or on a choice that the bound leaves open."""
+    """Reduce values that depend on another reduction, or on an undecided choice."""
     norm = np.sqrt(np.sum(W * W))
     largest = np.max(np.abs(Z) / norm)
     pruned = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
@@ -256,7 +256,7 @@ def test_reductions_of_blocks_equal_those_of_complete_tensors(name, formula, mon
     random = np.random.default_rng(2)
     tensors = [random.standard_normal(COUNT).astype(np.float32) for _ in operator.tensors]
     for tensor in tensors:
-        # Some elements are equal, others are as near to the threshold as possible.
+        # Some elements equal the threshold, others are its neighbours.
         tensor[::3] = np.round(tensor[::3], 2)
     call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
     assert evaluate_module.has_blocks(call)

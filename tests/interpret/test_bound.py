@@ -229,8 +229,9 @@ def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_one_inconclusive()
 
 
 def test_root_of_a_cancelled_mean_is_inconclusive():
-    # H is -1 and -3 before G's square is added. If H moves by a share of the difference, its error
-    # is that of H and of the difference, which are a million times as large.
+    # beta * H is -1 and -3 before the square of G is added. The reformulation H + (1 - beta) *
+    # (square - H) has the rounding errors of H and of the difference, which are a million times as
+    # large.
     X_new, _, H_new = bound(
         call_of("Adam", 0.1, 0, [1.0] * 2, [1.0] * 2, [1.0] * 2, [-1e6, -3e6], beta=1e-6)
     )
@@ -365,7 +366,7 @@ def test_doubles_beyond_float32_must_not_be_converted_to_it(name, size):
     X_new, *_ = bound(call_of(name, 0.1, 3, X, *further_tensors, dtype=np.float32, **attributes))
     assert X_new.expected.dtype == np.float64
     assert np.isfinite(X_new.expected).all()
-    # Within the range of float32, its digits suffice.
+    # In the range of float32, the precision of float32 is sufficient.
     assert (X_new.limit < 1e-4 * np.abs(X_new.expected)).all()
     assert X_new.limit[1] > 1e-9
 
@@ -413,7 +414,7 @@ def test_powers_may_be_computed_by_squaring(power, dtype, beta, T):
     assert abs(change) <= X_new.error
 
 
-def test_powers_by_squaring_do_not_excuse_a_wrong_power():
+def test_wrong_power_is_rejected_although_squaring_is_accepted():
     beta, T = np.float32(0.999999), 10**6
     X_new = bound(call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, beta=float(beta)))[0]
     exact = np.longdouble(beta) ** T
@@ -428,7 +429,7 @@ def test_powers_that_need_no_rounding_have_no_error():
     assert X_new.limit == 0
 
 
-def test_either_branch_is_right_if_rounding_decides_the_choice():
+def test_either_branch_is_accepted_if_rounding_decides_the_choice():
     def formula(X, G):
         return np.where(0.5 * X * 3 > G, X, -X)
 
@@ -442,7 +443,7 @@ def test_either_branch_is_right_if_rounding_decides_the_choice():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_each_of_three_numbers_is_right_if_a_product_underflows(dtype):
+def test_each_of_three_results_is_accepted_if_a_product_underflows(dtype):
     def formula(X, G):
         return X + G + np.where(X * G > 0, 1.2, np.where(X * G < 0, 0.5, 1.0))
 

@@ -1,4 +1,4 @@
-"""Reformulations stay within the error bound, and the wide evaluation within its own bound."""
+"""Reformulations stay within the error bound, and so does the evaluation in the wide type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxopt_cli.interpret.reformulations import reformulations
 
 
 def largest_shares(call):
-    """Return the largest share of the bound that each variant uses."""
+    """Return the largest error / bound of each reformulation."""
     derived_outputs = bound(call)
     return {
         reformulation.name: max(
@@ -33,7 +33,7 @@ def largest_shares(call):
 @pytest.mark.slow
 @each_training_operator
 @given(data=st.data())
-def test_no_variant_exceeds_the_bound(operator, data):
+def test_no_reformulation_exceeds_the_bound(operator, data):
     call = data.draw(calls(operator))
     used = largest_shares(call)
     assert {name: share for name, share in used.items() if share > 1} == {}
@@ -41,7 +41,7 @@ def test_no_variant_exceeds_the_bound(operator, data):
 
 @each_training_operator
 @given(data=st.data())
-def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(operator, data):
+def test_expected_values_equal_those_of_evaluate_bitwise(operator, data):
     call = data.draw(calls(operator))
     for derived_output, expected in zip(bound(call), evaluate(call), strict=True):
         assert derived_output.expected.dtype == expected.dtype
@@ -52,8 +52,8 @@ def test_expected_values_are_those_of_the_evaluate_reading_to_the_last_bit(opera
 @each_training_operator
 @given(data=st.data())
 def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
-    # In double, so that the same bound holds for it in roundoffs of the wide type, and with
-    # magnitudes that are normal numbers in both types.
+    # All inputs are double, so the error bound of the wide type is that of double, scaled by the
+    # ratio of the unit roundoffs. The magnitudes are normal numbers in both types.
     call = data.draw(
         calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
     )

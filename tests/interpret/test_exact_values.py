@@ -1,4 +1,4 @@
-"""Disputed verdicts: mpmath confirms the conditioned tolerance where ONNX's judges otherwise."""
+"""Exact results by mpmath confirm the verdicts in which conditioned and ONNX tolerances differ."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""Reformulations are correct, and each one rounds differently."""
+"""Reformulations are correct, and round differently from the formula."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ by_operator = pytest.mark.parametrize(
 
 
 @by_operator
-def test_names_are_unique_and_every_form_is_computed(operator):
+def test_names_are_unique_and_every_reformulation_is_computed(operator):
     names = [reformulation.name for reformulation in reformulations(operator)]
     assert len(set(names)) == len(names)
     for form in operator.reformulations:
@@ -33,7 +33,7 @@ def test_names_are_unique_and_every_form_is_computed(operator):
 
 
 @each_training_operator
-def test_every_variant_keeps_types_and_shapes_in_a_node_of_many_kinds(operator):
+def test_every_reformulation_keeps_types_and_shapes_of_mixed_inputs(operator):
     inputs = [np.float64([0.1]), np.int64([[2]])]
     for name in operator.tensors:
         dtype = np.float64 if name == "H" else np.float32
@@ -52,7 +52,7 @@ def test_every_variant_keeps_types_and_shapes_in_a_node_of_many_kinds(operator):
 
 
 @each_training_operator
-def test_every_variant_equals_the_formula_but_for_rounding(operator):
+def test_every_reformulation_equals_the_formula_up_to_rounding(operator):
     for mode in next((a.choices for a in operator.attributes if a.choices), ("",)):
         call = call_of(operator, dtype=np.float64, **({"mode": mode} if mode else {}))
         for reformulation in reformulations(operator):
@@ -61,7 +61,7 @@ def test_every_variant_equals_the_formula_but_for_rounding(operator):
 
 
 @each_training_operator
-def test_forms_round_differently_from_the_formula(operator):
+def test_reformulations_round_differently_from_the_formula(operator):
     modes = next((a.choices for a in operator.attributes if a.choices), ("",))
     plain = computed(Arithmetic())
     calls = [
@@ -69,7 +69,7 @@ def test_forms_round_differently_from_the_formula(operator):
         for mode in modes
         for dtype in (np.float32, np.float64)
         for count in range(1, 12)
-        # Some reformulations are as accurate as the formula only for slow averages.
+        # Some reformulations are as accurate as the formula only if alpha and beta are near 1.
         for weights in ({}, {"alpha": 0.9, "beta": 0.9} if operator.name == "Adam" else {})
     ]
     same = set()
@@ -80,7 +80,7 @@ def test_forms_round_differently_from_the_formula(operator):
             for first, second in zip(reformulation.run(call), plain(call), strict=True)
         ):
             same.add(reformulation.name.partition(",")[0])
-    # Changes of sign, and a product with itself, do not add roundings.
+    # These reformulations change signs or replace a product by a square, so they round equally.
     assert same <= {"step negated and added", "power less one", "square by a power"}
 
 

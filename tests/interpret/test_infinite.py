@@ -84,7 +84,7 @@ def test_no_reformulation_is_rejected_for_infinite_inputs(operator, data):
     ids=lambda item: item[0],
 )
 def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
-    # A hundredth of the pairs, because all of them take minutes.
+    # Test a hundredth of the pairs, because all pairs would take minutes.
     names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
     answer = onnxopt("run", *cases, "--isolation", "none", *backends)
@@ -93,7 +93,7 @@ def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
 
 
 @pytest.mark.slow
-def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
+def test_subtracted_decay_turns_infinity_into_nan(onnxopt):
     arguments = (
         "conformance/adam/not_finite",
         "conformance/adam/infinite_R",
@@ -104,7 +104,7 @@ def test_decay_that_is_subtracted_makes_nan_of_infinity(onnxopt):
 
 
 @pytest.mark.slow
-def test_nan_that_no_reformulation_yields_is_wrong(onnxopt):
+def test_nan_that_is_the_result_of_no_reformulation_is_wrong(onnxopt):
     arguments = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
     names = ("NanForInfinity", "NanForInfiniteGradient")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
@@ -145,7 +145,7 @@ def test_reformulation_may_absorb_a_small_gradient(workplace, onnxopt):
     assert "H_new  float32[2]  1 of 2 off" in wrong.out
 
 
-def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, onnxopt):
+def test_subtracted_decay_may_turn_a_division_by_zero_into_nan(workplace, onnxopt):
     (workplace / "one.yaml").write_text(HARD.format(name="zero", alpha=1, epsilon=0, V=1, H=0))
     assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:Keras").code == 0
     answer = onnxopt("run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:AlwaysNan")
@@ -153,7 +153,7 @@ def test_decay_that_is_subtracted_may_make_nan_of_a_division_by_zero(workplace, 
     assert "X_new  float32[2]  1 of 2 off" in answer.out
 
 
-def test_reformulation_may_absorb_it_beside_a_nan_of_another(workplace, onnxopt):
+def test_one_reformulation_may_absorb_a_gradient_where_another_yields_nan(workplace, onnxopt):
     beside = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
     beside = beside.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
     (workplace / "one.yaml").write_text(beside.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
@@ -264,13 +264,13 @@ def test_zero_from_cancellation_may_have_either_sign(T, dtype):
             rate = 0.5 * np.sqrt(1 - np.float32(0.999) ** np.float64(T)) / np.float64(zero)
             step = X - rate * V_new.expected / 1
         assert accepted(X_new, step.astype(dtype)).all()
-    # Only the quotient by zero may differ, and it is not finite.
+    # The result depends on the sign of the zero, but is never finite.
     for wrong in (X, np.zeros_like(X), np.full_like(X, 3e38)):
         assert not accepted(X_new, wrong).any()
     assert not accepted(V_new, -V_new.expected)[[0, 2]].any()
 
 
-def test_root_of_such_a_zero_changes_nothing():
+def test_root_of_a_zero_from_cancellation_has_no_sign():
     for zero in (0.0, -0.0):
         (X, *_), (X_new, *_) = unity(3, alpha=0.5, beta=1.0)
         assert accepted(X_new, X - np.sqrt(np.float32(zero)) * X).all()

@@ -80,7 +80,7 @@ magnitudes = st.floats(-10, 3).map(lambda exponent: 10.0**exponent)
 
 @st.composite
 def tensors(draw, shape, *, positive=False):
-    # A seed shrinks as well as a list of elements, and covers more of it.
+    # A seed shrinks as well as a list of elements, and results in more varied elements.
     random = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
     scale = draw(magnitudes)
     values = random.standard_normal(shape) * scale * random.choice([0, 1, 1, 1], shape)

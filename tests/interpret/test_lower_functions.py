@@ -13,7 +13,7 @@ from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 
 
 @runtimes
-def test_functions_with_such_nodes_are_inlined_and_no_others(runtime):
+def test_only_functions_with_formula_operators_are_inlined(runtime):
     model = parsed(CALLING)
     lowered = checked(model)
     assert [function.name for function in lowered.functions] == ["plain"]
@@ -61,14 +61,14 @@ def test_function_of_another_opset_stays_if_it_need_not_be_inlined():
     assert checked(model).functions[0].opset_import[0].version == 14
 
 
-def test_functions_that_call_each_other_in_a_circle_are_refused():
+def test_recursive_functions_are_rejected():
     model = parsed(CALLING)
     model.functions[1].node.append(helper.make_node("outer", "RTXGV", ["U"], domain="made.here"))
     with pytest.raises(NodeError, match=r"circle: made\.here:\w+ -> made\.here:\w+"):
         lower(model)
 
 
-def test_functions_that_grow_without_measure_are_refused():
+def test_functions_that_grow_exponentially_are_rejected():
     model = parsed(CALLING)
     for level in range(40):
         calls = [
@@ -95,7 +95,7 @@ def test_function_with_the_name_of_the_operator_is_rejected():
         lower(model)
 
 
-def test_operators_with_a_formula_are_found_wherever_they_hide():
+def test_operators_with_a_formula_are_found_in_subgraphs_and_functions():
     assert formula_operators(parsed(CALLING)) == (f"{DOMAIN}:Momentum",)
     hidden = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
         Y = If (C) <then_branch = one () => (a) {{ a = Neg (X) }},

@@ -80,7 +80,7 @@ def test_node_in_a_scan_body_takes_a_gradient_in_each_step(runtime):
 
 
 @runtimes
-def test_nodes_in_a_row_with_others_between_are_lowered_together(runtime):
+def test_consecutive_nodes_with_other_nodes_between_are_lowered(runtime):
     model = parser.parse_model(f"""{HEADER}
     g (float R, int64 T, float[2] X, double[2] Y, float[2] G, double[2] H)
         => (float[2] Xn, double[2] Yn) {{
@@ -175,7 +175,7 @@ def test_output_of_the_graph_may_be_an_operand(runtime):
     )
 
 
-def test_rest_of_the_model_is_unchanged():
+def test_other_parts_of_the_model_are_unchanged():
     model = parsed(
         f"""{HEADER} g (INPUTS) => (float[2] Y) <float[2] Z, float[2] W, float[7] gone> {{
         Z, W = MOMENTUM (R, T, X, G, V)

@@ -15,7 +15,7 @@ def nodes_of(graph):
             yield from nodes_of(attribute.g)
 
 
-def test_new_names_keep_clear_of_every_name_in_the_model():
+def test_new_names_differ_from_every_name_in_the_model():
     plain = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
         Z, W = MOMENTUM (R, T, X, G, V)
         Y = If (C) <
@@ -27,7 +27,7 @@ def test_new_names_keep_clear_of_every_name_in_the_model():
         {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
     )
     text = onnx.printer.to_text(plain)
-    # Use every name that was free: as an input, in an inner scope, and as an annotation.
+    # Occupy the names that were generated first: as an input, in a subgraph, and as a value_info.
     taken, inner, annotated = made[::3], made[1::3], made[2::3]
     chain = "".join(f"{b} = Neg ({a})\n" for a, b in zip(["Z", *inner], [*inner, "b"], strict=True))
     text = text.replace(
@@ -47,7 +47,7 @@ def test_new_names_keep_clear_of_every_name_in_the_model():
     assert all(name.startswith("Momentum_") for name in fresh)
 
 
-def test_new_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
+def test_new_names_differ_from_unused_inputs_of_an_inner_graph():
     model = parsed(f"""{HEADER} g (INPUTS, int64 N, bool C) => (float[2] Y) {{
         Z, W = MOMENTUM (R, T, X, G, V)
         Y = Loop (N, C, Z) <
@@ -62,7 +62,7 @@ def test_new_names_keep_clear_of_inputs_that_an_inner_graph_does_not_use():
     }
 
 
-def test_names_of_primitive_nodes_begin_with_that_of_the_node():
+def test_names_of_primitive_nodes_begin_with_the_name_of_the_node():
     model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
     model.graph.node[0].name = "update/weights"
     assert {node.name.split("_")[0] for node in lower(model).model.graph.node} == {"update/weights"}

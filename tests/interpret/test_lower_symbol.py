@@ -96,11 +96,11 @@ def test_integers_beyond_2_to_53_are_compared_exactly(runtime):
 
 
 @runtimes
-def test_one_value_is_rounded_to_two_types_where_two_types_meet_it(runtime):
+def test_value_is_rounded_to_the_type_of_each_tensor_that_it_multiplies(runtime):
     def formula(T, X, Y):
         return (Y * T - X * T,)
 
-    # The digits of T that double can represent and float32 cannot.
+    # T is representable in double, and not in float32.
     inputs = [np.array(2**24 + 1), np.ones(2, np.float32), np.ones(2)]
     (got,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
     np.testing.assert_array_equal(got, np.ones(2, np.float32))
@@ -109,7 +109,7 @@ def test_one_value_is_rounded_to_two_types_where_two_types_meet_it(runtime):
 @runtimes
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 0), ()])
-def test_result_without_tensors_fills_its_output(runtime, known, shape):
+def test_scalar_result_is_expanded_to_the_shape_of_its_output(runtime, known, shape):
     def formula(T, _X, Y):
         return T * 2, 5, np.sqrt(Y)
 
@@ -126,13 +126,13 @@ def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
         node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"
     }
     (sort,) = (node for node in nodes if node.op_type == "TopK")
-    # One more element is sorted, in case the tensor is empty.
+    # The tensor is extended by one element, since it may be empty.
     assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
     assert "Size" not in {node.op_type for node in nodes}
 
 
 @runtimes
-def test_inputs_and_repeated_results_may_be_handed_through(runtime):
+def test_inputs_and_repeated_results_may_be_outputs(runtime):
     def formula(_T, X, Y):
         return X, X, X * Y, X * Y
 

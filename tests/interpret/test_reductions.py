@@ -1,4 +1,4 @@
-"""Undecided comparisons with thresholds that lie between two elements."""
+"""Thresholds that are interpolated between two elements, and undecided comparisons with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pruned(weights, percent, dtype=np.float32):
     return bound(bind(operator, [np.asarray(weights, dtype)], attributes))[0]
 
 
-def test_element_at_a_threshold_rounded_in_float32_may_stay():
+def test_element_at_a_threshold_rounded_in_float32_may_be_kept():
     above_one = np.nextafter(np.float32(1), np.float32(2))
     derived_output = pruned([above_one, 69, 1], 25.0)
     assert derived_output.expected.tolist() == [above_one, 69, 0]

@@ -21,8 +21,8 @@ def test_pytorch_computes_the_formula_within_the_bound(operator):
 
 
 @pytest.mark.slow
-def test_pytorch_is_right_where_thresholds_are_sorted_out(onnxopt, monkeypatch):
-    row = "on PyTorch's tensors", "Computes the formula as it is.", computed_by_torch
+def test_pytorch_conforms_to_the_pruning_suite(onnxopt, monkeypatch):
+    row = "on PyTorch's tensors", "Computes the formula with PyTorch.", computed_by_torch
     monkeypatch.setitem(reformulations._FOREIGN, "torch", row)
     reformulations.reformulations.cache_clear()
     assert onnxopt("audit", "pruning", "--operator", "MagnitudePrune", "-j", "1").code == 0

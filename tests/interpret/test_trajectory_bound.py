@@ -1,4 +1,4 @@
-"""The propagated bound of trajectories: every reformulation stays within it."""
+"""The error bound that is propagated along a trajectory: every reformulation stays within it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
 
 def walked(trajectory, implementation):
-    """Yield the outputs of each step of an implementation, which are the inputs of the next one."""
+    """Yield the outputs of each step of an implementation, which become its next inputs."""
     names = [value.name for value in trajectory.model.graph.output]
     state = trajectory.state
     for step in range(1, trajectory.count + 1):
@@ -48,7 +48,7 @@ def largest_share(trajectory, walk):
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("operator", START)
-def test_no_variant_leaves_the_carried_error(tmp_path, operator, gradient):
+def test_no_reformulation_exceeds_the_propagated_bound(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], 30))
     for reformulation in reformulations(registry().named(operator)):
         if reformulation.name not in FOREIGN:
@@ -65,7 +65,7 @@ def test_no_variant_leaves_the_carried_error(tmp_path, operator, gradient):
     count=st.sampled_from([0, 1, 5, 10**6]),
     index=st.integers(0, 1000),
 )
-def test_no_variant_leaves_the_carried_error_wherever_it_starts(
+def test_no_reformulation_exceeds_the_propagated_bound_from_any_start(
     tmp_path_factory, operator, gradient, start, rate, count, index
 ):
     inputs = START[operator].replace("X: [1.5, -0.7]", f"X: [{start[0]!r}, {start[1]!r}]")

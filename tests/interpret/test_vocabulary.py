@@ -19,7 +19,7 @@ from onnxopt_cli.interpret.vocabulary import VOCABULARY
 from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.percentile import percentile
 
-#: The wide type of machines where long double is double.
+#: The wide type on machines where long double is not wider than double.
 QUAD = QuadPrecDType()
 
 #: A number that is exact in float32, as attributes are.
@@ -73,7 +73,7 @@ each_function = pytest.mark.parametrize(
 )
 
 
-def test_every_row_of_the_vocabulary_is_held_to_the_laws_of_this_file():
+def test_every_row_of_the_vocabulary_is_tested_here():
     assert set(EXPRESSIONS) == set(VOCABULARY)
 
 
@@ -94,7 +94,7 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)
 
 
 def formula_of(function):
-    # The operand has been rounded once, and may be near a discontinuity.
+    # The operand is a rounded product, so that it has an error and may be near a discontinuity.
     return lambda _T, X, Y: (function(X * SHARE - Y, Y),)
 
 
@@ -116,7 +116,7 @@ def test_quads_agree_with_long_doubles(function, values):
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (0, 0)])
-def test_quads_are_multiplied_as_matrices_wherever_they_lie(shape):
+def test_quads_are_multiplied_as_matrices_in_any_memory_layout(shape):
     X, Y = (
         np.asfortranarray(array) for array in np.random.default_rng(1).standard_normal((2, *shape))
     )
@@ -168,9 +168,10 @@ def test_relative_error_of_1e_4_exceeds_the_bound(function):
 
 @runtimes
 @each_function
-def test_lowered_it_stays_within_the_bound(runtime, function):
+def test_lowered_function_stays_within_the_bound(runtime, function):
     rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
-    # A point at which either side of the discontinuity is correct, and one at which only one is.
+    # The last elements are at discontinuities: at some, both results are correct, at others only
+    # one.
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
     inputs = [np.array(3), X, Y]

@@ -1,8 +1,8 @@
-"""One example of each known mistake, worked out by hand from its description, not from its code.
+"""An example of each known mistake, computed by hand from its description, not from its code.
 
-A line has the mistake's name, its inputs and attributes, and its outputs. Omitted values are those
-of the operator's first line; an attribute with the value ``-`` is omitted from the node. Numbers
-are exact: fractions are not rounded.
+A line contains the mistake's name, inputs and attributes, and outputs. Values that a line omits are
+those of the first line for the operator. An attribute with the value ``-`` is omitted from the
+node. Numbers are exact: fractions are not rounded.
 """
 
 from __future__ import annotations

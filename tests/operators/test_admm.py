@@ -91,7 +91,8 @@ def test_update_agrees_with_the_published_code(data):
         near = np.abs(np.abs(z) - threshold) <= 1e-13 * threshold
         z[np.abs(z) < threshold] = 0
         Z_new, U_new = outputs[index], outputs[count + index]
-        # A sum that is first rounded to the wide type may be an ulp of double different.
+        # The result may differ by an ulp of double, since the sum is first rounded to the wide
+        # type.
         assert np.array_equal(Z_new[~near] == 0, z[~near] == 0)
         assert np.allclose(Z_new[~near], z[~near], rtol=2.0**-52, atol=0)
         scale = np.max(np.abs(W), initial=0) + np.max(np.abs(U), initial=0)
@@ -112,7 +113,7 @@ def test_projection_is_idempotent_and_percent_0_prunes_nothing(data):
         assert np.array_equal(first, second)
 
 
-def test_element_at_an_integer_rank_stays():
+def test_element_at_an_integer_rank_is_not_pruned():
     W = [1, 2, 3, 4, 5, 10]
     assert pruned(W, 80)[0] == [0, 0, 0, 0, 5, 10]
     call = call_of("MagnitudePrune", W, percent=80)
@@ -120,7 +121,7 @@ def test_element_at_an_integer_rank_stays():
     assert W_new.tolist() == [0, 0, 0, 0, 0, 10]
 
 
-def test_ties_at_the_threshold_stay():
+def test_ties_at_the_threshold_are_not_pruned():
     W = [1, 1, 1, 1, 2]
     assert pruned(W, 60) == [W, [1] * 5]
     call = call_of("MagnitudePrune", W, percent=60)
@@ -139,7 +140,7 @@ def test_percent_100_keeps_the_largest_magnitude():
     assert pruned([1, -5, 3], 100) == [[0, -5, 0], [0, 1, 0]]
 
 
-def test_single_element_stays_and_an_empty_layer_is_valid():
+def test_single_element_is_not_pruned_and_an_empty_layer_is_valid():
     assert pruned([-3], 100) == [[-3], [1]]
     assert pruned([], 50) == [[], []]
     assert updated([], [], 50) == [[], []]
@@ -218,7 +219,7 @@ def test_each_layer_has_its_own_threshold():
     assert [output.tolist() for output in together[:2]] == [[0, 0, 0], [10, 20, 30]]
 
 
-def test_mask_is_that_of_w_and_not_of_w_plus_u():
+def test_mask_depends_on_w_and_not_on_w_plus_u():
     W, U = np.float32([1, -4, 2]), np.float32([5, 3, 0])
     mask, other = (
         evaluate(call_of("MagnitudePrune", layer, percent=50))[1].tolist() for layer in (W, W + U)

@@ -1,4 +1,4 @@
-"""Every known mistake agrees with its description, by an example worked out by hand."""
+"""Every known mistake agrees with its description, by an example computed by hand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ TABLES = {
     "MagnitudePrune": examples.MAGNITUDE_PRUNE + examples.THRESHOLDS,
 }
 F4, F8 = np.dtype("float32"), np.dtype("float64")
-#: Mistakes in types and shapes: the shapes of R and T, T, the types of R and of each tensor, their
-#: number, and the type and shape of X_new for a scalar tensor.
+#: Examples of mistakes in types and shapes: the shape of R and T, the value of T, the types of R
+#: and of the tensors, the number of groups, and the resulting type and shape of X_new if all
+#: tensors are scalars.
 OF_TYPES = {
     "X_new returned in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
@@ -41,7 +42,7 @@ OF_TYPES = {
 
 
 def tolerance(mistake):
-    """Return the tolerance of examples: 1e-7 is not a float32 number."""
+    """Return the tolerance of an example; defaults such as 1e-7 are rounded to float32."""
     return 2e-8 if mistake.startswith("epsilon defaults to") else 1e-12
 
 
@@ -93,7 +94,7 @@ def node(operator, given):
 
 
 def expected(operator, results):
-    """Return results by output; a shared part of a formula has its own name."""
+    """Return the results by output; a line may state the result of a shared expression instead."""
     if "G_regularized" in results:
         value = np.array(results["G_regularized"])
         return {"H_new": value * value} if operator.name == "Adagrad" else {"V_new": value}
