@@ -45,7 +45,8 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
     """Return the configuration that applies in the current folder; None without a file.
 
     Raises:
-        UsageError: listing all errors of the file; or if a profile was named, but no file exists.
+        UsageError: if the file has errors, all of which are listed; or if a profile was named but
+            there is no file.
     """
     option_names = {
         name

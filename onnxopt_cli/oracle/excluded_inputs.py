@@ -90,7 +90,7 @@ def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
 
 
 def _of_other_length(quantity: str, values: Array | None, length: int) -> str:
-    """Return a description of a list of the wrong length; empty if the length is right."""
+    """Describe the length of a list; return an empty string if it is the required length."""
     if values is None or np.size(values) == length:
         return ""
     return f"{quantity} of {np.size(values)} elements instead of {length}"

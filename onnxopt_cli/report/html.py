@@ -63,7 +63,7 @@ class _Row:
         case: the case's id.
         operator: its operator.
         needs: the capabilities that it needs.
-        cells: its result on each backend; None where it did not run.
+        cells: its result on each backend; None for a backend on which it did not run.
     """
 
     case: str
@@ -158,7 +158,7 @@ def _policy(*inline: str) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the options that have a value, as text."""
+    """Return the names and values, as text, of the options that are set."""
     return [
         (name, value if isinstance(value, str) else json.dumps(value, default=str))
         for name, value in options.items()

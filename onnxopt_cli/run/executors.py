@@ -52,7 +52,7 @@ _SERVED = "onnxopt_cli.run.served:open_run"
 # The time limit of a cluster's worker for a case is this multiple of the limits of the backends,
 # because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: Waits for the response to a submitted case; returns a string, the reason, if there is none.
+#: Waits for the response to a submitted case; if there is no response, returns the reason.
 Pending: TypeAlias = Callable[[], Response | str]
 
 

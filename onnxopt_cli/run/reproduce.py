@@ -256,8 +256,8 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
     """Return whether two responses to the same inputs differ by more than roundings.
 
-    Values are compared if both responses have the expected types and shapes. Responses whose types
-    or shapes differ from each other differ.
+    Responses with different types or shapes differ. Values are compared only if both responses have
+    the expected types and shapes.
     """
     structure = [(output.dtype, output.shape) for output in first]
     expected = [(branch.expected.dtype, branch.expected.shape) for branch in right]

@@ -160,7 +160,7 @@ def run_again(
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # Suspects with the same outcome each time they run alone, each with this outcome.
+    # The suspects whose outcome is the same each time they run alone, with that outcome.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:

@@ -61,7 +61,7 @@ _MIN_PARALLEL_CASES = 20
 # of groups each.
 _CHUNK_COUNT = 1000
 _MAX_CHUNK_GROUPS = 32
-# At most this number of cases waits for the result of an earlier case on a worker that is starting.
+# While a worker is starting, at most this number of cases waits for an earlier case.
 _MAX_CASES_AHEAD = 500
 # Cases with more bytes run in this process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
@@ -434,7 +434,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results of another process, and let them share the values of the case."""
+    """Review results of another process; their repeated strings become those of this process."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)

@@ -43,7 +43,7 @@ _NO_PROBE = "no other case shows whether the backend computes it; add one beside
 
 
 class ProbeNotRunError(Exception):
-    """A probe was not run because the run or the backend has ended; the message states which."""
+    """A probe was not run, because the run or the backend has ended; the message says which one."""
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import operators_of
 from onnxopt_cli.scoreboard.scoreboard_file import Tier
 
-#: The size of the quick tier; it is larger if there are more pairs of suite and operator.
+#: The number of cases of the quick tier, or the number of pairs of suite and operator if larger.
 QUICK_CASES = 470
 #: Row of the cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"

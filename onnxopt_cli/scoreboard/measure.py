@@ -46,7 +46,7 @@ class Conditions:
         cluster: the machines on which backends run; None for this one.
         explain_time: seconds to explain the failures of a run; None for a part of the run's time.
         tell: shows a message.
-        telling: opens a display of progress.
+        telling: opens a progress display.
     """
 
     execution: Execution

@@ -100,7 +100,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
     """Read a scoreboard file.
 
     Raises:
-        UsageError: listing all errors of the file with their lines.
+        UsageError: if the file has errors; it lists all of them with their lines.
     """
     name = printable(str(path))
     try:

@@ -115,7 +115,7 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 
 
 def _listed_files(site: Path) -> set[str]:
-    """Return the listed files of an earlier site, without names that no file of a site has."""
+    """Return the listed files of an earlier site; skip names that a site never writes."""
     try:
         names = json.loads((site / _LIST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -399,7 +399,7 @@ def _content(results: Sequence[tuple[Column, Result]]) -> str:
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
-    """Return whether the scores of a row's backends differ, without backends that did not run."""
+    """Return whether the scores in a row differ; ignore the backends that did not run."""
     return len({score.look for _, score in cells if score.look != "none"}) > 1
 
 

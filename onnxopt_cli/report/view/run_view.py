@@ -147,7 +147,7 @@ class RunView:
 
     Attributes:
         record: the run.
-        baseline: an earlier run to compare it with; None for none.
+        baseline: an earlier run to compare it with; may be None.
     """
 
     record: RunRecord

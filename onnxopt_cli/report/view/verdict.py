@@ -104,7 +104,7 @@ def in_words(counts: Mapping[Word, int]) -> str:
 
 
 def count_columns(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[str], list[list[str]]]:
-    """Return the labels that occur, and for each name a row with the name and its counts."""
+    """Return the labels that occur, and a row for each name: the name and a count by label."""
     used = [word for word in LABELS if any(word in by_label for by_label in counts.values())]
     rows = [
         [name, *(str(by_label.get(word, "")) for word in used)] for name, by_label in counts.items()

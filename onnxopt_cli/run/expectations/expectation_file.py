@@ -83,10 +83,10 @@ class Entry:
 
     @property
     def sole(self) -> bool:
-        """True if the entry names a single id; it then precedes other entries of its file."""
+        """Whether the entry names a single id and so takes precedence over others in its file."""
         return len(self.patterns) == 1 and self.patterns[0].exact
 
-    def speaks_of(self, case: str) -> bool:
+    def matches(self, case: str) -> bool:
         """Return whether an id matches one of the patterns."""
         return any(pattern.matches(case) for pattern in self.patterns)
 
@@ -113,7 +113,7 @@ class Entry:
         return self.expires is not None and today >= self.expires
 
     def allows(self, result: Result) -> bool:
-        """Return whether a result is expected; a case that may be flaky may also pass."""
+        """Return whether a result is expected; an entry that allows flaky also allows a pass."""
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes

@@ -311,7 +311,7 @@ class _Update:
     def _needed(self, entry: Entry) -> bool:
         """Return whether an expired entry would still make a result expected."""
         return any(
-            entry.speaks_of(result.case)
+            entry.matches(result.case)
             and entry.applies_to(self._backend(result))
             and entry.allows(result)
             and not result.conforms

@@ -61,7 +61,7 @@ class Expectations:
         """Read files, in order of increasing precedence, as of today in UTC.
 
         Raises:
-            UsageError: listing all errors of the files.
+            UsageError: if the files have errors; it lists all of them.
         """
         layers: list[Layer] = []
         problems: list[Fault] = []
@@ -171,7 +171,7 @@ class Expectations:
             applicable = [
                 entry
                 for entry in layer.entries
-                if entry.speaks_of(case)
+                if entry.matches(case)
                 and not entry.expired(self.today)
                 and entry.applies_to(backend)
             ]
