@@ -1,13 +1,19 @@
 """Select the seeds of directed draws and write them to the package.
 
-    python scripts/select_directed_draws.py [OPERATOR...] [--jobs N]
+    python scripts/select_directed_draws.py [OPERATOR...] [--kind KIND]... [--jobs N]
 
-Without operators, all are selected anew, otherwise only those named. A draw is directed by one
-given choice: an element type that no other case of the operator has, a long axis, a rank over 4, or
-a batch without elements (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). Of the
-first seeds whose nodes are valid, the one with the most distinct outputs is selected. A node is
-valid if onnx's check and the condition estimate accept it, and most of its output elements have a
-narrow tolerance.
+Without operators, all are selected anew, otherwise only those named. With ``--kind``, only the
+seeds of this kind are replaced. A draw is directed by one
+given choice: an element type, a long axis, a rank over 4, or a batch without elements
+(``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). A node is valid if onnx's check and
+the condition estimate accept it, and most of its output elements have a narrow tolerance.
+
+- Element types: the mutants of the operator's schema run on the suite's cases of the newest version
+  and on valid draws. Draws of a type are selected greedily, such that cases of this type kill the
+  mutants that cases of other types kill.
+- Long axes: draws are selected until the first, the last and the inner axes of each input and
+  output are longer than the blocks of vectorized and parallel loops in some case.
+- Otherwise, the valid draw with the most distinct outputs among the first seeds is selected.
 """
 
 from __future__ import annotations
@@ -17,23 +23,31 @@ import json
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxopt_cli.analysis.node_audit import NodeOperator, mutant_forms
+from onnxopt_cli.analysis.node_search import prepared, search_nodes
+from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.values import Array, Value, dtype_name, structure_of
 from onnxopt_cli.errors import Unsupported
+from onnxopt_cli.mutation.bound_node import BoundNode
+from onnxopt_cli.mutation.node_mutants import node_mutants
 from onnxopt_cli.operators import native_onnx
 from onnxopt_cli.oracle.condition_estimate import Reading, all_readings
+from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.boundaries.directed_draws import (
     SEEDS,
     directed_draws,
@@ -46,12 +60,22 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable, tensor_types
 from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected_seeds
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS
-# Number of seeds that are tried for a draw, and of valid nodes that are compared.
-MAX_SEEDS, MAX_VALID = 12, 2
-# Lengths of a long axis, of which the first that is computed in time is used.
+# The kinds of draws.
+KINDS = ("type", "long", "deep", "empty")
+# Seeds that are tried for a draw, and valid ones that are compared.
+MAX_SEEDS, MAX_VALID = 16, 2
+# Valid draws of an element type that are compared, those that are selected, and the mutants that
+# each of them must kill unless no other case has the type.
+MAX_TYPED, MAX_SELECTED, MIN_KILLS = 6, 2, 3
+# An operator with this number of cases gets at most one draw of a type.
+MAX_CASES = 30
+# Lengths of a long axis: the first that is computed in time is used. Only one axis of an operator
+# has the first length.
 LENGTHS = (1031, 259, 67)
+# An axis longer than this is long.
+BLOCK = 64
 # Places of an axis that are tried, and the most draws with a long axis of an operator.
-PLACES, MAX_LONG_DRAWS = 5, 2
+PLACES, MAX_LONG_DRAWS = 8, 4
 # Processor time of a draw.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
@@ -71,21 +95,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--kind", action="append", choices=KINDS, dest="kinds")
     options = parser.parse_args()
     names = options.operators or list(selected_seeds())
-    seeds = json.loads(TARGET.read_text()) if options.operators else {}
+    kinds = options.kinds or KINDS
+    seeds = json.loads(TARGET.read_text())
     with ProcessPoolExecutor(options.jobs) as pool:
-        for future in as_completed([pool.submit(select, name) for name in names]):
+        for future in as_completed([pool.submit(select, name, kinds) for name in names]):
             name, selected = future.result()
-            seeds[name] = selected
+            kept = {
+                stem: own
+                for stem, own in seeds.get(name, {}).items()
+                if stem.partition(":")[0] not in kinds
+            }
+            seeds[name] = selected | kept
             print(f"{name}: {', '.join(selected)}", flush=True)
             lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
             write_atomically(TARGET, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
     return 0
 
 
-def select(operator: str) -> tuple[str, dict[str, int]]:
-    """Return an operator, and the seeds of its directed draws."""
+@dataclass(frozen=True)
+class Draw:
+    """A valid directed draw.
+
+    Attributes:
+        seed: its seed.
+        node: the node.
+        distinct: the number of distinct output elements with a narrow tolerance.
+    """
+
+    seed: int
+    node: GeneratedNode
+    distinct: int
+
+
+def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
+    """Return an operator, and the seeds of its directed draws of some kinds."""
     warnings.simplefilter("ignore")
     native_onnx.die_with_models()
     directed_names = {stem for name, stem, _ in directed_draws(GENERATORS) if name == operator}
@@ -94,59 +140,182 @@ def select(operator: str) -> tuple[str, dict[str, int]]:
         for name, node in selected_nodes(operator)
         if name.partition("_")[2] not in directed_names
     ]
-    # One long axis suffices for an operator that computes each element alone, and for reductions,
-    # whose boundaries include a long axis.
-    is_simple = operator in FAMILIES["elementwise"] or operator.startswith("Reduce")
-    max_long_draws = 1 if is_simple else MAX_LONG_DRAWS
-    selected: dict[str, int] = {}
+    selected: dict[str, list[int]] = {}
     with np.errstate(all="ignore"):
-        for name, shows in type_draws(operator, nodes):
-            add_seed(selected, operator, name, shows)
-        for length in LENGTHS:
-            for place in range(PLACES):
-                if sum(name.startswith("long") for name in selected) < max_long_draws:
-                    add_seed(selected, operator, f"long:{length}:{place}", has_length(length))
-            if any(name.startswith("long") for name in selected):
-                break
-        add_seed(selected, operator, "deep", is_deep)
-        if not any(value.size == 0 for node in nodes for value in tensors(node.values)):
-            add_seed(selected, operator, "empty", returns_nothing)
+        if "type" in kinds:
+            add_typed(selected, operator, nodes)
+        if "long" in kinds:
+            add_long(selected, operator, nodes)
+        if "deep" in kinds:
+            add_best(selected, operator, "deep", is_deep)
+        if "empty" in kinds and not any(
+            value.size == 0 for node in nodes for value in tensors(node.values)
+        ):
+            add_best(selected, operator, "empty", returns_nothing)
     return operator, selected
 
 
-def add_seed(
-    selected: dict[str, int],
+def add_typed(
+    selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]
+) -> None:
+    """Add draws of each element type that kill the mutants which other types' cases kill."""
+    version = schemas(operator)[0].since_version
+    cases = [node for node in nodes if node.schema.since_version == version]
+    shown_by_name = dict(type_draws(operator))
+    draws = {
+        name: list(islice(valid_draws(operator, name, shows), MAX_TYPED))
+        for name, shows in shown_by_name.items()
+    }
+    drawn = [draw for entries in draws.values() for draw in entries]
+    kills = kills_by_node(operator, [*cases, *(draw.node for draw in drawn)])
+    for rank in range(MAX_SELECTED):
+        for name, shows in shown_by_name.items():
+            if rank and len(nodes) + sum(map(len, selected.values())) >= MAX_CASES:
+                return
+            chosen = selected.get(name, [])
+            own_nodes = [node for node in cases if shows(node, node.problem)]
+            own_nodes += [draw.node for draw in draws[name] if draw.seed in chosen]
+            covered: set[str] = set().union(*(kills[id(node)] for node in own_nodes))
+            gains = {
+                draw.seed: (len(kills[id(draw.node)] - covered), draw.distinct)
+                for draw in draws[name]
+                if draw.seed not in chosen
+            }
+            best = max(gains, key=gains.__getitem__, default=None)
+            if best is not None and (not own_nodes or gains[best][0] >= MIN_KILLS):
+                selected[name] = [*chosen, best]
+
+
+def kills_by_node(operator: str, nodes: Sequence[GeneratedNode]) -> dict[int, set[str]]:
+    """Return the mutants of the operator's schema that each node kills, by the node's identity."""
+    domain = schemas(operator)[0].domain
+    variations = [
+        Variation(
+            node.version,
+            node.problem.model,
+            node.problem.inputs,
+            native_outputs(node.problem.model, node.problem.inputs),
+            BoundNode.of(node.problem.model, node.problem.inputs),
+        )
+        for node in nodes
+    ]
+    opsets = {variation.opset for variation in variations}
+    names = [
+        *dict.fromkeys(
+            mutant.name for opset in opsets for mutant in node_mutants(domain, operator, opset)
+        )
+    ]
+    forms = mutant_forms(names, NodeOperator(domain, operator), variations)
+    evaluators = prepared(variation.model for variation in variations)
+    results = search_nodes(forms, variations, evaluators, lambda: "", len(nodes))
+    kills: dict[int, set[str]] = {id(node): set() for node in nodes}
+    for name, result in zip(names, results, strict=True):
+        for index in result.nodes:
+            kills[id(nodes[index])].add(name)
+    return kills
+
+
+def add_long(selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]) -> None:
+    """Add draws until each axis of the inputs and outputs is long in some case."""
+    covered: set[Hashable] = set()
+    for node in nodes:
+        covered |= long_axes(node, node.problem)
+    # One long axis suffices for an operator that computes each element alone.
+    max_draws = 1 if operator in FAMILIES["elementwise"] else MAX_LONG_DRAWS
+    lengths: Sequence[int] = LENGTHS
+    count = 0
+    for place in range(PLACES):
+        for length in lengths:
+            if count == max_draws:
+                return
+            name = f"long:{length}:{place}"
+            shows = partial(has_other_long_axis, covered=covered)
+            draws = list(islice(valid_draws(operator, name, shows), MAX_VALID))
+            if draws:
+                best = max(draws, key=lambda draw: draw.distinct)
+                selected[name] = [best.seed]
+                covered |= long_axes(best.node, best.node.problem)
+                lengths = LENGTHS[1:]
+                count += 1
+                break
+
+
+def add_best(
+    selected: dict[str, list[int]],
     operator: str,
     name: str,
     shows: Callable[[GeneratedNode, Problem], bool],
 ) -> None:
-    """Add the best seed of a draw, if there is a valid one."""
+    """Add the valid draw with the most distinct outputs, if there is one."""
+    draws = list(islice(valid_draws(operator, name, shows), MAX_VALID))
+    if draws:
+        selected[name] = [max(draws, key=lambda draw: draw.distinct).seed]
+
+
+def valid_draws(
+    operator: str, name: str, shows: Callable[[GeneratedNode, Problem], bool]
+) -> Iterator[Draw]:
+    """Yield the valid draws among the first seeds."""
     schema = schemas(operator)[0]
     generate = GENERATORS[operator]
-    best = -1
-    valid_count = 0
     for seed in range(MAX_SEEDS):
         try:
             with limited_time():
                 directed = directed_generator(generate, name, seed)
                 node = draw_with(schema, directed, SeededChoices(""))
                 problem = node.problem
-                if not shows(node, problem) or model_fault(problem.model):
+                if not shows(node, problem) or model_fault(problem.model) or wraps(node):
                     continue
                 distinct = judged_elements(problem, may_be_empty=name == "empty")
         except Unsuitable:
             continue
         except TimeoutError:
-            break
+            return
         except Exception as error:  # noqa: BLE001 - the reference does not implement the node
             print(f"{operator} {name} {seed}: {error!r}"[:200], flush=True)
             continue
-        if distinct > best:
-            selected[name], best = seed, distinct
         if distinct >= 0:
-            valid_count += 1
-        if valid_count == MAX_VALID or best >= MAX_DISTINCT:
-            break
+            yield Draw(seed, node, distinct)
+
+
+def wraps(node: GeneratedNode) -> bool:
+    """Return whether an integer overflows, for which the specification defines no result.
+
+    The integers of the outputs are compared with those of the same node in double.
+    """
+    outputs = outputs_of(node, node.problem)
+    variables = {
+        formal.type_str
+        for formal, value in zip(node.schema.outputs, outputs, strict=False)
+        if is_integer(value) and "(" not in formal.type_str
+    }
+    if not variables:
+        return False
+    last = len(node.schema.inputs) - 1
+    values = [
+        value.astype(np.float64)
+        if node.schema.inputs[min(place, last)].type_str in variables
+        and isinstance(value, np.ndarray)
+        else value
+        for place, value in enumerate(node.values)
+    ]
+    try:
+        in_double = outputs_of(node, replace(node, values=values).problem)
+    except Exception:  # noqa: BLE001 - an operator of integers alone does not overflow
+        return False
+    return any(
+        isinstance(value, np.ndarray)
+        and isinstance(exact, np.ndarray)
+        and is_integer(value)
+        and value.shape == exact.shape
+        and bool((np.abs(value.astype(np.float64) - exact) > 1 + np.abs(exact) * 1e-9).any())
+        for value, exact in zip(outputs, in_double, strict=True)
+    )
+
+
+def is_integer(value: Value) -> bool:
+    """Return whether a value is a tensor of integers."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
 
 
 @contextmanager
@@ -233,28 +402,26 @@ def judges(expected: Array, tolerance: Array) -> Array:
 
 
 def type_draws(
-    operator: str, nodes: list[GeneratedNode]
+    operator: str,
 ) -> Iterator[tuple[str, Callable[[GeneratedNode, Problem], bool]]]:
-    """Yield draws of element types that no node has, and whether a node shows the type."""
+    """Yield draws of the element types of each type variable, and whether a node shows the type."""
     schema = schemas(operator)[0]
-    newest = [node for node in nodes if node.schema.since_version == schema.since_version]
+    places: dict[str, list[Callable[[GeneratedNode, Problem], set[str]]]] = {}
+    types: dict[str, set[str]] = {}
     for formals, values_of in ((schema.inputs, inputs_of), (schema.outputs, outputs_of)):
         for place, formal in enumerate(formals):
-            if "(" in formal.type_str:
-                # The schema fixes the type, such as tensor(int64).
+            # Without a variable, the parameter states its type.
+            if "(" not in formal.type_str:
+                shown = partial(types_at, values_of=values_of, place=place, count=len(formals))
+                places.setdefault(formal.type_str, []).append(shown)
+                types.setdefault(formal.type_str, set()).update(tensor_types(formal))
+    for variable, names in types.items():
+        for name in sorted(names):
+            if name.startswith(RARE_TYPES) and operator not in CONVERSIONS:
                 continue
-            covered: set[str] = set()
-            for node in newest:
-                covered |= dtypes_at(values_of(node, node.problem), place, len(formals))
-            for name in sorted(tensor_types(formal) - covered):
-                if name.startswith(RARE_TYPES) and operator not in CONVERSIONS:
-                    continue
-                if formal.type_str == "T2" and name in NARROW_TARGETS and "Cast" in operator:
-                    continue
-                shows = partial(
-                    shows_type, name=name, values_of=values_of, place=place, count=len(formals)
-                )
-                yield f"type:{formal.type_str}:{name}", shows
+            if variable == "T2" and name in NARROW_TARGETS and "Cast" in operator:
+                continue
+            yield f"type:{variable}:{name}", partial(shows_type, name=name, at=places[variable])
 
 
 def inputs_of(node: GeneratedNode, _problem: Problem) -> list[Value]:
@@ -272,12 +439,22 @@ def shows_type(
     problem: Problem,
     *,
     name: str,
+    at: Sequence[Callable[[GeneratedNode, Problem], set[str]]],
+) -> bool:
+    """Return whether a parameter of a node has an element type."""
+    return any(name in types_of(node, problem) for types_of in at)
+
+
+def types_at(
+    node: GeneratedNode,
+    problem: Problem,
+    *,
     values_of: Callable[[GeneratedNode, Problem], list[Value]],
     place: int,
     count: int,
-) -> bool:
-    """Return whether a parameter of a node has an element type."""
-    return name in dtypes_at(values_of(node, problem), place, count)
+) -> set[str]:
+    """Return the element types of a parameter; the last one may be variadic."""
+    return dtypes_at(values_of(node, problem), place, count)
 
 
 def dtypes_at(values: list[Value], place: int, count: int) -> set[str]:
@@ -298,14 +475,23 @@ def tensors(values: Any) -> Iterator[Array]:
             yield from tensors(value)
 
 
-def has_length(length: int) -> Callable[[GeneratedNode, Problem], bool]:
-    """Return whether a node has an axis of a length."""
+def long_axes(node: GeneratedNode, problem: Problem) -> set[Hashable]:
+    """Return which axes of the inputs and outputs are long: the first, the last, or inner ones."""
+    axes: set[Hashable] = set()
+    for direction, values in enumerate((node.values, outputs_of(node, problem))):
+        for place, value in enumerate(values):
+            for tensor in tensors([value]):
+                axes |= {
+                    (direction, place, "last" if axis == tensor.ndim - 1 else min(axis, 1))
+                    for axis, length in enumerate(tensor.shape)
+                    if length > BLOCK
+                }
+    return axes
 
-    def shows(node: GeneratedNode, problem: Problem) -> bool:
-        outputs = (problem.stored or {}).values()
-        return any(length in value.shape for value in tensors([*node.values, *outputs]))
 
-    return shows
+def has_other_long_axis(node: GeneratedNode, problem: Problem, *, covered: set[Hashable]) -> bool:
+    """Return whether a node has a long axis that no other case has."""
+    return bool(long_axes(node, problem) - covered)
 
 
 def is_deep(node: GeneratedNode, _problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
     python scripts/select_operator_cases.py [--anew] [--audit DIR] [--candidates N]
         [--jobs N] [OPERATOR...]
+    python scripts/select_operator_cases.py --older [OPERATOR...]
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
 further seeds are drawn to kill the survivors, and a small set that kills as many of them as
@@ -13,6 +14,11 @@ ranks and omitted inputs.
 With ``--audit DIR``, the survivors are not determined anew, but read from the folder in which
 ``scripts/audit_operators.py`` wrote its results, which saves most of the time.
 
+With ``--older``, only the cases of older versions are selected, without mutants: those that cover
+the most features. A version that differs from the next one only in its types keeps at most
+``MAX_EQUAL_CASES``. A version with other parameters keeps at most ``MAX_OTHER_CASES``, and gets at
+most ``MAX_FURTHER_CASES`` new ones, which cover further values of its attributes.
+
 Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
 reference does not compute. Other operators' seeds in
 ``onnxopt_cli/suites/operators/selected_seeds.json`` are not changed.
@@ -22,13 +28,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +45,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 import onnx
+from onnx.defs import OpSchema
 
 from onnxopt_cli.analysis.node_audit import (
     NodeOperator,
@@ -88,6 +98,10 @@ KILLS_OF_A_MUTANT = 3
 # Largest number of cases that are selected for their features: for the newest version of an
 # operator, and for each older one.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
+# Cases of an older version that has the same parameters as the next one, at most, and of others.
+MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 4
+# Further cases of the others, and the seeds that are tried for them.
+MAX_FURTHER_CASES, FURTHER_SEEDS = 4, 60
 
 
 @dataclass(frozen=True)
@@ -121,11 +135,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--anew", action="store_true", help="keep no seed")
+    parser.add_argument("--older", action="store_true", help="select those of older versions")
     parser.add_argument("--audit", type=Path)
     parser.add_argument("--candidates", type=int, default=CANDIDATES)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     names = options.operators or list(GENERATORS)
+    if options.older:
+        for name in names:
+            write_seeds(name, with_older(name, json.loads(TARGET.read_text())[name]))
+        return 0
     with ProcessPoolExecutor(options.jobs) as pool:
         present = json.loads(TARGET.read_text())
         work = partial(
@@ -137,7 +156,7 @@ def main() -> int:
         )
         for future in as_completed([pool.submit(work, name) for name in names]):
             selection = future.result()
-            write(selection)
+            write_seeds(selection.operator, selection.seeds)
             count = sum(map(len, selection.seeds.values()))
             print(
                 f"{selection.operator}: {count} seeds, of {selection.mutants} mutants "
@@ -147,14 +166,50 @@ def main() -> int:
     return 0
 
 
-def write(selection: Selection) -> None:
+def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
     """Write the seeds of an operator to the package."""
     seeds = json.loads(TARGET.read_text())
-    seeds[selection.operator] = {
-        str(version): sorted(chosen) for version, chosen in selection.seeds.items() if chosen
-    }
+    seeds[operator] = {str(version): sorted(own) for version, own in chosen.items() if own}
     lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
     write_atomically(TARGET, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
+    """Return the seeds of an operator, with those of older versions selected by features."""
+    seeds = {int(version): list(chosen) for version, chosen in present.items()}
+    for newer, older in pairwise(schemas(operator)):
+        version = older.since_version
+        own = {seed: draw_seeded(older, seed) for seed in seeds.get(version, [])}
+        is_equal = parameters(newer) == parameters(older)
+        kept = covering(own, MAX_EQUAL_CASES if is_equal else MAX_OTHER_CASES)
+        if is_equal:
+            seeds[version] = kept
+            continue
+        range_of_seeds = range(FIRST_SEED, FIRST_SEED + FURTHER_SEEDS)
+        drawn = {
+            candidate.seed: candidate.node
+            for candidate in valid_nodes(
+                older, [seed for seed in range_of_seeds if seed not in own]
+            )
+        }
+        covered = {value for seed in kept for value in attribute_values(own[seed])}
+        further = covering(drawn, MAX_FURTHER_CASES, attribute_values, covered)
+        seeds[version] = [*kept, *further]
+    return seeds
+
+
+def parameters(schema: OpSchema) -> Hashable:
+    """Return the attributes of a version with their defaults, its inputs and its outputs."""
+    attributes = {
+        name: (attribute.type, attribute.required, attribute.default_value.SerializeToString())
+        for name, attribute in schema.attributes.items()
+    }
+    formals = [
+        (direction, formal.name, formal.option)
+        for direction, own in enumerate((schema.inputs, schema.outputs))
+        for formal in own
+    ]
+    return tuple(sorted(attributes.items())), tuple(formals)
 
 
 def select(
@@ -177,7 +232,10 @@ def select(
     candidates = list(valid_candidates(operator, count))
     if anew or operator not in present:
         for place, version in enumerate(seeds):
-            seeds[version] = covering(candidates, version, is_newest=place == 0)
+            drawn = {entry.seed: entry.node for entry in candidates if entry.version == version}
+            seeds[version] = covering(
+                drawn, MAX_OLDER_FEATURE_CASES if place else MAX_FEATURE_CASES
+            )
     trials = suite_trials(operator, seeds)
     names = implementation_names("automatic", trials)
     if audit is None:
@@ -241,44 +299,74 @@ def valid_candidates(operator: str, newest_count: int) -> Iterator[Candidate]:
     """Yield suitable nodes of further seeds."""
     for place, schema in enumerate(schemas(operator)):
         count = newest_count // OLDER_SHARE if place else newest_count
-        for number in range(count):
-            is_exceptional = operator not in WITHOUT_EXCEPTIONS and number % EXCEPTIONAL_PERIOD == 0
-            seed = number + (EXCEPTIONAL_SEEDS[0] if is_exceptional else FIRST_SEED)
-            try:
-                node = draw_seeded(schema, seed)
-                problem = node.problem
-                bound = BoundNode.of(problem.model, problem.inputs)
-                if model_fault(problem.model) or excluded_input(
-                    bound.node, bound.operands, is_model=True
-                ):
-                    continue
-                outputs = native_outputs(problem.model, problem.inputs)
-            except Unsuitable:
-                continue
-            except Exception as error:  # noqa: BLE001 - the reference does not implement the node
-                print(f"{operator}-{schema.since_version} {seed}: {error!r}"[:200], flush=True)
-                continue
-            variation = Variation(node.version, problem.model, problem.inputs, outputs, bound)
-            yield Candidate(schema.since_version, seed, node, variation)
+        has_exceptions = operator not in WITHOUT_EXCEPTIONS
+        yield from valid_nodes(
+            schema,
+            [
+                number
+                + (
+                    EXCEPTIONAL_SEEDS[0]
+                    if has_exceptions and number % EXCEPTIONAL_PERIOD == 0
+                    else FIRST_SEED
+                )
+                for number in range(count)
+            ],
+        )
 
 
-def covering(candidates: Sequence[Candidate], version: int, *, is_newest: bool) -> list[int]:
-    """Return seeds of a version that cover features greedily."""
-    remaining = [candidate for candidate in candidates if candidate.version == version]
-    limit = MAX_FEATURE_CASES if is_newest else MAX_OLDER_FEATURE_CASES
-    covered: set[Hashable] = set()
+def valid_nodes(schema: OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
+    """Yield those of the seeds' nodes that onnx and its reference accept."""
+    for seed in seeds:
+        try:
+            node = draw_seeded(schema, seed)
+            problem = node.problem
+            bound = BoundNode.of(problem.model, problem.inputs)
+            if model_fault(problem.model) or excluded_input(
+                bound.node, bound.operands, is_model=True
+            ):
+                continue
+            outputs = native_outputs(problem.model, problem.inputs)
+        except Unsuitable:
+            continue
+        except Exception as error:  # noqa: BLE001 - the reference does not implement the node
+            print(f"{schema.name}-{schema.since_version} {seed}: {error!r}"[:200], flush=True)
+            continue
+        variation = Variation(node.version, problem.model, problem.inputs, outputs, bound)
+        yield Candidate(schema.since_version, seed, node, variation)
+
+
+def covering(
+    nodes: Mapping[int, GeneratedNode],
+    limit: int,
+    features_of: Callable[[GeneratedNode], Iterable[Hashable]] | None = None,
+    present: AbstractSet[Hashable] = frozenset(),
+) -> list[int]:
+    """Return seeds whose nodes cover features greedily, at most a number of them.
+
+    Args:
+        nodes: the nodes of an operator's version by seed.
+        limit: the largest number of seeds.
+        features_of: returns the features of a node; by default all that are known.
+        present: the features that other cases cover.
+    """
+    remaining = dict(nodes)
+    features_of = features_of or features
+    covered = {*present}
     seeds: list[int] = []
     while remaining and len(seeds) < limit:
-        best = max(
-            remaining, key=lambda entry: (len({*features(entry.node)} - covered), -entry.size)
-        )
-        new = {*features(best.node)} - covered
-        if not new:
+        new = {seed: {*features_of(node)} - covered for seed, node in remaining.items()}
+        best = max(remaining, key=lambda seed: (len(new[seed]), -size_of(remaining[seed])))
+        if not new[best]:
             break
-        covered |= new
-        seeds.append(best.seed)
-        remaining.remove(best)
+        covered |= new[best]
+        seeds.append(best)
+        del remaining[best]
     return seeds
+
+
+def size_of(node: GeneratedNode) -> int:
+    """Return the number of elements of a node's inputs."""
+    return sum(value.size for value in node.values if isinstance(value, np.ndarray))
 
 
 def fewest(kills: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int]:
@@ -294,6 +382,16 @@ def fewest(kills: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int
         best = max(nodes, key=lambda node: (sum(node in kill for kill in alive), -sizes[node]))
         yield best
         alive = [kill for kill in alive if best not in kill]
+
+
+def attribute_values(node: GeneratedNode) -> Iterator[Hashable]:
+    """Yield the values of a node's attributes: texts and zeros, and the kinds of other values."""
+    for name in node.schema.attributes:
+        value = node.attributes.get(name)
+        if isinstance(value, int | float) and value:
+            yield name, math.copysign(1, value)
+        else:
+            yield name, _bucket(value)
 
 
 def features(node: GeneratedNode) -> Iterator[Hashable]:

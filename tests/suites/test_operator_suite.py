@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator as operators
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from onnxopt_cli.config.run_config import Execution, Isolation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.suites.catalogue import suite_files
 from onnxopt_cli.suites.operators import operator_suite
+from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
 from onnxopt_cli.suites.operators.generators import (
     FAMILIES,
     GENERATORS,
@@ -99,6 +102,65 @@ def test_nan_is_found_among_the_keys():
     missing = np.isnan(problem.inputs["X"])
     # The second key is NaN.
     assert problem.stored["Y"][missing].tolist() == ["q"]
+
+
+NARROWED = [(operator, name) for operator, name, _ in boundary_integers()]
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_narrowed_integers_change_the_result(bits):
+    unchanged = []
+    for operator, name in NARROWED:
+        node = draw_boundary(operator, name)
+        if bits == 8 and "zero_words" not in name:
+            continue
+        if bits == 32 and "zero_words" in name and not name.removesuffix("_bool").endswith("64"):
+            continue
+        narrowed = replace(
+            node,
+            values=[narrow(value, bits) for value in node.values],
+            attributes={key: narrow(value, bits) for key, value in node.attributes.items()},
+        )
+        # The reference rejects categories that are no longer distinct.
+        with suppress(IndexError):
+            if all(map(same, outputs(narrowed), outputs(node))):
+                unchanged.append((operator, name))
+    assert unchanged == []
+
+
+def outputs(node):
+    return node.problem.stored.values()
+
+
+def same(first, second):
+    return first.shape == second.shape and np.array_equal(first, second)
+
+
+def narrow(value, bits):
+    """Return a value whose integers wrap around to signed integers of some bits."""
+    if isinstance(value, list):
+        return [narrow(item, bits) for item in value]
+    if isinstance(value, int):
+        return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        items = [narrow(item, bits) for item in value.ravel().tolist()]
+        modulus = 1 << 8 * value.dtype.itemsize if value.dtype.kind == "u" else 0
+        items = [item % modulus if modulus else item for item in items]
+        return np.array(items, value.dtype).reshape(value.shape)
+    return value
+
+
+def test_no_node_ends_with_an_omitted_output():
+    names = ("MaxPool", "Attention", "Dropout", "LayerNormalization", "Unique", "GRU")
+    for operator in names:
+        for name in boundaries(operator):
+            assert draw_boundary(operator, name).requested[-1], f"{operator} {name}"
+
+
+def test_each_axis_of_a_table_is_long_in_some_case():
+    for operator in ("Scaler", "LinearRegressor", "TreeEnsembleRegressor", "Normalizer"):
+        shapes = [draw_boundary(operator, name).values[0].shape for name in boundaries(operator)]
+        assert {axis for shape in shapes for axis, n in enumerate(shape) if n > 64} == {0, 1}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

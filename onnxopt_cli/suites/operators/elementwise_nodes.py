@@ -249,6 +249,11 @@ def _clip(draft: NodeDraft) -> None:
     if len(draft.schema.inputs) == 1:
         # A minimum above the maximum is defined since version 11 only.
         least, largest = sorted((float(least), float(largest)))
+        zero = draft.choice((None, "min", "max"))
+        if zero == "min":
+            least, largest = 0.0, abs(largest)
+        elif zero == "max":
+            least, largest = -abs(least), 0.0
         draft.float_attribute("min", (least, None))
         draft.float_attribute("max", (largest, None))
         return

@@ -11,7 +11,9 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
+from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
+from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
 from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_limits
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
@@ -110,7 +112,7 @@ def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
 def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft], None]]]:
     sources = (
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
-        boundary_limits(),
+        *(boundary_limits(), boundary_integers(), boundary_forms()),
         directed_draws(GENERATORS),
     )
     by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}
@@ -156,6 +158,8 @@ def draw_with(
         generate(draft)
     while draft.inputs and draft.inputs[-1] is None and not schema.name.startswith("Optional"):
         draft.inputs.pop()
+    while len(draft.outputs) > 1 and not draft.outputs[-1]:
+        draft.outputs.pop()
     return GeneratedNode(schema, draft.attributes, draft.inputs, draft.outputs)
 
 

@@ -141,7 +141,9 @@ def _one_hot_encoder(draft: NodeDraft) -> None:
         draft.set("cats_int64s", [5, -1, 9])
         places = draft.state().randint(0, count, draft.shape(1, 2))
         categories = np.array([5, -1, 9, 4])[places]
-        draft.add(categories.astype(draft.dtype(0, ("int64", "float32", "int32", "float64"))))
+        dtype = draft.dtype(0, ("int64", "float32", "int32", "float64"))
+        draft.require(dtype.kind in "if")
+        draft.add(categories.astype(dtype))
     else:
         draft.set("cats_strings", ["onnx", "a", "ab"])
         places = draft.state().randint(0, count, draft.shape(1, 2))

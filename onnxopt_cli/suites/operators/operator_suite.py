@@ -29,7 +29,7 @@ from onnxopt_cli.suites.operators.generators import (
 #: The name of the suite.
 OPERATORS = "operators"
 #: Incremented when a case is added, removed or changed.
-VERSION = "4"
+VERSION = "5"
 _SELECTION = "selected_seeds.json"
 
 

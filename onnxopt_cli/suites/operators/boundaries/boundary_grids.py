@@ -149,7 +149,6 @@ def _long() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long_windows() -> Iterator[tuple[str, str, Generator]]:
-    column = _wave((_LONG_AXIS, 3))
     yield "MatMul", "long", fixed_node(_wave((5, _LONG_AXIS)), _wave((_LONG_AXIS, 19)))
     yield "MatMul", "long_row", fixed_node(_wave((1, 19)), _wave((19, _LONG_AXIS)))
     yield (
@@ -192,8 +191,15 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "InstanceNormalization", "long", fixed_node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
     yield "Transpose", "long", fixed_node(_wave((19, 17)), perm=[1, 0])
-    yield "Gather", "long", fixed_node(column, _indices(*range(_LONG_AXIS - 1, -1, -2)), axis=0)
+    # Positions beyond the range of int8, from both ends.
+    positions = _indices(*range(262, -263, -4))
+    yield "Gather", "long", fixed_node(_wave((263, 2)), positions, axis=0)
+    alternating = np.arange(131) % 3 == 0
+    yield "Where", "long", fixed_node(alternating, _wave((131,)), _wave((131,), 3.0, 4.0))
     yield "Unique", "long", fixed_node(_wave((_LONG_AXIS,)), outputs=4)
+    # Only the last elements are repeated.
+    distinct = (np.arange(131) * 37 % 127).astype(np.float32)
+    yield "Unique", "long_values", fixed_node(distinct)
     yield (
         "QuantizeLinear",
         "long",
@@ -242,6 +248,7 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
         ("int64_bool", integers, "bool"),
         ("int32_float16", small, "float16"),
         ("int32_bfloat16", small, "bfloat16"),
+        ("int64_float16", _indices(40000, -40000, 65504, 2049, 3), "float16"),
         ("float32_float16", floats.astype(np.float32), "float16"),
         ("float64_float32", floats * (1 + 2**-24) * 1e3, "float32"),
         ("float32_bfloat16", floats.astype(np.float32), "bfloat16"),

@@ -144,12 +144,40 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
     sums = np.array([[30000, 30000, 30000], [-40000, 1, 2]], np.int32)
     yield "CumSum", "sums_int32", fixed_node(sums, np.array(1, np.int64))
     yield "ReduceSum", "sums_int32", fixed_node(sums, np.array([1], np.int64))
+    for dtype, factors in (
+        ("int32", [[5003, 4001, 3], [-7001, 3001, 101], [9, 11, 13]]),
+        ("int64", [[94906267, 94906249, 3], [-(2**31) - 1, 2**29 + 1, 5], [9, 11, 13]]),
+    ):
+        x = np.array(factors, DTYPES[dtype])
+        yield "ReduceProd", f"products_{dtype}", fixed_node(x, np.array([1]))
+        yield "CumProd", f"products_{dtype}", fixed_node(x, np.array(1))
+        # Their squares stay within the type.
+        roots = x % (20011 if dtype == "int32" else 2**30 + 3)
+        yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
+    yield from _means()
     halves = np.array([1000.0, -1000.0, 60000.0, 7.5], np.float16)
     yield (
         "Mod",
         "quotients_float16",
         fixed_node(halves[:, None], np.array([0.75, 3.0], np.float16), fmod=1),
     )
+
+
+def _means() -> Iterator[tuple[str, str, Generator]]:
+    """Yield means of halves whose sum is beyond float16, and deviations from a large mean."""
+    large = np.array([[[60000.0, 40000.0], [-50000.0, -30000.0]]], np.float16)
+    yield "GlobalAveragePool", "large_float16", fixed_node(large)
+    yield "AveragePool", "large_float16", fixed_node(large, kernel_shape=[2])
+    yield "ReduceMean", "large_float16", fixed_node(large, np.array([2]))
+    yield "Mean", "large_float16", fixed_node(large, large[..., ::-1].copy())
+    # In float32, the mean of the squares minus the square of the mean loses every digit.
+    far = (4096 + np.arange(24) * 7 % 11 / 4).reshape(1, 4, 6).astype(np.float32)
+    scale = np.array([0.5, 2.0, 1.0, 1.5], np.float32)
+    bias = np.array([1.0, -1.0, 0.0, 0.5], np.float32)
+    yield "LayerNormalization", "large_mean", fixed_node(far, np.ones(6, np.float32))
+    yield "InstanceNormalization", "large_mean", fixed_node(far, scale, bias)
+    yield "GroupNormalization", "large_mean", fixed_node(far, scale, bias, num_groups=2)
+    yield "MeanVarianceNormalization", "large_mean", fixed_node(far, axes=[0, 2])
 
 
 _ALSO_CAST_LIKE = (

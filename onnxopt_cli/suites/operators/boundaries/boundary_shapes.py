@@ -38,7 +38,8 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
     """Draw operands whose axes have equal lengths: each fits the first axes and the last."""
     name = draft.schema.name
     if name == "Where":
-        draft.add(draft.tensor(np.dtype(bool), shapes[-1]))
+        # Neither constant nor the same along both axes.
+        draft.add(np.arange(prod(shapes[-1])).reshape(shapes[-1]) % 3 == 0)
     for shape in shapes:
         place = len(draft.inputs)
         if name == "StringConcat":
@@ -330,7 +331,10 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "crossed", partial(_square, shapes=((3, 1), (1, 3)))
         yield operator, "empty", partial(_square, shapes=((2, 0), (1, 1)))
         yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 1, 2, 2, 1)))
+        yield operator, "five_axes", partial(_square, shapes=((2, 3, 2, 2, 2), (1, 3, 2, 1, 2)))
         yield operator, "scalars", partial(_square, shapes=((), ()))
+        yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
+        yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
     for operator in ("QuantizeLinear", "DequantizeLinear"):
         for axis in (0, 1, -1):
             stem = "last" if axis < 0 else str(axis)

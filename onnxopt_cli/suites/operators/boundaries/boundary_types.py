@@ -97,7 +97,7 @@ def _chosen(draft: NodeDraft, *, dtype: str) -> None:
             draft.set("axis", 0)
 
 
-def _loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None:
+def loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None:
     """Draw a loop that never runs, or that ends by its trip count or by its condition."""
     shape, boolean, floating = [2], TensorProto.BOOL, TensorProto.FLOAT
     inputs = [("iteration", TensorProto.INT64, []), ("go", boolean, []), ("x", floating, shape)]
@@ -162,6 +162,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
         for operator in (*_CHOICES, "Add"):
             yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
     yield from _computed()
+    yield from _thresholds()
     yield from _smallest()
     yield from _ranges()
     for stem, trips, condition in (
@@ -171,7 +172,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
         ("ended_by_count", 1, True),
         ("ended_by_condition", 9, True),
     ):
-        yield "Loop", stem, partial(_loop, trips=trips, condition=condition)
+        yield "Loop", stem, partial(loop, trips=trips, condition=condition)
     for tracks in ([1, 0], [0, 1]):
         yield "TreeEnsemble", f"missing_{tracks[0]}", partial(_missing, tracks=tracks)
     for mode, name in enumerate(_TREE_MODES):
@@ -191,8 +192,19 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
         resize = fixed_node(wave, None, None, np.array([1, 1, 6, 5]), mode=mode)
         yield "Resize", f"precise_{mode}", resize
     for dtype in ("int64", "int32"):
-        bases, exponents = np.array([3, 7, 2, -3, 5], DTYPES[dtype]), np.array([19, 11, 30, 17, 13])
-        yield "Pow", f"large_{dtype}", fixed_node(bases, exponents)
+        largest = [19, 11, 30, 17, 13] if dtype == "int32" else [39, 21, 62, 37, 27]
+        integers = np.array([3, 7, 2, -3, 5], DTYPES[dtype])
+        yield "Pow", f"large_{dtype}", fixed_node(integers, np.array(largest))
+    bases = np.array([-2.0, -1.5, -3.0, -2.0, 2.25, 0.0, 4.0, 0.0])
+    exponents = np.array([2.0, 3.0, -1.0, 0.0, 0.5, 0.0, -0.5, -1.0])
+    for dtype in ("float32", "float64", "float16"):
+        powers = fixed_node(bases.astype(DTYPES[dtype]), exponents.astype(DTYPES[dtype]))
+        yield "Pow", f"negative_bases_{dtype}", powers
+    whole = np.array([2, 3, -1, 0, 4, 0, -2, -3])
+    yield "Pow", "integer_exponents", fixed_node(bases.astype(np.float32), whole)
+    roots = np.array([9, 2, -3, 16], np.int32)
+    fractions = np.array([0.5, 3.0, 3.0, 0.25], np.float32)
+    yield "Pow", "fractional_exponents", fixed_node(roots, fractions)
     yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
     yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
     # The published body computes the default scale in float32.
@@ -200,6 +212,32 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
     yield "DepthToSpace", "precise_int64", fixed_node(integers, blocksize=2)
+
+
+def _thresholds() -> Iterator[tuple[str, str, Generator]]:
+    """Yield trees over rows that only doubles, or integers, distinguish from a threshold."""
+    trees: dict[str, Any] = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.5, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "class_treeids": [0] * 6,
+        "class_nodeids": [1, 1, 1, 2, 2, 2],
+        "class_ids": [0, 1, 2, 0, 1, 2],
+        "class_weights": [1.0, 5.0, 3.0, 2.0, 0.5, 4.0],
+        "classlabels_int64s": [4, 7, 9],
+    }
+    rows: Mapping[str, Sequence[float]] = {
+        "float64": (0.5 + 2**-40, 0.5, 0.5 - 2**-40),
+        "int64": (0, 1, 2**32, -(2**32) + 1),
+        "int32": (0, 1, 256, -255),
+    }
+    for dtype, values in rows.items():
+        x = np.array(values, DTYPES[dtype])[:, None]
+        yield "TreeEnsembleClassifier", f"threshold_{dtype}", fixed_node(x, outputs=2, **trees)
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:

@@ -22,6 +22,8 @@ _INF, _NAN = np.inf, np.nan
 # Beyond the square root of the largest float32 and float64.
 _HUGE = (1e20, 1e200)
 _FAR_ARGUMENTS = (100.0, 1000.0, _INF)
+# Their powers are beyond float16, float32 and float64, but half of them is not.
+_NEAR_OVERFLOW = (11.5, 89.0, 710.0)
 _ROUNDED = (
     *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
     *(4194302.5, 4194304.5, 8388607.5, 8388609.0, 16777217.5, 2147483648.5, 1e20, _INF),
@@ -43,30 +45,30 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Ceil": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Celu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
     "Cos": (_INF, -_INF, _NAN, 0.0, 1e-20),
-    "Cosh": (*_both_signs((1000.0, _INF, 1e-20)), 0.0, _NAN),
+    "Cosh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
     "Elu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
     "Erf": (*_both_signs((10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     # Accurate reductions of large arguments are not required: only overflow and underflow.
     "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN),
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Gelu": (100.0, 1000.0, 0.0),
+    "Gelu": (100.0, 1000.0, _INF, 0.0, _NAN),
     "HardSigmoid": (*_both_signs((2.5, 3.0, *_FAR_ARGUMENTS)), 0.0),
-    "HardSwish": (*_both_signs((3.0, 100.0, 1000.0)), 0.0),
+    "HardSwish": (*_both_signs((3.0, 100.0, 1000.0)), _INF, 0.0),
     "LeakyRelu": (*_both_signs((1.0, *_HUGE, _INF)), 0.0),
     "Log": (0.0, -0.0, 1.0, -1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
-    "Mish": (100.0, 1000.0, 0.0),
+    "Mish": (100.0, 1000.0, _INF, 0.0, _NAN),
     "Reciprocal": (*_both_signs((0.0, 1.0, 1e20, 1e-20, _INF)), _NAN),
     "Relu": (*_both_signs((0.0, 1e-20, *_HUGE, _INF)),),
     "Round": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Selu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
-    "Sigmoid": (*_both_signs((1000.0, _INF)), 0.0),
+    "Sigmoid": (*_both_signs((1000.0, _INF)), 0.0, _NAN),
     "Sign": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, -0.0),
     "Sin": (_INF, -_INF, _NAN, 0.0, 1e-20),
-    "Sinh": (*_both_signs((1000.0, _INF, 1e-20)), 0.0, _NAN),
-    "Softplus": (-1000.0, -_INF, 0.0),
-    "Softsign": (*_both_signs((1e20, 1e-20, 1.0)), 0.0),
+    "Sinh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
+    "Softplus": (100.0, 1000.0, _INF, -1000.0, -_INF, 0.0, _NAN),
+    "Softsign": (*_both_signs((1e20, 1e-20, 1.0)), 0.0, _NAN),
     "Sqrt": (0.0, -0.0, -1.0, 1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
-    "Swish": (100.0, 1000.0, 0.0, -1000.0),
+    "Swish": (100.0, 1000.0, _INF, 0.0, -1000.0, _NAN),
     "Tan": (_INF, -_INF, _NAN, 0.0, 1e-20),
     "Tanh": (*_both_signs((20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     "ThresholdedRelu": (*_both_signs((1.0, 2.0, 1e20, _INF)), 0.0),
@@ -358,7 +360,7 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "threshold", draw
     yield "Clip", "infinite", partial(_clip, values=(-1.0, 2.0), dtype="float32")
     yield "Clip", "exchanged", partial(_clip, values=(2.0, -1.0), dtype="float64")
-    for operator in ("Add", "Sub", "Mul", "Div", *_COMPARISONS):
+    for operator in ("Add", "Sub", "Mul", "Div", "Max", "Min", *_COMPARISONS):
         yield operator, "exceptional_pairs", _pairs
 
 
@@ -389,6 +391,8 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
     for keys, values in (("int64s", "strings"), ("strings", "int64s"), ("floats", "strings")):
         map_keys = partial(_repeated_keys, keys=keys, values=values)
         yield "LabelEncoder", f"repeated_{keys}", map_keys
+    numbers = partial(_repeated_keys, keys="floats", values="int64s")
+    yield "LabelEncoder", "repeated_floats_numbers", numbers
     for norm in ("L1", "L2", "MAX"):
         yield "Normalizer", f"zeros_{norm.lower()}", partial(_normalizer_zeros, norm=norm)
 

@@ -1,9 +1,10 @@
 """Draws of the operators' own generators in which one choice is prescribed.
 
-Every operator gets the same kinds of draws: with each element type, with an axis longer than the
-blocks of vectorized loops, with a rank over 4, and with an empty batch.
+Every operator gets the same kinds of draws: with each element type, with axes longer than the
+blocks of vectorized and parallel loops, with a rank over 4, and with an empty batch.
 ``scripts/select_directed_draws.py`` writes the seeds of the draws. A kind has no seed if it does
-not apply to the operator, or if onnx's reference does not compute its nodes.
+not apply to the operator, if other cases show it, or if onnx's reference does not compute its
+nodes.
 """
 
 from __future__ import annotations
@@ -143,17 +144,16 @@ def directed_draws(generators: Mapping[str, Generator]) -> Iterator[tuple[str, s
     Args:
         generators: the operators' generators.
     """
-    for operator, seeds in _directed_seeds().items():
-        for name, seed in seeds.items():
-            yield (
-                operator,
-                name.replace(":", "_"),
-                directed_generator(generators[operator], name, seed),
-            )
+    for operator, seeds_by_name in _directed_seeds().items():
+        for name, seeds in seeds_by_name.items():
+            for number, seed in enumerate(seeds, 1):
+                stem = name.replace(":", "_") + (f"_{number}" if number > 1 else "")
+                yield operator, stem, directed_generator(generators[operator], name, seed)
 
 
 @cache
-def _directed_seeds() -> Mapping[str, Mapping[str, int]]:
+def _directed_seeds() -> Mapping[str, Mapping[str, Sequence[int]]]:
     folder = resources.files("onnxopt_cli.suites.operators.boundaries")
-    seeds: Mapping[str, Mapping[str, int]] = json.loads(folder.joinpath(SEEDS).read_text("utf-8"))
+    text = folder.joinpath(SEEDS).read_text("utf-8")
+    seeds: Mapping[str, Mapping[str, Sequence[int]]] = json.loads(text)
     return seeds
