@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +27,9 @@ from onnxopt_cli.config.run_config import (
 )
 from onnxopt_cli.errors import NothingSelected, UsageError
 from onnxopt_cli.workers.interruption import interruptible
+
+if TYPE_CHECKING:
+    from onnxopt_cli.fuzz.search import Chosen
 
 #: Number of examples if neither --examples nor --time is given.
 _EXAMPLES = 2000
@@ -120,29 +124,16 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
     from onnxopt_cli.fuzz.kept_cases import keep
-    from onnxopt_cli.fuzz.search import Chosen, chosen_operators
     from onnxopt_cli.report.view.result_view import headline
 
     if not options["backend"]:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
-    if options["graphs"]:
-        if operators or excluded or options["single_nodes"]:
-            raise UsageError(
-                "--graphs chooses operators by itself",
-                hint="omit --operator, --exclude-operator and --single-nodes",
-            )
-        chosen = Chosen([], [])
-    else:
-        chosen = chosen_operators(operators, excluded)
+    chosen = _chosen(operators, excluded, options)
     _require_folder(options["output"])
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
-    only = [f"--operator {name}" for name in operators]
-    only += [f"--exclude-operator {name}" for name in excluded]
-    only += ["--graphs"] * options["graphs"]
-    only += ["--single-nodes"] * options["single_nodes"]
-    source = " ".join(["onnxopt fuzz", *only, f"-b {options['backend']} --seed {options['seed']}"])
+    source = _command_line(operators, excluded, options)
     seconds = _EXPLAIN_TIME if options["explain_time"] is None else options["explain_time"]
     shard = Shard.parse(options["shard"]) if options["shard"] else None
     with (
@@ -181,6 +172,36 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     if not (failed or search.tried or shard):
         raise NothingSelected("no example was tried", hint="--time is too short")
     return failed
+
+
+def _chosen(
+    operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
+) -> Chosen:
+    """Return the operators to test; none for random graphs, which have operators of their own."""
+    # Imported late, as in the command: help and completion do not need the search.
+    from onnxopt_cli.fuzz.search import Chosen, chosen_operators
+
+    if not options["graphs"]:
+        return chosen_operators(operators, excluded)
+    if operators or excluded or options["single_nodes"]:
+        raise UsageError(
+            "--graphs chooses operators by itself",
+            hint="omit --operator, --exclude-operator and --single-nodes",
+        )
+    return Chosen([], [])
+
+
+def _command_line(
+    operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
+) -> str:
+    """Return the command of this search; kept cases name it as their source."""
+    words = ["onnxopt fuzz"]
+    words += [f"--operator {name}" for name in operators]
+    words += [f"--exclude-operator {name}" for name in excluded]
+    words += ["--graphs"] * options["graphs"]
+    words += ["--single-nodes"] * options["single_nodes"]
+    words.append(f"-b {options['backend']} --seed {options['seed']}")
+    return " ".join(words)
 
 
 def _require_folder(folder: Path) -> None:

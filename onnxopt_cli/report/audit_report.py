@@ -39,6 +39,24 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
     count = len(score.trials)
     cases = "1 case" if count == 1 else f"{count} cases"
     yield Text.assemble((score.operator.name, "bold"), f"  {cases}{_share(score)}")
+    yield _counts(score)
+    if margin := _smallest_margin(score):
+        yield Text(f"  {margin}", style="dim")
+    for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
+        yield Padding(_survivor(survivor), (0, 2))
+    hidden = len(score.survivors) - _MAX_SHOWN_SURVIVORS
+    if hidden > 0 and not verbose:
+        yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
+    for verdict, case in score.false_alarms:
+        text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
+        yield text.append(f"{printable(case)}: error / tolerance {numbers.error(verdict.largest)}")
+    if verbose:
+        yield from _details(score)
+    yield Text()
+
+
+def _counts(score: MutationScore) -> Table:
+    """Return a table: how many mistakes, mutants and reformulations were judged correctly."""
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
     has_formula = isinstance(score.operator, Operator)
@@ -67,28 +85,20 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         good = sum(verdict.rejected == rejected for verdict in counted)
         style = "green" if good == len(counted) else "bold red"
         table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
-    yield table
-    # The killed mutant with the smallest margin.
+    return table
+
+
+def _smallest_margin(score: MutationScore) -> str:
+    """Name the killed mutant that exceeds the tolerance least, if its error is finite."""
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # An infinite ratio, as of an output that must be exact, is no measure of the margin.
-    if nearest is not None and math.isfinite(nearest.largest):
-        excess = numbers.error(nearest.largest)
-        is_lower_bound = None in nearest.excess
-        amount = f"at least {excess}" if is_lower_bound else excess
-        smallest = f"smallest error / tolerance of the killed: {amount} ({nearest.name})"
-        yield Text(f"  {smallest}", style="dim")
-    for survivor in score.survivors[: None if verbose else _MAX_SHOWN_SURVIVORS]:
-        yield Padding(_survivor(survivor), (0, 2))
-    hidden = len(score.survivors) - _MAX_SHOWN_SURVIVORS
-    if hidden > 0 and not verbose:
-        yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
-    for verdict, case in score.false_alarms:
-        text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
-        yield text.append(f"{printable(case)}: error / tolerance {numbers.error(verdict.largest)}")
-    if verbose:
-        yield from _details(score)
-    yield Text()
+    # The ratio is infinite for an output that must be exact; it then says nothing about the margin.
+    if nearest is None or not math.isfinite(nearest.largest):
+        return ""
+    excess = numbers.error(nearest.largest)
+    is_lower_bound = None in nearest.excess
+    amount = f"at least {excess}" if is_lower_bound else excess
+    return f"smallest error / tolerance of the killed: {amount} ({nearest.name})"
 
 
 def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType]:

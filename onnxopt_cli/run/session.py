@@ -138,18 +138,9 @@ def open_session(
         with interruption.at_once():
             collection = find()
         suites = suite_versions(collection.cases)
-        without = {}
         if expectations.layers:
             expectations.require_suites(suites, config.update_expect)
-            without = expectations.without
-        selected, left_out = choose(
-            collection.cases, config.filters, tell, without=without, failed=_failed_last(config)
-        )
-        if collection.cases and not selected and not collection.problems:
-            raise NothingSelected(
-                f"none of {len(collection.cases)} cases is selected",
-                hint="onnxopt list shows the ids that -k matches",
-            )
+        selected, left_out = _selected(collection, config, expectations, tell)
         chosen = {case.id for case in selected}
         if snapshot:
             with interruption.at_once():
@@ -176,6 +167,28 @@ def open_session(
         if snapshot and listed:
             session.begin(snapshot, listed)
         yield session
+
+
+def _selected(
+    collection: Collection,
+    config: RunConfig,
+    expectations: Expectations,
+    tell: Callable[[str], None],
+) -> tuple[list[Case], Mapping[str, str]]:
+    """Return the cases that the settings select, and the reasons why others are left out."""
+    selected, left_out = choose(
+        collection.cases,
+        config.filters,
+        tell,
+        without=expectations.without,
+        failed=_failed_last(config),
+    )
+    if collection.cases and not selected and not collection.problems:
+        raise NothingSelected(
+            f"none of {len(collection.cases)} cases is selected",
+            hint="onnxopt list shows the ids that -k matches",
+        )
+    return selected, left_out
 
 
 def _in_shard(cases: list[Case], shard: Shard | None) -> list[Case]:
