@@ -60,7 +60,9 @@ def options(path: Path, folder: Path) -> list[str]:
     names = {info.name for info in onnx.load(path).graph.input}
     if {"input", "state"} <= names <= SPEECH.keys():
         generator = np.random.default_rng(0)
-        values = {name: generator.standard_normal(SPEECH[name]).astype("f4") for name in names}
+        values = {
+            name: generator.standard_normal(SPEECH[name]).astype("f4") for name in sorted(names)
+        }
         if "sr" in names:
             values["sr"] = np.array(SAMPLING_RATE)
         with (folder / "inputs.npz").open("wb") as file:

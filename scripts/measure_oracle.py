@@ -177,10 +177,13 @@ def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
         all_readings,
         node_contributions,
         reference_values,
+        values_of_nodes,
     )
 
     with ValueStore(FIXED_BYTES) as store:
-        walk = ModelWalk(model, store, reference_values, lambda *_: "no backend", {})
+        walk = ModelWalk(
+            model, store, reference_values, values_of_nodes, lambda *_: "no backend", {}
+        )
         for _ in walk.walk(inputs):
             pass
         for run in walk.runs:

@@ -39,6 +39,7 @@ from onnxopt_cli.oracle.condition_estimate import NoReferenceError
 from onnxopt_cli.oracle.reference_in_worker import (
     CONTRIBUTIONS,
     ERROR_CONTRIBUTIONS,
+    NODE_VALUES,
     RETURNED,
     VALUES,
     parsed_contributions,
@@ -237,6 +238,7 @@ class _Search:
             model,
             store,
             partial(self._values, partial(self._of_oracle, VALUES)),
+            partial(self._values, partial(self._of_oracle, NODE_VALUES)),
             partial(self._values, plan.backends[0].submit),
             _inferred_types(model),
         )
@@ -263,8 +265,9 @@ class _Search:
         if doubtful:
             located = self._with_failures(located, results)
         located = self._with_subgraphs(located)
-        outcomes = {result.outcome for result in row}
-        if located.wrong or located.subgraph or located.interrupted or outcomes <= _WITHOUT_RESULT:
+        # An inconclusive model has errors and tolerances, which explain why it is inconclusive.
+        has_errors = any(result.diffs or result.outcome not in _WITHOUT_RESULT for result in row)
+        if located.wrong or located.subgraph or located.interrupted or not has_errors:
             return located
         return replace(
             located,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ NO_OPERAND = "an operand has no value"
 # Iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+# Limits of the nodes that one request computes: their number, and the bytes of their constants.
+_MAX_TOGETHER, _MAX_CONSTANT_BYTES = 256, 64 << 20
+# Domains of the operators that are computed together.
+_DOMAINS_TOGETHER = frozenset({"", "ai.onnx.ml"})
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
 
@@ -114,6 +119,10 @@ def name_nodes(graph: onnx.GraphProto) -> None:
             name_nodes(inner)
 
 
+def _is_control_flow(node: onnx.NodeProto) -> bool:
+    return node.op_type in _CONTROL_FLOW and not plain_domain(node.domain)
+
+
 def _renamed(node: onnx.NodeProto, keys: Mapping[str, str]) -> onnx.NodeProto:
     """Return a node with other names for the values of the surrounding graph."""
     renamed = onnx.NodeProto()
@@ -142,7 +151,9 @@ class ModelWalk:
         model: the model, without functions.
         store: receives the values by key.
         reference: computes a node; returns a reason if the reference cannot.
-        backend: the same on the backend.
+        reference_of_nodes: computes consecutive nodes, each from the values of earlier ones; None
+            stands for the outputs of those that it leaves out.
+        backend: as the reference, on the backend.
         types: inferred types of values by name.
         runs: the nodes that ran, in order.
         outputs: the keys of the model's outputs.
@@ -151,11 +162,13 @@ class ModelWalk:
     model: onnx.ModelProto
     store: ValueStore
     reference: Compute
+    reference_of_nodes: Compute
     backend: Compute
     types: Mapping[str, onnx.TypeProto]
     runs: list[NodeRun] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     _scopes: int = 0
+    _most_together: int = _MAX_TOGETHER
     _returned: list[Any] = field(default_factory=list)
 
     def walk(self, inputs: Mapping[str, Value]) -> Iterator[NodeRun]:
@@ -186,32 +199,103 @@ class ModelWalk:
             if name not in scope:
                 scope[name] = Tensor(f"{prefix}{name}", constant=True)
                 self.store[scope[name].key] = array
-        labels = node_labels(graph)
-        for node, label in zip(graph.node, labels, strict=True):
-            tensors = {name: scope[name] for name in used_names(node) if name in scope}
-            keys = {name: tensor.key for name, tensor in tensors.items()}
-            keys |= {name: f"{prefix}{name}" for name in node.output if name}
-            run = NodeRun(
-                _renamed(node, keys),
-                label,
-                f"{prefix}{label}",
-                frozenset(tensor.key for tensor in tensors.values() if tensor.constant),
-                holders,
-                repeated,
-            )
-            is_random = any(node.op_type.startswith(name) for name in _RANDOM)
-            constant = all(tensor.constant for tensor in tensors.values()) and not is_random
-            for name in filter(None, node.output):
-                scope[name] = Tensor(f"{prefix}{name}", constant)
-            if node.op_type == "Constant" and not plain_domain(node.domain):
-                self._compute(run)
+        for is_control_flow, group in groupby(
+            zip(graph.node, node_labels(graph), strict=True), lambda pair: _is_control_flow(pair[0])
+        ):
+            if not is_control_flow:
+                yield from self._computed(
+                    [
+                        self._entered(node, label, scope, prefix, holders, repeated=repeated)
+                        for node, label in group
+                    ]
+                )
                 continue
-            self.runs.append(run)
-            if node.op_type in _CONTROL_FLOW and not plain_domain(node.domain):
+            for node, label in group:
+                run = self._entered(node, label, scope, prefix, holders, repeated=repeated)
+                self.runs.append(run)
                 yield from self._control_flow(node, run, scope)
-            else:
-                self._compute(run)
-            yield run
+                yield run
+
+    def _entered(
+        self,
+        node: onnx.NodeProto,
+        label: str,
+        scope: dict[str, Tensor],
+        prefix: str,
+        holders: tuple[NodeRun, ...],
+        *,
+        repeated: bool,
+    ) -> NodeRun:
+        """Return the run of a node, and add its outputs to the scope."""
+        tensors = {name: scope[name] for name in used_names(node) if name in scope}
+        keys = {name: tensor.key for name, tensor in tensors.items()}
+        keys |= {name: f"{prefix}{name}" for name in node.output if name}
+        run = NodeRun(
+            _renamed(node, keys),
+            label,
+            f"{prefix}{label}",
+            frozenset(tensor.key for tensor in tensors.values() if tensor.constant),
+            holders,
+            repeated,
+        )
+        is_random = any(node.op_type.startswith(name) for name in _RANDOM)
+        constant = all(tensor.constant for tensor in tensors.values()) and not is_random
+        for name in filter(None, node.output):
+            scope[name] = Tensor(f"{prefix}{name}", constant)
+        return run
+
+    def _computed(self, runs: Sequence[NodeRun]) -> Iterator[NodeRun]:
+        """Compute nodes without control flow, and yield all but constants as they are computed."""
+        place = 0
+        while place < len(runs):
+            count = self._compute_together(runs[place : place + self._most_together])
+            if not count:
+                self._compute(runs[place])
+                count = 1
+            for run in runs[place : place + count]:
+                if run.node.op_type != "Constant" or plain_domain(run.node.domain):
+                    self.runs.append(run)
+                    yield run
+            place += count
+
+    def _compute_together(self, runs: Sequence[NodeRun]) -> int:
+        """Compute the first of some nodes by one request, and return how many were computed."""
+        together: list[NodeRun] = []
+        known: set[str] = set()
+        constant_bytes = 0
+        for run in runs:
+            is_plain = run.operator != "Optional" and (
+                plain_domain(run.node.domain) in _DOMAINS_TOGETHER
+            )
+            if not is_plain or not all(key in known or key in self.store for key in run.read):
+                break
+            constant_bytes += sum(
+                self.store.bytes_of(key) for key in run.constants - known if key in self.store
+            )
+            if constant_bytes > _MAX_CONSTANT_BYTES:
+                break
+            known |= {*run.read, *run.outputs}
+            together.append(run)
+        if len(together) <= 1:
+            return 0
+        keys = [key for run in together for key in run.outputs]
+        model, inputs = self.model_of(together, typed=False, outputs=keys)
+        values = self.reference_of_nodes(model, inputs)
+        if isinstance(values, str):
+            values = []
+        computed = dict(zip((info.name for info in model.graph.output), values, strict=False))
+        count = 0
+        for run in together:
+            outputs = [computed.get(key) for key in run.outputs]
+            if any(output is None for output in outputs):
+                break
+            for key, value in zip(run.outputs, outputs, strict=True):
+                self.store[key] = self._of_declared_type(key, value)
+            count += 1
+        # A node that the reference cannot run may prevent others from being computed with it.
+        grown = 2 * self._most_together if count == len(together) else count
+        self._most_together = min(_MAX_TOGETHER, max(2, grown))
+        return count
 
     def _control_flow(
         self, node: onnx.NodeProto, run: NodeRun, scope: dict[str, Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -58,6 +59,14 @@ class ValueStore(MutableMapping[str, Value]):
             return self._values[name]
         path, dtype, shape = self._files[name]
         return np.fromfile(path, np.uint8).view(dtype).reshape(shape)
+
+    def bytes_of(self, name: str) -> int:
+        """Return the size of a numeric tensor, without reading its file; 0 for another value."""
+        if name in self._files:
+            _, dtype, shape = self._files[name]
+            return dtype.itemsize * math.prod(shape)
+        value = self._values[name]
+        return value.nbytes if isinstance(value, np.ndarray) and value.dtype.kind != "O" else 0
 
     def __delitem__(self, name: str) -> None:
         if name in self._files:

@@ -39,6 +39,15 @@ class _Console(Console):
         """Print a line, which is wrapped only on a terminal."""
         self.print(text, soft_wrap=not self.is_terminal)
 
+    def print_wrapped(self, text: Text) -> None:
+        """Print text, wrapped unless it forbids that.
+
+        Lines do not end with the blanks that rich would leave at their ends.
+        """
+        for line in [text] if text.no_wrap else text.wrap(self, self.width):
+            line.rstrip()
+            self.print(line, soft_wrap=True)
+
     def print_table(self, table: Table) -> None:
         """Print a table. In a pipe its rows are not truncated, so that they can be searched."""
         if not self.is_terminal:

@@ -95,7 +95,7 @@ def command(
         write_located_page(config.html, located, folders, config.backends, case.load().model)
     if str(config.json) != "-":
         for line in location_lines(located, folders, config.backends):
-            stdout().print(line, soft_wrap=bool(line.no_wrap))
+            stdout().print_wrapped(line)
     return interruption.exit_code or exit_code(located)
 
 

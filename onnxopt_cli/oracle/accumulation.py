@@ -38,6 +38,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.oracle.patching import one_blas_thread
 from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
@@ -124,8 +125,10 @@ class _Operation:
 
     def sums(self) -> _Sums:
         """Return the sums in double."""
-        exact = np.einsum(self.equation, *self.factors, optimize=True)
-        magnitudes = np.einsum(self.equation, *map(np.abs, self.factors), optimize=True)
+        # Small products in several threads mostly wait.
+        with one_blas_thread():
+            exact = np.einsum(self.equation, *self.factors, optimize=True)
+            magnitudes = np.einsum(self.equation, *map(np.abs, self.factors), optimize=True)
         terms = np.ones(_DRAWN_TERMS)
         for seed, factor in enumerate(self.factors, start=1):
             # The seeds differ: the factors of a product must be drawn independently.

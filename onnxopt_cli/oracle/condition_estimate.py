@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import combinations
+from time import monotonic
 from typing import Any
 
 import ml_dtypes
@@ -115,6 +116,7 @@ from onnxopt_cli.oracle.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
     SINGLE,
+    in_double,
     is_short,
     is_wide,
     rounded_like,
@@ -137,6 +139,8 @@ _MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
 # smaller by this factor.
 _FINER = 64.0
 _MAX_VISITS = 20_000
+# Limits of the outputs of consecutive nodes that are computed together.
+_MAX_BYTES_OF_NODES, _SECONDS_OF_NODES = 64 << 20, 2.0
 #: Beginning of the reason for a missing estimate if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
 # Events that are recorded in the run of a model in its own types. An intermediate result leaves the
@@ -308,6 +312,55 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
             return native
     return [*map(rounded_like, exact, native)]
+
+
+def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array | None]:
+    """Return the outputs of consecutive nodes, each computed as :func:`reference_values` would.
+
+    Args:
+        model: nodes without subgraphs, in order; all their outputs are outputs of the model. A type
+            that an output declares is the type in which later nodes read it.
+        inputs: the inputs of the model.
+
+    Returns:
+        One entry per output of the model. Those of the last nodes are None if onnx's reference
+        cannot run one of them, returns another type, or takes much time or memory.
+    """
+    declared = {info.name: info.type.tensor_type.elem_type for info in model.graph.output}
+    values: dict[str, Any] = {}
+    remaining, end = _MAX_BYTES_OF_NODES, monotonic() + _SECONDS_OF_NODES
+    with corrected(), suppress(Exception):
+        native_model = ReferenceModel(model)
+        wide_model = ReferenceModel(model, wide=True, like=native_model)
+        known = {"": None, **native_model.arrays, **inputs}
+        for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
+            outputs = native_model.visits.outputs_of(node, known)
+            doubles = {name: widened_value(known[name]) for name in node.input}
+            exact = outputs
+            # Some operators run in the model's own types only.
+            with suppress(Exception), replaced(*in_double()):
+                exact = wide_model.visits.outputs_of(wide_node, doubles)
+            outputs = [*map(rounded_like, exact, outputs)]
+            named = {name: v for name, v in zip(node.output, outputs, strict=False) if name}
+            if not all(_has_type(value, declared[name]) for name, value in named.items()):
+                break
+            values |= named
+            known |= named
+            remaining -= sum(value.nbytes for value in named.values())
+            if remaining < 0 or monotonic() > end:
+                break
+    return [values.get(name) for name in declared]
+
+
+def _has_type(value: Any, element: int) -> bool:
+    """Return whether a value is a tensor of a declared element type, which may be undefined."""
+    if not isinstance(value, np.ndarray):
+        return False
+    if element == onnx.TensorProto.UNDEFINED:
+        return True
+    if value.dtype == object:
+        return element == onnx.TensorProto.STRING
+    return element == helper.np_dtype_to_tensor_dtype(value.dtype)
 
 
 def node_error_contributions(

@@ -172,6 +172,12 @@ class ReferenceModel:
             for node in self._evaluator.rt_nodes_
         ]
 
+    @property
+    def nodes(self) -> Sequence[SimpleNamespace]:
+        """The prepared nodes of the graph."""
+        nodes: Sequence[SimpleNamespace] = self._evaluator.rt_nodes_
+        return nodes
+
     def run(self, inputs: Mapping[str, Value], visitor: Visitor = compute_only) -> list[Any]:
         """Return the outputs of the graph.
 
@@ -212,19 +218,24 @@ class Visits:
             attributes: attributes of the call of a function.
         """
         for node, released in nodes:
-            outputs = self._outputs(node, values, attributes)
+            outputs = self.outputs_of(node, values, attributes)
             values.update(zip(node.output, outputs, strict=False))
             # The name of an unnamed output is empty; as an input, it stands for an omitted operand.
             values[""] = None
             for name in released:
                 values.pop(name, None)
 
-    def _outputs(
+    def outputs_of(
         self,
         node: SimpleNamespace,
         values: Mapping[str, Any],
-        attributes: Mapping[str, Any] | None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
+        """Return the outputs of a node, with the values and attributes as :meth:`run` takes them.
+
+        Raises:
+            Exception: any exception that the reference raises.
+        """
         try:
             operands = [values[name] for name in node.input]
         except KeyError as error:

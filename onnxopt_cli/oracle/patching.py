@@ -93,12 +93,12 @@ def corrected() -> Iterator[None]:
     Matrix products run in one thread. Most products of a model are so small that further threads
     would mostly wait, and sums could depend on the number of threads.
     """
-    with np.errstate(all="ignore"), replaced(*replacements()), _one_blas_thread():
+    with np.errstate(all="ignore"), replaced(*replacements()), one_blas_thread():
         yield
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
     """Let OpenBLAS use one thread in a block; without effect on other BLAS libraries."""
     if (functions := blas_thread_functions()) is None:
         yield

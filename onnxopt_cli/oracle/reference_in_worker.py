@@ -2,8 +2,8 @@
 
 The response consists of an empty value for each declared output, a text in JSON that describes the
 readings, and the tensors of the readings: pairs of a correct value and its tolerances, by reading
-and output. An entry :data:`VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS` in the
-metadata of the model requests another result instead.
+and output. An entry :data:`VALUES`, :data:`NODE_VALUES`, :data:`CONTRIBUTIONS` or
+:data:`ERROR_CONTRIBUTIONS` in the metadata of the model requests another result instead.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from onnxopt_cli.oracle.condition_estimate import (
     node_contributions,
     node_error_contributions,
     reference_values,
+    values_of_nodes,
 )
 from onnxopt_cli.oracle.contributions import Contribution
 
 #: Key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"
+#: Key that requests the outputs of consecutive nodes, see :func:`values_of_nodes`.
+NODE_VALUES = "onnxopt.node-values"
 #: Key that requests the contributions of nodes to the tolerances; the response is parsed by
 #: :func:`parsed_contributions`.
 CONTRIBUTIONS = "onnxopt.contributions"
@@ -49,6 +52,8 @@ class ConditionedReference:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         if VALUES in metadata:
             return reference_values(model, inputs)
+        if NODE_VALUES in metadata:
+            return values_of_nodes(model, inputs)
         if CONTRIBUTIONS in metadata:
             return _contributions_response(output_count, node_contributions(model, inputs))
         if ERROR_CONTRIBUTIONS in metadata:

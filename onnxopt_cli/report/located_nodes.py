@@ -16,11 +16,11 @@ from onnxopt_cli.analysis.locate import Located, LocatedNode
 from onnxopt_cli.analysis.model_walk import NO_OPERAND
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
-from onnxopt_cli.cases.onnx.data_set import write_directory
+from onnxopt_cli.cases.onnx.data_set import directory_files, write_directory
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record_json import number_to_json
-from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, Result
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
@@ -29,7 +29,9 @@ from onnxopt_cli.workers.interruption import INTERRUPTED_REASON
 _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
-_MAX_FAILURE_CHARS = 300
+_MAX_REASON_CHARS = 300
+# Larger ratios of error and tolerance say no more than their size.
+_MAX_RATIO = 10**7
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
 #: The folder of each finding by node and backend; the node is empty for a subgraph.
@@ -52,15 +54,10 @@ def exit_code(located: Located) -> int:
     return 0 if is_right or not located.not_judged else 2
 
 
-def _failure_of(result: Result) -> str:
-    """Return why a whole model fails; empty if it does not fail or cannot be judged."""
-    if result.outcome in _RIGHT | _NOT_JUDGED:
-        return ""
-    return clipped(printable(result.message), _MAX_FAILURE_CHARS)
-
-
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
     """Write a test directory for each finding, without replacing others; return the directories.
+
+    A finding that is there already, with the same files, is not written again.
 
     Raises:
         UsageError: if a file cannot be written.
@@ -76,10 +73,13 @@ def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str],
 def _written(parent: Path, name: str, problem: Problem) -> Path:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".")[:_MAX_NAME_CHARS] or "node"
     folder, number = parent / f"test_{stem}", 1
-    while folder.exists():
-        number += 1
-        folder = parent / f"test_{stem}-{number}"
     try:
+        files = directory_files(problem)
+        while folder.exists():
+            if _has_files(folder, files):
+                return folder
+            number += 1
+            folder = parent / f"test_{stem}-{number}"
         write_directory(folder, problem)
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
@@ -87,6 +87,18 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
         # The problem has a value of a type that a test directory cannot store.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
+
+
+def _has_files(folder: Path, files: Mapping[str, bytes]) -> bool:
+    """Return whether a folder consists of some files, given by their paths in it."""
+    try:
+        present = {path for path in folder.rglob("*") if not path.is_dir()}
+        return present == {folder / name for name in files} and all(
+            (folder / name).stat().st_size == len(data) and (folder / name).read_bytes() == data
+            for name, data in files.items()
+        )
+    except OSError:
+        return False
 
 
 def to_json(located: Located, folders: Folders) -> dict[str, Any]:
@@ -163,10 +175,14 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         yield _again(folders["", backend], texts[backend])
     if not located.wrong and not located.subgraph:
         for backend, result in located.whole.items():
-            if failure := _failure_of(result):
+            if result.outcome not in _RIGHT and result.message:
+                reason = clipped(printable(result.message), _MAX_REASON_CHARS)
                 yield Text.assemble(
-                    (f"{result.outcome} ", "bold red"),
-                    f"the whole model on {printable(backend)}: {failure}",
+                    (
+                        f"{result.outcome} ",
+                        "yellow" if result.outcome in _NOT_JUDGED else "bold red",
+                    ),
+                    f"the whole model on {printable(backend)}: {reason}",
                 )
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
     # Nodes that were not reached before an interruption are only counted, in the last line.
@@ -202,6 +218,8 @@ def _error(finding: LocatedNode) -> str:
     )
     if exact:
         return "error where none is allowed"
+    if share > _MAX_RATIO:
+        return "the error is over 10 million times the tolerance"
     return f"error / tolerance {numbers.error(share)}"
 
 

@@ -15,7 +15,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxopt_cli.analysis.model_walk import ModelWalk
 from onnxopt_cli.analysis.value_store import ValueStore
+from onnxopt_cli.oracle.condition_estimate import (
+    NoReferenceError,
+    reference_values,
+    values_of_nodes,
+)
 
 # A backend that computes nodes by onnx's reference, except those that a fault changes.
 BACKEND = """
@@ -89,6 +95,10 @@ class OneNodeOnly:
 class Shifted:
     def run(self, model, inputs):
         return [y + np.float32(1) for y in _run(model, inputs)]
+
+class Overflowing:
+    def run(self, model, inputs):
+        return [np.full_like(y, 3e38) for y in _run(model, inputs)]
 
 class Flat:
     def run(self, model, inputs):
@@ -484,6 +494,7 @@ def test_lines_other_than_commands_are_wrapped(locate):
     commands = [line for line in ran.out.splitlines() if line.startswith("  again: ")]
     assert [command.endswith("-b python:backend.py:Leaky") for command in commands] == [True]
     assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
+    assert not [line for line in ran.out.splitlines() if line.endswith(" ")]
 
 
 def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
@@ -603,6 +614,29 @@ def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(
     assert first["share"] > 0.9
 
 
+def test_contributions_show_why_a_model_is_inconclusive(locate):
+    nodes = nodes_of("a = Exp(x); b = Add(a, big); y = Sub(b, big)")
+    ran, found = locate(model_of(nodes, big=np.array(1e9, np.float32)), "Right")
+    assert (ran.code, found["wrong"], found["not_judged"]) == (0, [], [])
+    assert found["whole"] == {"python:backend.py:Right": "skip"}
+    assert "skip the whole model on python:backend.py:Right: inconclusive" in ran.out
+    assert found["contributions"][0]["node"] == "the_b"
+
+
+def test_finding_that_is_there_already_is_not_written_again(locate, tmp_path):
+    model = model_of([*CHAIN[:2], node("Exp", "b", "y")], w=W)
+    cases = [locate(model, "Leaky")[1]["wrong"][0]["case"] for _ in range(2)]
+    assert cases[0] == cases[1]
+    (tmp_path / cases[0] / "test_data_set_0" / "input_0.pb").write_bytes(b"changed")
+    assert locate(model, "Leaky")[1]["wrong"][0]["case"] != cases[0]
+
+
+def test_huge_error_is_stated_in_words(locate):
+    ran, found = locate(model_of([node("Exp", "x", "y")]), "Overflowing")
+    assert "wrong the_y (Exp): the error is over 10 million times the tolerance" in ran.out
+    assert found["wrong"][0]["error_over_tolerance"] > 1e30
+
+
 def test_shares_of_nodes_in_a_tolerance_do_not_exceed_the_whole(locate):
     nodes = [
         node("HardSigmoid", "x", "a"),
@@ -635,6 +669,59 @@ def test_backends_that_differ_within_the_tolerance_are_shown(locate):
     assert [entry["node"] for entry in found["disagreements"]] == ["the_y"]
 
 
+def test_nodes_computed_together_have_the_values_of_nodes_alone():
+    branch = helper.make_graph(
+        nodes_of("i = Exp(f); j = Tanh(i); k = Add(j, w)"),
+        "branch",
+        [],
+        [helper.make_tensor_value_info("k", 1, None)],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value_float=0.3),
+        *nodes_of("a = MatMul(x, w); b = Mul(a, c); d = Softplus(b)"),
+        helper.make_node("Triple", ["d"], ["e"], domain="vendor"),
+        *nodes_of("f = Div(d, b); g = Greater(f, c)"),
+        helper.make_node("SequenceConstruct", ["f", "f"], ["s"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["h"], axis=0),
+        helper.make_node("ReduceMax", ["g"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["d"], ["u"], to=onnx.TensorProto.FLOAT16),
+        helper.make_node("ReduceMin", ["u"], ["v"], keepdims=0),
+        helper.make_node("Greater", ["v", "v"], ["n"]),
+        helper.make_node("If", ["n"], ["y"], then_branch=branch, else_branch=branch),
+        *nodes_of("z = Sqrt(y); q = Add(z, e)"),
+    ]
+    model = model_of(nodes, w=W)
+    model.opset_import.append(helper.make_opsetid("vendor", 1))
+    inputs = {"x": W - np.float32(0.1)}
+    together: list[int] = []
+
+    def counted(*request):
+        values = values_of_nodes(*request)
+        together.append(sum(value is not None for value in values))
+        return values
+
+    def alone(model, inputs):
+        try:
+            return reference_values(model, inputs)
+        except NoReferenceError as error:
+            return str(error)
+
+    walks = []
+    with ValueStore(1 << 20) as first, ValueStore(1 << 20) as second:
+        for store, of_nodes in ((first, counted), (second, lambda *_: "one by one")):
+            walk = ModelWalk(model, store, alone, of_nodes, lambda *_: "no backend", {})
+            walks.append([(run.name, run.missing) for run in walk.walk(inputs)])
+        assert walks[0] == walks[1]
+        assert first.keys() == second.keys()
+        for key in first:
+            values = [store[key] for store in (first, second)]
+            assert type(values[0]) is type(values[1])
+            arrays = [np.asarray(value) for value in values]
+            assert arrays[0].dtype == arrays[1].dtype
+            assert arrays[0].tobytes() == arrays[1].tobytes()
+    assert max(together) > 3
+
+
 def test_values_beyond_the_limit_are_spilled():
     arrays = {name: np.arange(100.0) + number for number, name in enumerate("abc")}
     arrays["e"] = np.zeros((3, 0), np.float32)
@@ -642,4 +729,5 @@ def test_values_beyond_the_limit_are_spilled():
         store.update(arrays)
         for name, array in arrays.items():
             assert np.array_equal(store[name], array)
+            assert store.bytes_of(name) == array.nbytes
         assert sorted(store) == sorted(arrays)
