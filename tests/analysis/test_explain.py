@@ -91,7 +91,7 @@ def results_of(implementation, operator):
         outcome = Outcome.PASS if passes else Outcome.FAIL if outputs else Outcome.ERROR
         returned = () if passes else tuple(outputs)
         location = all_cases()[trial.case].location
-        yield Result(trial.case, location, (operator.name,), "it", outcome, returned=returned)
+        yield Result(trial.case, location, (operator.name,), "backend", outcome, returned=returned)
 
 
 @pytest.mark.slow
@@ -523,7 +523,7 @@ NAMED = {
     "KerasSGD": {"velocity holds the step, beta taken as 1", "no regularisation"},
     "TensorFlowSGD": {"beta taken as 1", "no regularisation"},
 }  # fmt: skip
-#: A library with one mistake, with two, with defaults of its own, and without any.
+#: Libraries with one mistake, with two, with another computation, and without mistakes.
 TYPICAL_LIBRARIES = {"PyTorchAdam", "PyTorchAdamW", "ApexAdagrad", "OptaxSGD", "TensorFlowAdam"}
 ALL_LIBRARIES_ONLY = pytest.mark.skipif(
     os.environ.get("ONNXOPT_LIBRARIES") != "all", reason="runs only with ONNXOPT_LIBRARIES=all"
@@ -730,10 +730,10 @@ def test_condition_is_reported_beside_a_known_mistake(workplace, onnxopt):
     run = ("run", "counted.yaml", "-b", "python:twice.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
-    mistake, left = found["causes"]
+    mistake, condition = found["causes"]
     assert mistake["known_mistakes"] == ["beta taken as 1"]
-    assert left["cases"] == ["steps/counted/below"]
-    assert "found wrong only where a tensor of the node has no element" in left["found"]
+    assert condition["cases"] == ["steps/counted/below"]
+    assert "found wrong only where a tensor of the node has no element" in condition["found"]
 
 
 @pytest.mark.parametrize(("others", "named"), [(3, True), (4, False)])
@@ -809,7 +809,7 @@ class Backend:
         count = len(outputs) // 3
         if post == 0:
             return outputs
-        # Large numbers that cancel take nearly all digits with them where post is near 1.
+        # If post is near 1, the difference of two large numbers has few correct digits.
         steps = []
         for X in outputs[:count]:
             large = 1000 * abs(X).max(initial=0)

@@ -17,7 +17,7 @@ from onnxopt_cli.run.reproduce_node import elements_alike, unlike_node_mistake
 
 
 def explanation(onnxopt, workplace, body, operator):
-    """Run the cases of an operator on a wrong backend, and return the first screen in one line."""
+    """Run the cases of an operator on a wrong backend, and return the output as one line."""
     plugin = f"""
 from onnx import helper
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -87,7 +87,7 @@ def test_failures_without_a_pattern_are_not_explained(onnxopt, workplace):
     assert "consistent with" not in text
 
 
-def test_random_outputs_are_not_said_to_depend_on_earlier_runs(onnxopt, workplace):
+def test_random_outputs_are_not_reported_as_dependent_on_earlier_runs(onnxopt, workplace):
     (workplace / "wrong.py").write_text(
         "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
         "class Wrong:\n"
@@ -123,7 +123,7 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("LogSoftmax", "overflow of exp", [[-200.0, 0.0]], [-np.inf, 0]),
     ],
 )
-def test_mistake_computes_what_its_description_says(operator, name, operands, expected):
+def test_mistake_agrees_with_its_description(operator, name, operands, expected):
     dtype = np.int32 if operator == "Div" else np.float32
     inputs = {f"in{place}": np.array(value, dtype) for place, value in enumerate(operands)}
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -142,7 +142,7 @@ def test_mistake_computes_what_its_description_says(operator, name, operands, ex
     assert result.tolist() == expected
 
 
-def test_operators_that_the_search_does_not_reach_are_counted(onnxopt, workplace):
+def test_operators_that_are_not_examined_in_time_are_counted(onnxopt, workplace):
     (workplace / "wrong.py").write_text(
         "from onnxopt_cli.oracle.evaluator import native_outputs\n"
         "def wrong(model, inputs):\n"
@@ -209,7 +209,7 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
     assert "without formula" in changed.out
 
 
-def test_mistake_that_cannot_be_computed_is_not_said_to_differ():
+def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> '
         "g (float[2, 3] a, float[2, 3] b) => (float[2, 3] y) { y = MatMul(a, b) }"

@@ -351,7 +351,7 @@ TWO = {"R": 0.1, "T": 1, "X1": [1], "X2": [2], "G1": [3], "G2": [4], "V1": [5], 
         ("outputs X_new and V_new exchanged", [7.5, 9.4, 0.25, 1.06]),
     ],
 )
-def test_known_mistake_mixes_up_several_tensors(name, expected):
+def test_known_mistake_confuses_several_tensors(name, expected):
     call = momentum_call(TWO, "float64")
     outputs = evaluate(call) if name is None else mistake(MOMENTUM, name).run(call)
     assert [output.item() for output in outputs] == pytest.approx(expected, rel=1e-6)
@@ -368,7 +368,7 @@ def test_known_mistake_mixes_up_several_tensors(name, expected):
         ("empty results returned with an element", {"X": []}, (1,)),
     ],
 )
-def test_known_mistake_loses_a_shape(name, inputs, shape):
+def test_known_mistake_returns_a_wrong_shape(name, inputs, shape):
     call = momentum_call(MOMENTUM_STEP | inputs)
     (wrong, _), (right, _) = mistake(MOMENTUM, name).run(call), evaluate(call)
     assert wrong.shape == shape != right.shape
@@ -400,7 +400,7 @@ def test_known_mistake_omits_the_tail_of_a_loop():
         ("X clipped to [-1, 1]", -1.75, -1.0),
     ],
 )
-def test_known_mistake_loses_values(name, given, seen):
+def test_known_mistake_changes_values(name, given, seen):
     call = momentum_call({"R": 0, "T": 1, "X": given, "G": 0, "V": 0})
     outputs = mistake(MOMENTUM, name).run(call)
     assert outputs[0] == np.float32(seen)
@@ -424,8 +424,8 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
         ("magnitude of T", -3, 3),
     ],
 )
-def test_known_mistake_confuses_counts(name, count, seen):
-    # The decay of Adagrad shows every wrong count. For Momentum they are wrong comparisons.
+def test_known_mistake_computes_with_a_wrong_update_count(name, count, seen):
+    # In Adagrad, every wrong T changes the decay. In Momentum, T only enters a comparison.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
     assert wrong == evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": seen}, decay))

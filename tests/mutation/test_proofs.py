@@ -53,8 +53,8 @@ def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
         ("ai.onnx.ml", "DictVectorizer", 1, "int64_vocabulary without its sign"),
     ],
 )
-def test_mutants_that_differ_are_made(domain, operator, opset, mutant):
-    assert mutant in {made.name for made in node_mutants(domain, operator, opset)}
+def test_mutants_that_differ_are_generated(domain, operator, opset, mutant):
+    assert mutant in {generated.name for generated in node_mutants(domain, operator, opset)}
 
 
 def test_every_proof_is_examined():
@@ -64,7 +64,7 @@ def test_every_proof_is_examined():
     assert examined == {*PROOFS}
 
 
-def test_mutants_that_are_proven_equivalent_are_not_made():
+def test_mutants_that_are_proven_equivalent_are_not_generated():
     names = {mutant.name for mutant in node_mutants("", "Add", 14)}
     assert "A and B exchanged" not in names
     assert "A aligned to the first axis" in names

@@ -68,10 +68,10 @@ class Right:
     """Returns the right outputs."""
 
     def run(self, model, inputs):
-        row, outputs = self.found(model)
+        row, outputs = self.row_of(model)
         return self.returned(row, outputs)
 
-    def found(self, model):
+    def row_of(self, model):
         graph = model.graph.SerializeToString(deterministic=True)
         if graph not in rows_by_graph():
             raise Unsupported("not a case of the gallery")
@@ -82,7 +82,7 @@ class Right:
 
 
 class Defective(Right):
-    """Returns the right outputs except for what the row calls wrong."""
+    """Returns the right outputs with the defect of the row."""
 
     def returned(self, row, outputs):
         outputs = {**outputs, row.output: with_defect(row, outputs[row.output])}

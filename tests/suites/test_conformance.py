@@ -26,15 +26,16 @@ DIMENSIONS = {
     "one element beyond a vector": lambda _, group: group[0].shape == (33,),
     "from the ninth tensor on": lambda call, _: len(call.groups) > 8,
     "from the 65th tensor on": lambda call, _: len(call.groups) > 64,
-    "no dimensions beside others": lambda _, group: narrow(group, ()),
-    "lower rank": lambda _, group: narrow(group, (3,)),
-    "one row": lambda _, group: narrow(group, (1, 3)),
-    "one column": lambda _, group: narrow(group, (3, 1)),
+    "a scalar operand": lambda _, group: broadcasts_to_square(group, ()),
+    "an operand of lower rank": lambda _, group: broadcasts_to_square(group, (3,)),
+    "an operand of one row": lambda _, group: broadcasts_to_square(group, (1, 3)),
+    "an operand of one column": lambda _, group: broadcasts_to_square(group, (3, 1)),
     "beyond float32": lambda _, group: any(np.any(abs(x) == np.float64(1e60)) for x in group),
 }  # fmt: skip
 
 
-def narrow(group, shape):
+def broadcasts_to_square(group, shape):
+    """Return whether a tensor of a shape broadcasts to the first tensor, a 3 by 3 matrix."""
     return group[0].shape == (3, 3) and any(array.shape == shape for array in group[1:])
 
 
@@ -58,9 +59,9 @@ def tested_dimensions():
 
 @pytest.mark.parametrize("operator", registry().operators, ids=lambda item: item.name)
 def test_each_dimension_is_tested_where_it_affects_the_result(operator, tested_dimensions):
-    multiple = {"no dimensions beside others", "lower rank", "one row", "one column"}
+    of_operands = {name for name in DIMENSIONS if "operand" in name}
     has_one_tensor = len(operator.tensors) == 1
-    expected = set(DIMENSIONS) - (multiple if has_one_tensor else set())
+    expected = set(DIMENSIONS) - (of_operands if has_one_tensor else set())
     assert tested_dimensions[operator] >= expected
 
 

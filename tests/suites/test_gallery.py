@@ -121,7 +121,7 @@ def test_targets_follow_from_backends(target, backends, expected):
     assert sorted(targets_for([target], backends)) == sorted(expected)
 
 
-# Random or raised: the plugin has no outputs for them, or the case does not apply to it.
+# The plugin returns no outputs for nodes that are random or must be rejected.
 NOT_RETURNED = {"dropout_training_mode", "pad_negative", "adagrad_enlarging_operands"}
 # ONNX publishes outputs of four digits.
 ROUNDED = {"averagepool_ceil_window_in_padding", "gridsample_bicubic"}

@@ -27,7 +27,7 @@ def loaded(name):
 
 
 def fails(name):
-    """Return whether numpy, with the rules as they are now, fails a case."""
+    """Return whether numpy with the current rules fails a case."""
     problem, expected = loaded(name)
     outputs = NumpyBackend().prepare(problem.model).run(problem.inputs)
     return largest_share(expected.outputs, outputs, expected.tolerances.__getitem__) > 1
