@@ -140,7 +140,7 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
                     excess(expected, sample.returned) > 1
                 )
             if not failed and not any(v.size for v in right if isinstance(v, np.ndarray)):
-                # Outputs without elements agree with most mistakes, and are no evidence.
+                # Outputs without elements agree with most mistakes.
                 return None
             return JudgedNode(sample, expected, native, failed, traits)
     except (TimeLimitError, Exception):  # noqa: BLE001 - the node cannot be judged

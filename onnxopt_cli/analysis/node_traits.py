@@ -43,7 +43,7 @@ class Trait:
         cost: preference; of several conditions that agree with all nodes the cheapest is named.
         ignoring: name of the mutant that ignores the attribute or optional input of the statement,
             or changes its default; empty for other statements. A node on which that mutant is right
-            is no evidence for or against the statement.
+            neither confirms nor contradicts the statement.
     """
 
     text: str

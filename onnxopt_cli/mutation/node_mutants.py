@@ -511,7 +511,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
     def change(array: Array) -> Array:
         limits = np.iinfo(array.dtype)
-        # The largest int64 and uint64 are no doubles; the next smaller double can be converted.
+        # The largest int64 rounds to a double outside the type, the next smaller double does not.
         top = np.nextafter(np.float64(limits.max) + 1, 0)
         floats = array.astype(name).astype(np.float64)
         return np.clip(floats, np.float64(limits.min), top).astype(array.dtype)

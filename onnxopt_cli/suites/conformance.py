@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -30,23 +29,23 @@ from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import (
     CaseTemplate,
     TemplateInput,
-    TypedAttribute,
 )
 from onnxopt_cli.operators.operator import (
-    Attribute,
-    AttributeValue,
     Operator,
 )
 from onnxopt_cli.suites.doubles import doubles
-from onnxopt_cli.suites.extremes import extremes
-from onnxopt_cli.suites.far_ranks import far_ranks
+from onnxopt_cli.suites.extremes import extremes, special_values
 from onnxopt_cli.suites.pairwise import (
     AROUND_BLOCKS,
     LITERAL,
-    whole_ranks,
 )
+from onnxopt_cli.suites.rank_templates import (
+    far_rank_templates,
+    rank_templates,
+    whole_rank_templates,
+)
+from onnxopt_cli.suites.refusals import refusals, type_refusals
 from onnxopt_cli.suites.slots import slots
-from onnxopt_cli.suites.special_values import special_values
 from onnxopt_cli.suites.wirings import wirings
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
@@ -72,8 +71,6 @@ _LATE = 900
 #: Values outside the range of float32, and for each, whether other operands are nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
-#: Types of scalars; those that the operator does not allow must be rejected.
-_SCALAR_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
 #: A setting is a combination of values of the attributes with choices. If an operator has more
 #: settings than this, each case template has only one of them.
 _MAX_SETTINGS = 4
@@ -89,7 +86,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
         partial(each, author.types),
         partial(each, author.structures),
         partial(each, author.zeros),
-        partial(ranks, author),
+        partial(rank_templates, author),
         partial(each, author.magnitudes),
         author.cancellation,
         partial(each, author.not_finite),
@@ -97,7 +94,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
         partial(each, author.large),
         partial(each, author.thresholds),
         author.norms,
-        partial(whole_ranks, author),
+        partial(whole_rank_templates, author),
         partial(refusals, author),
         author.dimensions,
         author.small_numbers,
@@ -106,7 +103,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
         partial(type_refusals, author, thorough=False),
         partial(doubles, author, thorough=False),
         partial(special_values, author, thorough=False),
-        partial(far_ranks, author),
+        partial(far_rank_templates, author),
         partial(slots, author, thorough=False),
     )
     return [template for section in sections for template in section()]
@@ -572,76 +569,6 @@ class _ConformanceTemplates(Author):
         return self.template(name, about, shapes=shapes, tensors=drawn)
 
 
-def ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield elements at and next to the rank that an attribute with limits, a percent, selects."""
-    layers = (
-        ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
-        ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
-        ("some_zero", 0.5, (0, 3, 0, -1, 2, 0, -4), "Zeros below the threshold"),
-        ("between_ranks", 0.6, (0.5, -4, 3, 1.5), "A threshold between two elements"),
-        ("ties", 0.6, (1, -1, 1, 1, 2), "Equal magnitudes at the threshold"),
-        ("ties_above", 0.5, (4, -4, 1, 0.5, 4, -2, 4), "Equal magnitudes at the threshold"),
-        ("mostly_zero", 0.6, (0, 0, 0, -0.0, 2), "A threshold of zero"),
-        ("one_element", 1.0, (-3,), "One element"),
-        ("between_largest", 0.75, (3e38, -3.25e38, 1), "A threshold between two large elements"),
-    )
-    for name, (word, fraction, values, summary) in product(author.limits, layers):
-        about = f"{summary}: detects a wrong rank or a wrong comparison with it."
-        zero = dict.fromkeys(author.operator.tensors, np.zeros(len(values)))
-        changed = {name: author.within(name, fraction)}
-        tensors = zero | {author.first: np.array(values, float)}
-        yield author.template(f"{name}_{word}", about, changed=changed, tensors=tensors)
-    for name in author.limits:
-        about = "Equal doubles at a fractional rank: detects weights that do not add up to 1."
-        equal = dict.fromkeys(author.operator.tensors, np.zeros(4)) | {
-            author.first: np.full(4, 0.1)
-        }
-        changed = {name: author.within(name, 0.06)}
-        yield author.template(
-            f"{name}_ties_double", about, changed=changed, tensors=equal, wide=True
-        )
-
-
-def refusals(author: Author) -> Iterator[CaseTemplate]:
-    """Yield shapes and attribute values that must be rejected."""
-    ordinary = author.template("refused", "", shapes=[(3,)])
-    pair = author.template("refused", "", shapes=[(3,), (3,)], turn=False)
-    valid = dict(ordinary.attributes)
-    refused = partial(_refused, ordinary)
-    yield from _shape_refusals(author, ordinary, pair)
-    for name, limits in author.limits.items():
-        low, high = (max(0.5, abs(limit) / 1000) for limit in limits)
-        beyond = {"low": limits[0] - low, "high": limits[1] + high, "nan": math.nan}
-        for word, value in beyond.items():
-            about = f"{name} = {value:g}: it must not be clipped or replaced."
-            attributes = valid | {name: (value,) if name in author.each else value}
-            yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
-        if name in author.each:
-            about = f"{name} of the second tensor is too large: every value must be checked."
-            attributes = valid | {name: (limits[1], beyond["high"])}
-            yield _refused(pair, f"refuses_second_high_{name}", about, attributes=attributes)
-    for name in author.each:
-        number = author.within(name, 0.5)
-        about = f"{name} has two numbers for one tensor: none of them may be ignored."
-        attributes = valid | {name: (number, number)}
-        yield refused(f"refuses_two_of_{name}", about, attributes=attributes)
-    for name, right in author.settings[0].items():
-        about = f"{name} has an invalid value: it must not be replaced by a valid one."
-        wrong = {
-            "unknown": "bogus", "longer": f"{right}s", "capital": right.capitalize(),
-            "empty": "", "shorter": right[:-1], "initial": right[0], "upper": right.upper(),
-            "space_before": f" {right}", "space_after": f"{right} ",
-        }  # fmt: skip
-        for word, text in wrong.items():
-            attributes = valid | {name: text}
-            yield refused(f"refuses_{word}_{name}", about, attributes=attributes)
-    for item in author.operator.attributes:
-        if item.required:
-            about = f"{item.name} is missing and has no default: no value may be assumed."
-            remaining = {name: value for name, value in valid.items() if name != item.name}
-            yield refused(f"refuses_no_{item.name}", about, attributes=remaining)
-
-
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     """Yield the templates of the suite ``pairwise`` that do not combine pairs of dimensions.
 
@@ -654,122 +581,5 @@ def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     yield from type_refusals(author, thorough=True)
     yield from doubles(author, thorough=True)
     yield from special_values(author, thorough=True)
-    yield from far_ranks(author)
+    yield from far_rank_templates(author)
     yield from slots(author, thorough=True)
-
-
-def type_refusals(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield types, numbers and names that the signature forbids.
-
-    Args:
-        author: the author of the operator's templates.
-        thorough: whether each tensor has every forbidden type, or only one of them.
-    """
-    ordinary = author.template("refused", "", shapes=[(3,)], turn=False)
-    yield from _attribute_refusals(author, ordinary)
-    yield from _input_refusals(author, ordinary, thorough=thorough)
-    yield from _number_refusals(author, ordinary)
-
-
-def _attribute_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[CaseTemplate]:
-    valid, refused = dict(ordinary.attributes), partial(_refused, ordinary)
-    for word in ("unknown", f"{(author.numeric or ['rate'])[0]}_2"):
-        about = f"An unknown attribute {word}: it must not be ignored."
-        yield refused(f"refuses_attribute_{word}", about, attributes=valid | {word: 0.5})
-    for item in author.operator.attributes:
-        about = f"{item.name} has a wrong type: it must not be converted."
-        wrong: AttributeValue = 1.0 if item.choices else "half"
-        yield refused(f"refuses_type_of_{item.name}", about, attributes=valid | {item.name: wrong})
-        for word, value in _wrong_types(item):
-            about = f"{item.name} is an attribute of type {word}: it must not be converted."
-            name = f"refuses_{word.lower()}_{item.name}"
-            yield refused(name, about, attributes=valid | {item.name: value})
-        if not item.each and not item.choices:
-            two = valid | {item.name: (0.5, 0.25)}
-            about = f"{item.name} is a list: none of its numbers may be chosen."
-            yield refused(f"refuses_list_{item.name}", about, attributes=two)
-
-
-def _wrong_types(item: Attribute) -> Iterator[tuple[str, Any]]:
-    """Yield types that an attribute does not have, each with a value of that type."""
-    if item.choices:
-        yield "STRINGS", TypedAttribute("STRINGS", (item.choices[0],))
-        return
-    yield "INT", TypedAttribute("INT", 1)
-    if item.each:
-        yield "FLOAT", TypedAttribute("FLOAT", 50.0)
-        yield "INTS", TypedAttribute("INTS", (50,))
-
-
-def _input_refusals(
-    author: Author, ordinary: CaseTemplate, *, thorough: bool
-) -> Iterator[CaseTemplate]:
-    operator, inputs = author.operator, ordinary.inputs
-    refused = partial(_refused, ordinary)
-    for scalar in operator.scalars:
-        value = np.asarray(inputs[scalar.name])
-        for dtype in [type_name for type_name in _SCALAR_TYPES if type_name not in scalar.dtypes]:
-            about = f"{scalar.name} is of type {dtype}: it must not be converted."
-            converted = {**inputs, scalar.name: np.maximum(value, 1).astype(dtype)}
-            yield refused(f"refuses_{dtype}_{scalar.name}", about, inputs=converted)
-        about = f"{scalar.name} has no element: no value may be assumed."
-        empty = {**inputs, scalar.name: np.zeros((0,), value.dtype)}
-        yield refused(f"refuses_no_{scalar.name}", about, inputs=empty)
-    forbidden = [name for name in ("float16", "int32", "int64") if name not in operator.dtypes]
-    for place, tensor in enumerate(operator.tensors):
-        first = place % max(len(forbidden), 1)
-        for dtype in forbidden if thorough else forbidden[first : first + 1]:
-            about = f"{tensor} is of type {dtype}: it must not be converted."
-            converted = {**inputs, tensor: np.asarray(inputs[tensor]).astype(dtype)}
-            yield refused(f"refuses_{dtype}_{tensor}", about, inputs=converted)
-
-
-def _number_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[CaseTemplate]:
-    operator = author.operator
-    pair = author.template("refused", "", shapes=[(3,), (3,)], turn=False)
-    more = {f"left_over_{tensor}": np.full(3, 0.5, np.float32) for tensor in operator.tensors[1:]}
-    for number in range(1, 1 + len(more)):
-        some = dict([*more.items()][:number])
-        about = f"{number} more inputs than the operator takes: none may be ignored."
-        inputs = {**ordinary.inputs, **some}
-        yield _refused(ordinary, f"refuses_left_over_{number}", about, inputs=inputs)
-        about = f"{number} more inputs than two tensors take: none may be ignored."
-        inputs = {**pair.inputs, **some}
-        yield _refused(pair, f"refuses_left_over_{number}_of_two", about, inputs=inputs)
-    if operator.scalars:
-        about = "No tensor: the node must be rejected."
-        scalars = {scalar.name: ordinary.inputs[scalar.name] for scalar in operator.scalars}
-        yield _refused(ordinary, "refuses_no_tensors", about, inputs=scalars)
-    third = author.template("refused", "", shapes=[(3,), (3,), (3,)], turn=False)
-    for name, (word, count) in product(author.each, (("two", 2), ("four", 4))):
-        about = f"{name} has {word} numbers for three tensors: none may be added or ignored."
-        attributes = dict(third.attributes) | {name: (author.within(name, 0.5),) * count}
-        yield _refused(third, f"refuses_{word}_of_{name}_for_three", about, attributes=attributes)
-
-
-def _shape_refusals(
-    author: Author, ordinary: CaseTemplate, pair: CaseTemplate
-) -> Iterator[CaseTemplate]:
-    inputs = ordinary.inputs
-    if author.stepped:
-        first, last, (*_, second) = author.first, author.stepped[-1], pair.inputs
-        wide, higher = (np.full(shape, 0.5, np.float32) for shape in ((2, 3), (1, 3)))
-        short = {name: value for name, value in inputs.items() if name != last}
-        about = f"{last} is missing: no value may be assumed."
-        yield _refused(ordinary, "refuses_short", about, inputs=short)
-        about = f"{last} would enlarge {first}: {first}'s shape must not change."
-        yield _refused(ordinary, "refuses_enlarging", about, inputs={**inputs, last: wide})
-        about = f"{last} has an additional dimension of 1: {first}'s rank must not change."
-        yield _refused(ordinary, "refuses_rank", about, inputs={**inputs, last: higher})
-        about = f"{second} would enlarge {first}2: every tensor must be checked."
-        enlarged = {**pair.inputs, second: wide}
-        yield _refused(pair, "refuses_enlarging_second", about, inputs=enlarged)
-    for scalar in author.operator.scalars:
-        about = f"{scalar.name} has two elements: none of them may be chosen."
-        two = {**inputs, scalar.name: np.resize(np.asarray(inputs[scalar.name]), 2)}
-        yield _refused(ordinary, f"refuses_two_{scalar.name}", about, inputs=two)
-
-
-def _refused(template: CaseTemplate, name: str, about: str, **changed: Any) -> CaseTemplate:
-    tags = ("conformance", "refusal")
-    return replace(template, name=name, about=about, tags=tags, rejects=True, **changed)

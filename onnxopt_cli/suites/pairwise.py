@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, cycle, product
+from itertools import chain, cycle
 from math import prod
 from typing import Any
 
@@ -110,14 +110,8 @@ LITERAL = 24
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: In nodes with more tensors than this, the tensors are small and their levels purely random.
 _FEW_TENSORS = 9
-#: Lengths of tensors whose ranks are tested: of floats, with infinite elements, and of doubles.
-_RANKED = (
-    *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
-    *((length, "infinite") for length in (5, 11, 33)),
-    *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
-)
-#: Shares of infinite elements: in tensors whose ranks are tested, and in other tensors.
-_INFINITE, _INFINITE_SHARE = 0.4, 0.06
+#: Share of infinite elements in literal tensors that have some.
+_INFINITE_SHARE = 0.06
 #: Share of the numbers of an attribute with limits that are at or next to an integer rank.
 _RANK_SHARE = 0.4
 #: The seed of the designs, and the number of seeds of random tensors.
@@ -217,42 +211,6 @@ def large(operator: Operator) -> Iterator[CaseTemplate]:
         yield design.template([shape], plain=True)
     for shapes in Counter(_LARGE_NODES).elements():
         yield design.template(shapes)
-
-
-def whole_ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield templates at, just below and just above the integer ranks of limited attributes.
-
-    Each group has its own rank if the attribute has a number for each group.
-    """
-    operator, random = author.operator, np.random.RandomState(_SEED)
-    for name, (length, word) in product(author.limits, _RANKED):
-        dtype = np.dtype(WIDE_TYPE if word == "double" else "float32")
-        indices = {1, length // 7, length // 2, length * 14 // 25, length - 2} & set(range(length))
-        shares = [
-            share
-            for index in sorted(indices)
-            for share in author.around(name, index / (length - 1))
-        ]
-        shares = shares if name in author.each else shares[1:2]
-        inputs: list[TemplateInput] = [*author.scalars(COUNT, _RATES[0], "float32")]
-        for tensor in operator.tensors:
-            for _ in shares:
-                if tensor != author.first:
-                    inputs.append(np.zeros((), dtype))
-                elif length > LITERAL:
-                    seed = int(random.randint(_SEEDS))
-                    inputs.append(RandomTensor("normal", seed, (length,), dtype))
-                else:
-                    values = np.round(random.normal(size=length), 3)
-                    far = np.where(random.random_sample(length) < _INFINITE, np.inf, values)
-                    inputs.append((far if word == "infinite" else values).astype(dtype))
-        ranks = {name: tuple(shares) if name in author.each else shares[0]}
-        yield author.explicit_template(
-            f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
-            f"{name} at and next to integer ranks of {length} elements: detects a wrong rank.",
-            inputs,
-            {**author.ordinary, **author.settings[0], **ranks},
-        )
 
 
 class _Design:

@@ -17,6 +17,7 @@ import numpy as np
 from onnxopt_cli.cases.case_template import COUNT, RATE, Author, Shapes
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, TypedAttribute
+from onnxopt_cli.suites.refusals import rejected
 from onnxopt_cli.suites.wirings import shared_values
 
 #: The shape of the first tensor, and a shape of another operand that must be rejected with it.
@@ -90,7 +91,7 @@ def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
                 )
                 inputs = {**template.inputs, name: np.full(unfit, 0.5, np.float32)}
                 ending = f"_{group + 1}_of_2" if number > 1 else ""
-                yield _refused(template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs)
+                yield rejected(template, f"refuses_{word}_{tensor}{ending}", about, inputs=inputs)
 
 
 def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
@@ -99,7 +100,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
         value = np.resize(np.asarray(template.inputs[scalar.name]), number)
         about = f"{scalar.name} has {number} elements for {number} tensors: it must be refused."
-        yield _refused(
+        yield rejected(
             template, f"refuses_{scalar.name}_for_each_of_{number}", about,
             inputs={**template.inputs, scalar.name: value},
         )  # fmt: skip
@@ -107,7 +108,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
         about = f"{name} is an empty list for {number} tensors: no number must be made up."
         attributes = {**template.attributes, name: TypedAttribute("FLOATS", ())}
-        yield _refused(template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes)
+        yield rejected(template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes)
 
 
 def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
@@ -298,8 +299,3 @@ def _delicate_ranks(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
         changed = {name: tuple(author.within(name, share) for share in (0.1, 0.6, 0.9, 0.3))}
         shapes: Shapes = [(0,), (9,), (2, 0), (7,)]
         yield author.template(f"{name}_each_beside_empty", about, changed=changed, shapes=shapes)
-
-
-def _refused(template: CaseTemplate, name: str, about: str, **changed: Any) -> CaseTemplate:
-    tags = ("conformance", "refusal")
-    return replace(template, name=name, about=about, tags=tags, rejects=True, **changed)
