@@ -288,7 +288,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # None: the operators in a function or subgraph are not known from this node's message.
+        # The message of a call or of a node with subgraphs does not list all operators that run.
         contains=None if is_function or node.has_subgraph else operators_within,
         outer_names={*used_names(message)} if node.need_context() else None,
         is_visited=not node.has_subgraph and not is_function,

@@ -140,8 +140,8 @@ class SharedPrefix:
     ) -> tuple[list[Any], V]:
         """Run the model and keep the values that cross boundaries, or run a reformulation.
 
-        A reformulation runs from its boundary on if the values that cross it are kept, and from the
-        beginning otherwise.
+        A reformulation starts at its boundary if the values that cross the boundary have been kept;
+        otherwise it starts at the inputs.
 
         Args:
             name: the name of the reformulation; empty for the model itself.

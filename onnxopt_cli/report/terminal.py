@@ -451,7 +451,7 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
 
 
 def comparison_table(changes: Sequence[Change]) -> Table:
-    """Return changes as a table; the name of a single backend is its title, not a column."""
+    """Return changes as a table; if there is only one backend, its name is the title."""
     backends = {change.backend for change in changes}
     several = len(backends) > 1
     table = plain_table((), ("", "case", *["backend"] * several, "what", "before", "now"))

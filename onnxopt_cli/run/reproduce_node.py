@@ -21,8 +21,8 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, isolated, time_limit
 
-#: The number of wrong elements that a mistake must reproduce unless generated nodes confirm it. An
-#: element of a boolean output counts as a quarter.
+#: A mistake must reproduce this number of wrong elements, or be confirmed by generated nodes. An
+#: element of a boolean output counts as a quarter of an element.
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30

@@ -66,7 +66,7 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # The same names as in the group, because click keeps those of the first use.
+    # click keeps the names of the first context, so they must be those of the group.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
@@ -189,7 +189,7 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # The matrix of the workflow includes the newest Python, and coverage is not a check.
+    # No job runs two of the sessions: "newest" is part of the matrix, and "coverage" is no check.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
-# Creates a folder that no user can enter, not even root, whose capabilities are dropped.
+# Creates a folder that no user can enter. Root drops the capabilities that let it enter anyway.
 CLOSED_FOLDER = """
 mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
 $bound"""
@@ -188,7 +188,7 @@ def test_names_beyond_the_encoding_are_escaped(place, settings):
     assert listed.returncode == 2
 
 
-# Short sleeps, because a signal that arrives just before a sleep is handled only after it.
+# The sleeps are short: a signal that arrives just before a sleep is handled only after it.
 NEVER_STARTS = """\
 import pathlib, time
 pathlib.Path("started").touch()
@@ -325,7 +325,7 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     assert list(temporary.iterdir()) == []
 
 
-# A signal would rarely arrive while onnx makes its cases, so this corpus never ends.
+# onnx makes its cases too fast for a signal to arrive meanwhile, so this corpus never ends.
 NEVER_ENDING_CORPUS = """\
 from itertools import count
 from pathlib import Path

@@ -91,7 +91,7 @@ def test_last_failures_run_alone_or_first(demo, onnxopt):
         "demo/demo/plain_not",
     ]
     onnxopt(*run, "-k", "other", "-q")
-    # Cases that did not run keep their last outcome.
+    # --lf selects by the last outcome of each case, even if that was in an earlier run.
     assert onnxopt(*run, "--lf", "-q").out.count("FAIL ") == 3
     first = re.findall(r"^FAIL (\S+)", onnxopt(*run, "--ff", "-q").out, re.MULTILINE)
     assert [name.rpartition("/")[2] for name in first] == [
@@ -261,7 +261,7 @@ def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, sugge
     assert suggestion in " ".join(answer.err.split())
 
 
-# The operator with the fewest mutants.
+# Of all operators, this one has the fewest mutants.
 PENALTY = """\
 onnxopt: 1
 suite: penalty

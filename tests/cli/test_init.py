@@ -57,7 +57,7 @@ def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
     assert answer.code == 0, answer.err
     configured = parse_specification(load_configuration().backend(name))
     expected = parse_specification(text)
-    # The configuration returns paths relative to the current folder.
+    # The paths may be spelled differently: the configuration makes them relative to this folder.
     assert configured.options == expected.options
     assert configured.attribute == expected.attribute
     assert configured.name == expected.name
@@ -97,7 +97,7 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # The same names as in the group, because click keeps those of the first use.
+    # click keeps the names of the first context, so they must be those of the group.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params

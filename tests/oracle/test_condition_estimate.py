@@ -634,7 +634,7 @@ def distribution_test(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
-# For each fault the number of elements from which on 99 of 100 wrong samples are rejected.
+# Each fault with a number of elements: at least 99 % of wrong samples of this size are rejected.
 CONTINUOUS = {
     "a mean shifted by 0.1": ("RandomNormalLike", 9000, lambda x: x + 0.1),
     "half the variance": ("RandomNormalLike", 450, lambda x: x * 0.5**0.5),
@@ -751,7 +751,7 @@ def test_early_dropout_has_attributes_for_ratio_and_inference():
     assert distribution_test("Dropout", {"x": x}, opset=6)(np.where(keep, x * 2, 0).astype("f"))
     tested = model_of([("Dropout", ["x"], {"is_test": 1})], {"x": x}, opset=6)
     assert drawn(tested, {"x": x}) == {}
-    # This version of the specification does not define the mask.
+    # Version 6 does not specify what the mask of Dropout contains.
     masked = drawn(model_of([("Dropout", ["x"], {})], {"x": x}, opset=6, outputs=2), {"x": x})
     assert masked["y1"].distribution == "any values of this type and shape"
 
@@ -786,7 +786,7 @@ def test_fast_loss_equals_the_reference_bitwise(shape, dtype, reduction, ignored
         target.flat[::2] = ignored
     weight = random.uniform(0.5, 2, shape[1]).astype(dtype) if weighted else None
     slow = op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss
-    # The mean of no targets is 0/0.
+    # If all targets are ignored, the mean is 0/0.
     with np.errstate(invalid="ignore"):
         (loss,) = fast_loss(slow, x, target, weight, reduction, ignored)
         (expected,) = slow(x, target, weight, reduction, ignored)
@@ -861,7 +861,7 @@ def test_fast_transposed_convolution_equals_the_reference_bitwise(drawn, biased)
     operands = list(inputs)[: 2 + biased]
     inputs = {name: inputs[name] for name in operands}
     model = model_of([("ConvTranspose", operands, attributes)], inputs)
-    # The padding must not remove the whole output.
+    # Padding shortens the output of ConvTranspose; some elements must be left.
     names = "strides", "kernel_shape", "dilations"
     strides, kernel, dilations = (np.array(attributes[name]) for name in names)
     sizes = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * dilations + 1

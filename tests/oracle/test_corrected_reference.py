@@ -194,7 +194,7 @@ EXAMPLES = {
         22,
         [f32([[1, 2]]), f32([[1, 10, 100]])],
         {"strides": [2], "output_shape": [4]},
-        # The full output is 1 10 102 20 200. An odd element is cut off at the front.
+        # The full output, 1 10 102 20 200, has one element too many; it is cut off at the front.
         [f32([[10, 102, 20, 200]])],
     ),
     "Resize along negative axes": (
@@ -227,7 +227,7 @@ EXAMPLES = {
     "DeformConv of a line": (
         "DeformConv",
         22,
-        # Half a pixel to the right lies between the pixel and zero.
+        # The offset is half a pixel to the right: the mean of the pixel and a zero of the padding.
         [f32([[[2], [4]]]), f32([[[3]]]), f32([[[0], [0]], [[0.5], [0.5]]])],
         {"kernel_shape": [1, 1]},
         [f32([[[3], [6]]])],
@@ -259,7 +259,7 @@ EXAMPLES = {
 def test_corrected_operator_follows_the_specification(name):
     operator, opset, operands, attributes, right = EXAMPLES[name]
     inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(operands)}
-    # An input without elements is omitted.
+    # An empty array in an example stands for an omitted input.
     used = [name if value.size else "" for name, value in inputs.items()]
     fed = {name: value for name, value in inputs.items() if value.size}
     outputs = {f"y{place}": value for place, value in enumerate(right)}
@@ -545,7 +545,7 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
 def test_windows_of_no_images_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
-        # The products of larger batches may overflow.
+        # With these weights, products of a batch that has images may overflow.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
     length = 5 if operator == "ConvTranspose" else 3
@@ -562,7 +562,7 @@ def test_windows_of_no_images_are_empty(operator):
 def test_power_of_pool_may_be_a_float_or_large(opset, power, size):
     x = np.array([[[size, 2 * size, size]]], np.float32)
     node = helper.make_node("LpPool", ["x"], ["y"], p=power, kernel_shape=[2])
-    # The power of the smaller element is negligible if it is large.
+    # Scaled by the larger element, because powers of the elements themselves may overflow.
     right = np.full((1, 1, 2), 2 * size * (1 + 0.5**power) ** (1 / power), np.float32)
     verify(
         model_of([node], {"x": x}, {"y": right}, opset), {"x": x}, [right], reference_fails=False

@@ -28,7 +28,7 @@ def test_no_two_of_many_consecutive_places_move_alike_in_all_runs(first):
 
 
 def test_distant_places_move_alike_with_a_probability_below_1e_6():
-    # Two places can only move alike if their distance is a multiple of this prime.
+    # Two places can have equal perturbations only if their distance is a multiple of this prime.
     assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
     first = columns(0, 10_000)
     shares = [
@@ -45,8 +45,8 @@ def test_cancelling_terms_move_apart_at_any_places(terms):
     places = random.integers(0, all_columns.shape[1], (20_000, terms))
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
-    # The tolerance, 16 units, is at least the expected error of one rounding per term, sqrt(terms),
-    # in all sums, and at least 16 times as large in half of them.
+    # One rounding per term gives an expected error of sqrt(terms). The tolerance, 16 units, is at
+    # least this in all sums, and at least 16 times this in half of them.
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 

@@ -278,7 +278,7 @@ def test_tiles_of_numbers_with_few_digits_transform_exactly():
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
     w = np.ones((1, 1, 3, 3), np.float32)
     rounded = np.nextafter(x, np.float32(np.inf))
-    # The same numbers with more digits have wider tolerances.
+    # Nearly equal numbers that use all digits of float32 have wider tolerances.
     tolerances = [
         condition(model_of("Conv", inputs), inputs)[0].right[0][1]
         for inputs in ({"x": x, "w": w}, {"x": rounded, "w": w})
@@ -319,7 +319,7 @@ def test_dilated_and_large_kernels_by_fourier_pass():
     spread[:, :, ::2, ::2] = w
     model = model_of("Conv", {"x": x, "w": w}, dilations=[2, 2])
     assert error_shares(model, {"x": x, "w": w}, fourier(x, spread, 1, False)).max() <= 1
-    # Padding that is larger than the kernel.
+    # The padding is larger than the kernel.
     model = model_of("Conv", {"x": x, "w": w}, pads=[7] * 4)
     around = np.pad(x, [(0, 0), (0, 0), (7, 7), (7, 7)])
     assert error_shares(model, {"x": x, "w": w}, fourier(around, w, 1, True)).max() <= 1
@@ -406,7 +406,7 @@ def test_nan_and_infinity_may_spread_over_their_image_and_group_only(special):
     for name, value in outputs.items():
         assert error_shares(model, inputs, value).max() <= 1, name
     plain = outputs["direct"]
-    # Finite instead of NaN, NaN in another image or group, or inaccurate.
+    # Wrong outputs: finite instead of NaN, NaN in another image or group, or inaccurate.
     lost = np.where(np.isfinite(plain), plain, 0)
     assert (error_shares(model, inputs, lost) > 1).sum() == 9
     for place in ((0, 1), (1, 0)):
@@ -430,7 +430,7 @@ def test_line_with_infinity_must_not_be_finite():
         # An element that is NaN by the formula must not be infinite.
         assert np.isinf(special) or line_shares[0].max() <= 1
     value[0] = 0
-    # The imaginary part of an element may be a sum of zeros.
+    # Imaginary parts may be sums of zeros, which have no error; the real parts have one.
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
 
 

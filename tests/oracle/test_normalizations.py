@@ -17,7 +17,7 @@ from onnx import helper
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.oracle.condition_estimate import condition
 
-# Operator, version, attributes, and the axes that stay.
+# Operators with their version and attributes.
 OPERATORS = {
     "instance": ("InstanceNormalization", 22, {}),
     "batch": ("BatchNormalization", 15, {"training_mode": 1}),
@@ -27,7 +27,7 @@ OPERATORS = {
     "group, a scale per group": ("GroupNormalization", 18, {"num_groups": 2}),
 }
 EPSILON = 1e-5
-# The published body of MeanVarianceNormalization adds it to the deviation.
+# The published body of MeanVarianceNormalization adds this number to the standard deviation.
 MVN_EPSILON = 1e-9
 
 
@@ -209,7 +209,7 @@ def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype
     expected = case.branch.expected.astype(np.float64)
     for wrong in (-expected, expected / 2, np.full(expected.shape, np.nan)):
         assert case.branch.wrong(wrong.astype(dtype)).mean() > 0.9
-    # A few elements may all round to the exact values, with an error of zero.
+    # If there are few elements, all errors may be zero; assume at least half a rounding.
     least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
     largest = max(least, *map(case.error, values.values()))
     assert case.branch.wrong(expected + 10 * largest).mean() >= 0.95

@@ -86,7 +86,7 @@ def test_sigmoid_by_tanh_passes_at_all_magnitudes(name, scale, seed, count):
     (conditioned_output,) = condition(model_of(*nodes), {"x": x})
     right = conditioned_output.reformulated or conditioned_output.right
     assert passes(right, function(x, by_tanh)).all()
-    # Without the identity, the tolerance is relative to the exact value, also in the tail.
+    # The tolerance without the identity is relative to the exact value, even if that is tiny.
     assert passes(
         conditioned_output.right, function(x.astype(float), exact).astype(np.float32)
     ).all()
@@ -114,7 +114,7 @@ def test_identity_is_computed_in_the_type_of_the_model_or_in_float32(dtype):
         assert not passes(right, by_tanh_of_float32(x)).all()
     else:
         assert passes(right, by_tanh_of_float32(x)).all()
-        # In 16 bits, the tail would lose all digits.
+        # Computed in 16 bits, small values of a sigmoid would have no correct digit.
         assert not passes(right, by_tanh(x)).all()
 
 

@@ -144,7 +144,7 @@ def test_clamped_activations_of_saturated_gates_pass(blended):
         clamped_tanh,
     )
     assert value.dtype == np.float32
-    # With exact gates, some results are zero.
+    # Gates that are exactly 0 or 1 make some results zero.
     exact = condition(model, inputs)[0].right[0][0]
     assert (np.abs(exact) < 1e-8).any()
     assert error_shares(model, inputs, value).max() <= 1

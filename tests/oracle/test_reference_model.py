@@ -281,7 +281,7 @@ def random_trees(random, dtype):
             nodes[f"{side}nodeids"][place] = len(weights) - 1 if is_leaf else add(depth - 1)
         return place
 
-    # A node whose branches are the same leaf stands for that leaf.
+    # The first tree is a single leaf, written as a node with this leaf as both branches.
     add(0)
     nodes["truenodeids"][0] = nodes["falsenodeids"][0] = 0
     roots = [0, *(add(4) for _ in range(5))]
@@ -340,7 +340,7 @@ def leaf_model(transform):
 def test_scores_of_trees_are_transformed():
     scores = np.array([1.5, -2, 0])
     exponentials = np.exp(scores)
-    # SOFTMAX_ZERO scales zeros by exp(-max) instead of mapping them to it.
+    # The specification of SOFTMAX_ZERO maps zero scores to zero.
     of_others = np.where(scores == 0, 0, exponentials)
     transformed = {
         0: scores,

@@ -146,7 +146,8 @@ def test_relative_errors_of_elements_that_do_not_cancel_fail(count):
     assert (shares > 1)[np.abs(exact) >= 0.25 * np.sqrt(mean_square)].mean() > 0.95
 
 
-# Bluestein's algorithm with a chirp in float32, whose error one dominating element leaks.
+# Bluestein's algorithm with a chirp in float32. One large element spreads the chirp's errors to all
+# elements of the output.
 BLUESTEIN = """
 import numpy as np
 from onnx import helper

@@ -39,7 +39,8 @@ from onnxopt_cli.report.terminal import (
 from onnxopt_cli.report.view.repeat_command import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
-# Commands to GitHub, Azure and TeamCity, after characters that .NET trims.
+# Commands to GitHub, Azure and TeamCity. Before a command, runners ignore characters that .NET
+# regards as white space.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
@@ -167,7 +168,7 @@ def test_every_string_is_text_in_every_format(form, run):
     CHECKS[form](text)
     lines = text
     if form == "github":
-        # Each line is a command; none may be inside another.
+        # Each line begins with a command, "::"; the rest of the line must not have another one.
         lines = "\n".join(line[2:] for line in text.splitlines())
     assert not COMMAND.search(lines), COMMAND.search(lines)
     assert not INVISIBLE.search(lines)
@@ -197,7 +198,7 @@ def test_screen_of_any_width_contains_no_command_to_a_ci_server(run, width):
         console.print(
             failure_panel(view.result(failing_result), failing_result.message, complete=True)
         )
-        # Text that has not been made printable, written in several parts.
+        # The streams make text printable, even if it is written in parts.
         console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
         stream.write(f"{failing_result.message}\n")

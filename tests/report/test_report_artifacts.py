@@ -122,5 +122,5 @@ def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
     assert all(len(path.relative_to(folder).parts) == 3 for path in written)
-    # Also in file systems that ignore case.
+    # The names are distinct in file systems that ignore case, too.
     assert len({str(path).lower() for path in written}) == len(written)

@@ -105,7 +105,7 @@ def test_html_report_is_the_same_from_the_run_its_log_and_its_json_report(
         assert onnxopt("report", "render", source, "--report", "html=again.html").code == 0
         assert (demo / "again.html").read_text(encoding="utf-8") == text
     assert re.search(r"label <bdi>nightly</bdi>.*commit <bdi>abc123</bdi>", text)
-    # The attributes and inputs of the failing case.
+    # The page draws the nodes of the failing case and lists its inputs.
     assert re.search(r'class="node"><bdi>[^<]*Momentum</bdi>', text)
     assert re.search(r'<th scope="row"><bdi>X</bdi></th><td class="quiet"><bdi>float32\[2', text)
 

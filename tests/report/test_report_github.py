@@ -43,7 +43,7 @@ def test_failure_refers_to_the_line_of_its_case():
 
 def test_every_failing_result_has_one_command():
     run = every_outcome()
-    # Two halves, because a report contains at most ten annotations.
+    # Render two halves of the run, because a report contains at most ten annotations.
     halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
     annotations = [command for half in halves for command in commands(half)]
     titles = [title.split(" on ")[0] for _, _, title, _ in annotations]
@@ -175,7 +175,7 @@ def test_error_refers_to_the_line_of_the_backend_that_raised_it(
         (Outcome.ERROR, "raised at \0:1"),
         (Outcome.ERROR, "raised at /dev/zero:1"),
         (Outcome.ERROR, "raised at {folder}/.venv/lib/site-packages/numpy/core.py:1"),
-        # A wrong value has no line; the backend may print frames all the same.
+        # A wrong value has no line of code; a backend may still print a text that looks like one.
         (Outcome.FAIL, "raised at {folder}/kernels.py:3"),
     ],
 )

@@ -17,7 +17,7 @@ from places import REPOSITORY
 
 from onnxopt_cli.run import runner
 
-# If X is 7, the formula affects its own process or the parent.
+# If X is 7, the formula kills its own process, interrupts its parent, or returns changing results.
 OPERATOR = """\
 import os, signal
 from pathlib import Path
@@ -42,7 +42,7 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Every second evaluation differs: the expected result is computed first, then the output.
+# Every second evaluation differs from the one before: first the expected result, then the output.
 ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
 CASES = 60

@@ -350,13 +350,14 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
         numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
         message = message.format(*worst["index"], *numbers)
     assert result["message"].startswith(message)
-    # A panel does not repeat its rows in a sentence.
+    # A panel shows wrong values as rows and omits the message that states them.
     assert (message in answer.out) == (backend == "Scribbler")
     assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # In the headline; also in the list of causes and the message unless the cause is a wrong value.
+    # The headline has the text. The list of causes and the message also have it, but not if the
+    # cause is a wrong value.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 
@@ -374,7 +375,7 @@ def committed(tmp_path_factory):
     results = defaultdict(list)
     names = ["numpy", *(["onnxruntime"] if find_spec("onnxruntime") else [])]
     runs = [(0, "cases/", *(word for name in names for word in ("-b", name)))]
-    # A fourth of Adam's cases suffices to show the defects of onnx's reference.
+    # A quarter of Adam's cases is enough to show the defects of onnx's reference.
     runs.append((1, "cases/conformance/adam.yaml", "--shard", "1/4", "-b", "onnx-reference"))
     for code, *arguments in runs:
         options = ("-q", "--no-explain", "--isolation", "none", "--report", f"json={report}")
@@ -449,7 +450,7 @@ def test_error_names_the_line_of_the_backend_that_raised_it(demo, onnxopt):
     (demo / "vendor.py").write_text("import numpy as np\n" + (demo / "vendor.py").read_text())
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Raises", "--report", "json=out.json")
     results = json.loads((demo / "out.json").read_text())["results"]
-    # The innermost line of the backend, although NumPy raised the error.
+    # NumPy raised the error; the line shown is the one in the backend that called NumPy.
     assert {result["printed"] for result in results} == {f"raised at {demo}/vendor.py:4"}
 
 

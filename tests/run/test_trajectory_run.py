@@ -18,7 +18,7 @@ from onnxopt_cli.suites.catalogue import suites
 from onnxopt_cli.workers.interruption import Interruption
 
 DRIFTING = PLUGINS / "drifting.py"
-# Epsilon inside the square root.
+# This Adam adds epsilon inside the square root.
 WRONG_EPSILON = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
 
 
@@ -139,7 +139,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
-    # Once unchanged, which ONNX Runtime rejects, and once lowered.
+    # ONNX Runtime rejects the unchanged model and then runs the lowered one.
     assert len(prepared) == 2
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 

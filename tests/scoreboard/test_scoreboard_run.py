@@ -156,7 +156,7 @@ def test_backend_that_does_not_start_is_reported_and_others_run(onnxopt, board, 
     index = text_of(workplace / "site" / "index.html")
     assert "gone.py does not exist" in index
     assert index.count("not started") == 2
-    # The reason is kept, and shown again without a run.
+    # --no-run shows the reason again, which is kept with the results.
     assert onnxopt("scoreboard", file, "--no-run").code == 4
     (workplace / "gone.py").write_text(
         "class Backend:\n    def run(self, model, inputs):\n        1/0\n"
@@ -175,7 +175,7 @@ def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
         assert onnxopt("scoreboard", file, "--explain-time", "0").code == 0
     page = text_of(workplace / "site" / "backends" / "acme.html")
     history = page.partition("History by version")[2]
-    # 1.10 is newer than 1.9.
+    # Versions are compared as numbers: 1.10 is newer than 1.9.
     assert history.index("acme 1.10") < history.index("acme 1.9")
     assert history.count("fail, now pass") == 2
     assert len(logs(workplace / "results" / "acme")) == 2

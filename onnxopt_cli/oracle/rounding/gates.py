@@ -5,7 +5,7 @@ The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distan
 Therefore the activations are perturbed, not the outputs.
 
 ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
-Their error is at most 4u where the operand is not clamped. Where it is clamped, the result is not
+Their error is at most 4u if the operand is not clamped. The result for a clamped operand is not
 exactly 0 or 1: in tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
 """
 

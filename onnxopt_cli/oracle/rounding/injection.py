@@ -308,7 +308,7 @@ class SiteRecorder:
         outputs: Sequence[Any],
         roundoff: float,
     ) -> Sequence[Any]:
-        """Return the scale of each output's error; empty if perturbed runs derive the scales."""
+        """Return the scale of each output's error; empty if perturbed runs determine the errors."""
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
             return [_COORDINATES_SHARE * np.abs(output) for output in outputs_of_magnitudes]
@@ -574,7 +574,7 @@ def _rounded(
 
 
 def _is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0. An array is not, even if all its elements are 0."""
+    """Return whether a scale is the number 0, not an array."""
     return not isinstance(scale, np.ndarray) and not scale
 
 

@@ -66,7 +66,7 @@ class BackendView:
         version: the version that the backend reported.
         results: all its results.
         counts: number of results by label.
-        unusual: number of changed and of flaky results, whose label does not state this.
+        unusual: number of changed results and of flaky results; their labels do not show this.
         lowered: number of cases that ran as primitive operators.
         older: number of cases that ran in an older opset than the case's.
         conformity: the backend's conformity.

@@ -100,7 +100,7 @@ class Edit:
         start = next((key for key in keys if self._lines[key].startswith("suites")), count)
         end = next((key for key in keys if key > start), count)
         if start == end:
-            # After the version of the format.
+            # The first key is the version of the format; the new line follows it.
             start = end = (keys[0] if keys else -1) + 1
         self.changes.append((start, end, [new_line]))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnxopt_cli.run.expectations.covering_globs import MIN_MATCHES, covering_globs
 
 WORD = st.sampled_from(["a", "b", "[ab]", "*", ""])
-# Few ids, so that chosen ones and others often match the same globs.
+# There are few ids, so a glob often matches ids that were chosen and ids that were not.
 IDS = st.builds("{}/{}_{}".format, WORD, WORD, WORD) | st.just("_".join("a" * 40))
 
 

@@ -200,7 +200,7 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)
     if name == "Replaces":
-        # The file that replaced the log is not changed, so it is not marked as unreliable.
+        # onnxopt does not write to the file that replaced the log, not even that it is unreliable.
         return
     for arguments in (
         ("report", "render", "run.jsonl", "--report", "badge=-"),

@@ -101,7 +101,7 @@ def copy_of_run(finished_run, workplace):
 
 FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
 ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
-# Faster, for tests of files other than those of the plugin: no process is started.
+# A faster run for tests that need no plugin: it starts no process.
 WITHOUT_PLUGIN = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 
