@@ -48,7 +48,8 @@ from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation, both
-from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct
+from onnxopt_cli.mutation.formula_changes import formula_changes
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct, named
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
@@ -87,6 +88,22 @@ SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
 #: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
 #: share of the backend's wrong results equals those of the mistake.
 MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
+#: Changes of the formula: seconds for trying them, how many are tested on generated inputs without
+#: and with a condition, and failing cases from which their constants are determined.
+CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
+#: A change of the formula needs this many generated inputs on which it differs from the formula and
+#: equals the backend. At most this share of such inputs may contradict it.
+MIN_ALIKE_INPUTS, MAX_UNLIKE_SHARE = 12, 0.05
+#: A change must reproduce this share of the failing cases, and may fail one other case, or this
+#: share of them.
+MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
+#: Generated inputs that are drawn to test a change of the formula.
+DRAWN_FOR_CHANGE = 400
+#: Inputs near to failing cases that a mistake must reproduce before a condition is sought for it.
+NEAR_INPUTS = 16
+#: Wrong outputs unlike those of a mistake that are allowed in addition to MAX_RIGHT_SHARE while its
+#: condition is sought.
+MIN_CONTRADICTING = 3
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
@@ -574,11 +591,26 @@ class _Search:
             return
         explained = self._in_order(self._all_wrong.difference(remaining))
         passing = [*self._read_passing(), *explained]
+        changes = self._formula_changes(remaining, passing) if submit else []
+        if submit and self._find_unrestricted(changes, passing, submit):
+            return
         mistakes = [] if cover else self._restricted_mistakes(remaining)
         likely = [mistake for mistake in mistakes if self._is_likely(mistake)]
-        unlikely = [mistake for mistake in mistakes if mistake not in likely]
         if self._find_restricted(likely, remaining, passing, submit):
             return
+        unlikely = [mistake for mistake in mistakes if mistake not in likely]
+        unlikely += self._possible_changes(changes, remaining, passing)
+        self._find_condition_or_restricted(unlikely, remaining, passing, submit, submit_explained)
+
+    def _find_condition_or_restricted(
+        self,
+        unlikely: Sequence[Implementation],
+        remaining: Sequence[Observation],
+        passing: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
+        submit_explained: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> None:
+        """Look for a condition, with one of some mistakes or for any wrong outputs."""
         samples = _samples(remaining, passing)
         condition = None
         # "Negated wherever ..." is plainer than a mistake that no program is known to make.
@@ -613,18 +645,153 @@ class _Search:
     ) -> bool:
         """Look for a mistake that a condition restricts; return whether one was found."""
         for mistake in mistakes:
+            if submit and not self._reproduces_near(mistake, remaining, submit):
+                continue
             outcomes = Counter[bool]()
             compared = _compared(submit, mistake, outcomes) if submit else None
-            condition = failure_condition(_samples(remaining, passing, mistake), compared, mistake)
+            samples = _samples(remaining, passing, mistake)
+            try:
+                condition = failure_condition(samples, compared, mistake)
+            except _ContradictedError:
+                continue
             if (
                 condition
                 and condition.conditions
                 and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
             ):
-                text = f"{mistake.name!r}, but only where {condition.where}"
-                self._set_condition(remaining, condition, Cause(text, (), (mistake.name,)), mistake)
+                cause = self._cause_of(mistake, f", but only where {condition.where}")
+                self._set_condition(remaining, condition, cause, mistake)
                 return True
         return False
+
+    @staticmethod
+    def _reproduces_near(
+        mistake: Implementation,
+        remaining: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> bool:
+        """Return whether a mistake reproduces the wrong elements of inputs near to failing cases.
+
+        This test is much faster than the search for a condition.
+        """
+        random = Random(0)  # noqa: S311 - not a secret
+        outcomes = Counter[bool]()
+        compared = _compared(submit, mistake, outcomes)
+        with suppress(_ContradictedError):
+            for _ in range(2 * NEAR_INPUTS):
+                call = changed(random, random.choice(remaining).call, (1,))
+                if call is not None:
+                    compared(call)
+                if outcomes.total() == NEAR_INPUTS:
+                    break
+        return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
+
+    def _cause_of(self, mistake: Implementation, where: str = "") -> Cause:
+        """Return a known mistake or a change of the formula as a cause, without cases."""
+        text = f"{mistake.name!r}{where}"
+        if named(self.operator, mistake.name):
+            return Cause(text, (), (mistake.name,))
+        return Cause(f"consistent with the change {text}", ())
+
+    # Changes of the formula ---------------------------------------------------------------------
+
+    def _formula_changes(
+        self, remaining: Sequence[Observation], passing: Sequence[Observation]
+    ) -> list[_Candidate]:
+        """Return changes of the formula that reproduce the wrong elements of the cases remaining.
+
+        Of changes with the same outputs, only the plainest is kept.
+        """
+        ordinary = sorted(remaining, key=_extremeness)[:CONSTANT_CASES]
+        few = [*ordinary, *_spread(remaining, RESTRICTED_CASES)]
+        end = process_time() + CHANGE_SECONDS
+        changes: dict[object, _Candidate] = {}
+        for change in formula_changes(self.operator, ordinary):
+            if process_time() > end:
+                break
+            if len(_reproduced(change, few)) < MIN_REPRODUCED_SHARE * len(few):
+                continue
+            reproduced = _reproduced(change, remaining)
+            if len(reproduced) >= MIN_REPRODUCED_SHARE * len(remaining):
+                outputs = [
+                    hash(output.tobytes())
+                    for observation in (*remaining, *passing)
+                    for output in change.run(observation.call)
+                ]
+                candidate = _Candidate((change.name,), change, frozenset(reproduced))
+                changes.setdefault(tuple(outputs), candidate)
+        return [*changes.values()]
+
+    def _find_unrestricted(
+        self,
+        changes: Sequence[_Candidate],
+        passing: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> bool:
+        """Look for a change that agrees with the cases; return whether one was found.
+
+        Roundings decide in a few cases, since a change may be discontinuous.
+        """
+        tested = 0
+        for candidate in sorted(changes, key=lambda candidate: -len(candidate.cases)):
+            most = max(1, int(MAX_CONTRADICTING_SHARE * len(passing)))
+            contradicting = (
+                observation
+                for observation in passing
+                if not agrees_with(candidate.mistake, observation, self.judging)
+            )
+            if len([*islice(contradicting, most + 1)]) > most:
+                continue
+            cases = [
+                observation
+                for observation in self._in_order(candidate.cases)
+                if reproduces(candidate.mistake, observation, self.judging)
+            ]
+            if len(cases) < MIN_REPRODUCED_SHARE * len(candidate.cases):
+                continue
+            if self._is_confirmed(candidate.mistake, cases, passing, submit):
+                cause = self._cause_of(candidate.mistake)
+                self._condition_cause = replace(cause, cases=_ids(cases))
+                self._condition_cases = frozenset(cases)
+                return True
+            tested += 1
+            if tested == MAX_TESTED_CHANGES:
+                break
+        return False
+
+    def _is_confirmed(
+        self,
+        change: Implementation,
+        remaining: Sequence[Observation],
+        passing: Sequence[Observation],
+        submit: Callable[[Call[Array]], Sequence[Array] | None],
+    ) -> bool:
+        """Return whether generated inputs agree with a change of the formula."""
+        candidate = _Candidate((change.name,), change)
+        failing = [observation.call for observation in remaining]
+        others = [observation.call for observation in passing] or failing
+        bases = (failing, others)
+        counts = Counter(self._outcomes(candidate, [candidate], submit, bases, DRAWN_FOR_CHANGE))
+        unlike = counts["right"] + counts["other"]
+        return counts["alike"] >= MIN_ALIKE_INPUTS and unlike <= MAX_UNLIKE_SHARE * counts.total()
+
+    def _possible_changes(
+        self,
+        changes: Sequence[_Candidate],
+        remaining: Sequence[Observation],
+        passing: Sequence[Observation],
+    ) -> list[Implementation]:
+        """Return a few changes for which a condition may be found, the most likely first."""
+        few = passing[:FIRST_CASES_LIKELY]
+        complete = [
+            candidate.mistake for candidate in changes if len(candidate.cases) == len(remaining)
+        ]
+        against = [
+            sum(not agrees_with(change, observation, self.judging) for observation in few)
+            for change in complete
+        ]
+        order = sorted(range(len(complete)), key=against.__getitem__)
+        return [complete[place] for place in order[:MAX_RESTRICTED]]
 
     def _set_condition(
         self,
@@ -704,7 +871,11 @@ class _Search:
             # A computation in a coarser type may be right in another order of operations.
             if submit is None or candidate.mistake.precision is not None:
                 continue
-            counts = Counter(self._outcomes(candidate, cover, submit))
+            bases = [
+                observation.call
+                for observation in (*self._in_order(candidate.cases), *self._passing)
+            ]
+            counts = Counter(self._outcomes(candidate, cover, submit, [bases]))
             total, wrong = counts.total(), counts["alike"] + counts["other"]
             if counts["right"] > MAX_RIGHT_SHARE * total or counts["alike"] < (
                 MIN_ALIKE_SHARE * wrong
@@ -717,15 +888,22 @@ class _Search:
         candidate: _Candidate,
         cover: Sequence[_Candidate],
         submit: Callable[[Call[Array]], Sequence[Array] | None],
+        bases: Sequence[Sequence[Call[Array]]],
+        drawn: int = DRAWN_TO_CONFIRM,
     ) -> Iterator[str]:
-        """Yield the outcome of inputs that a mistake gets wrong: right, alike or other."""
+        """Yield the outcome of inputs that a mistake gets wrong: right, alike or other.
+
+        Args:
+            candidate: the mistake.
+            cover: other mistakes of the backend, which also count as alike.
+            submit: submits a node.
+            bases: groups of nodes; each input derives from a node of a random group.
+            drawn: number of inputs that are drawn.
+        """
         random = Random(0)  # noqa: S311 - not a secret
-        bases = [
-            observation.call for observation in (*self._in_order(candidate.cases), *self._passing)
-        ]
         remaining = SUBMITTED_TO_CONFIRM
-        for _ in range(DRAWN_TO_CONFIRM):
-            call = changed(random, random.choice(bases), (1, 2, 3, 4, 5, 6))
+        for _ in range(drawn):
+            call = changed(random, random.choice(random.choice(bases)), (1, 2, 3, 4, 5, 6))
             mistaken = candidate.mistake.run(call) if call else []
             if call is None or not mistaken:
                 continue
@@ -942,12 +1120,42 @@ def _samples(
     ]
 
 
+def _extremeness(observation: Observation) -> float:
+    """Return the largest order of magnitude of an input, which is small for ordinary values.
+
+    Extreme values hide other operands: a constant has no effect on a sum of 1e30.
+    """
+    logarithms = [0.0]
+    for tensor in observation.call.inputs:
+        finite = np.isfinite(tensor)
+        size = np.abs(tensor[finite & (tensor != 0)].astype(np.float64))
+        logarithms += np.abs(np.log10(size)).tolist()
+        logarithms += [np.inf] * (not finite.all())
+    return max(logarithms)
+
+
+def _reproduced(mistake: Implementation, observations: Iterable[Observation]) -> list[Observation]:
+    """Return the cases whose wrong elements a mistake reproduces."""
+    return [
+        observation
+        for observation in observations
+        if reproduces_wrong_elements(mistake, observation)
+    ]
+
+
+class _ContradictedError(Exception):
+    """A backend returns other wrong elements than a mistake."""
+
+
 def _compared(
     submit: Callable[[Call[Array]], Sequence[Array] | None],
     mistake: Implementation,
     outcomes: Counter[bool],
 ) -> Callable[[Call[Array]], Sequence[Array] | None]:
-    """Return a function that submits nodes and counts which wrong outputs equal a mistake's."""
+    """Return a function that submits nodes and counts which wrong outputs equal a mistake's.
+
+    The function raises an error if too many of them do not.
+    """
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:
         returned = submit(call)
@@ -955,6 +1163,8 @@ def _compared(
         if returned and _is_wrong(right, returned):
             observation = Observation("", call, Expected({}, {}), returned)
             outcomes[reproduces_wrong_elements(mistake, observation)] += 1
+            if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():
+                raise _ContradictedError
         return returned
 
     return compare

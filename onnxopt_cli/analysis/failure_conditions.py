@@ -58,7 +58,11 @@ MIN_BASES = 8
 #: that do not, out of at most MAX_DRAWN_TO_PROVE.
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
-#: A proof needs more than this many inputs on either side.
+#: Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
+#: such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The inputs that do not
+#: meet it must be at least MIN_OTHERS.
+MIN_PROVEN = 11
+#: A condition for part of the failures must account for more failing inputs than this.
 MIN_SUPPORT = 4
 #: Steps of the bisection that narrows a threshold.
 BISECTIONS = 24
@@ -82,7 +86,7 @@ MIN_CASES_SHARE = 0.25
 #: A condition that holds for a larger share of inputs and of their elements is not informative.
 MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack only one part: the number that must pass, the largest share that may fail.
-MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
+MIN_PASSING, MAX_FAILING_SHARE = 10, 0.1
 #: The largest share of such inputs that may fail if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
@@ -517,7 +521,7 @@ class _Search:
             if meets != failed and not (failed and self._partial):
                 return False
             met[meets] += 1
-        return min(met[True], met[False]) > MIN_SUPPORT
+        return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit inputs unlike the known ones; yield whether each meets conditions, and fails."""
@@ -559,7 +563,7 @@ class _Search:
             return None
         failing = [each for each in self._samples if each.failed]
         met = [each for each in failing if self._meets(best.conditions, each)]
-        if not self._reaches_enough(failing, met):
+        if not self._reaches_enough(failing, met) or self._shows_elsewhere(best.conditions, met):
             return None
         passing = len(self._samples) - len(failing)
         effect, besides = _effect_text(met, partly=self._wrong_share(best.conditions, met))
@@ -678,6 +682,17 @@ class _Search:
             shares.append(np.mean(labels[_holds(conditions, table).all(axis=0)] == WRONG))
         return float(np.median(shares))
 
+    def _shows_elsewhere(self, conditions: Sequence[Condition], met: Iterable[Sample]) -> bool:
+        """Return whether elements that meet the conditions of a mistake are right despite it."""
+        if self._mistake is None:
+            return False
+        shares = []
+        for each in met:
+            table, labels = self._table(each)
+            own = labels[_holds(conditions, table).all(axis=0) & (labels > 0)]
+            shares.append(np.mean(own == WRONG))
+        return bool(np.mean(shares) < ALWAYS_SHARE)
+
     def _necessary_condition(self) -> FailureCondition | None:
         """Return the plainest condition without which no input fails.
 
@@ -728,6 +743,16 @@ class _Search:
             usable, key=lambda at: (level.contradictions[at] / passing, level.conditions[at].cost)
         )
         return level.conditions[best]
+
+
+def supports_wherever(meeting: int, others: int) -> bool:
+    """Return whether new inputs suffice to state that a backend fails wherever a condition holds.
+
+    Args:
+        meeting: number of inputs that meet the condition, all of which fail.
+        others: number of inputs that do not meet it, none of which fails for this reason.
+    """
+    return meeting >= MIN_PROVEN and others >= MIN_OTHERS
 
 
 def supports_only_where(failing: int, meeting: int, others: int) -> bool:
@@ -814,7 +839,8 @@ def _is_narrow(part: Condition, feature: Feature) -> bool:
     right, wrong = part.gap or (0.0, 0.0)
     if feature.kind == "count":
         return abs(right - wrong) <= 1
-    return abs(right - wrong) <= NARROW_GAP * max(abs(right), abs(wrong))
+    largest = max(abs(right), abs(wrong), float(np.finfo(np.float32).tiny))
+    return abs(right - wrong) <= NARROW_GAP * largest
 
 
 def _middle(low: float, high: float) -> float:

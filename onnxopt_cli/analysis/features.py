@@ -34,6 +34,8 @@ BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
 #: A count is compared with this number of the smallest and of the largest values of wrong elements.
 MAX_COUNT_CUTS = 5
+#: Larger counts are near the ends of int64, where arithmetic overflows. No threshold excludes them.
+MAX_COUNT = 1 << 62
 #: Decimal exponents up to which a power of ten is a normal double.
 MAX_EXPONENT = 300
 #: Cost of a condition on an expected output; one on an input is preferred.
@@ -150,6 +152,7 @@ def fixed_conditions(index: int, feature: Feature) -> Iterator[Condition]:
         ("is below 1", 1.2, partial(np.greater, 1)),
         ("is NaN", 1.0, np.isnan),
         ("is infinite", 1.0, np.isinf),
+        ("is NaN or infinite", 1.15, lambda values: ~np.isfinite(values)),
         (
             "is finite, but beyond float32", 1.1,
             lambda values: np.isfinite(values) & (np.abs(values) > FLOAT32_MAX),
@@ -204,7 +207,7 @@ def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
 def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -> Condition:
     """Return the condition that holds from a wrong value on, away from a right one."""
     upward = right < wrong
-    cut = roundest(right, wrong) if upward else -roundest(-right, -wrong)
+    cut = roundest(right, wrong) if upward else 0.0 - roundest(-right, -wrong)
     words, test = {
         (True, True): ("is at least", np.less_equal),
         (True, False): ("is above", np.less),
@@ -226,9 +229,9 @@ def _count_conditions(
         k = int(value)
         yield _count(index, feature, k, np.equal, 1.02)
         below, above = _neighbours(value, value, right)
-        if np.isfinite(below):
+        if abs(below) < MAX_COUNT:
             yield _count(index, feature, _plain_count(int(below), k), np.less_equal, 1.0, below, k)
-        if np.isfinite(above):
+        if abs(above) < MAX_COUNT:
             cut = k if above == k + 1 or _is_plain(k) else _plain_count(k, int(above)) - 1
             yield _count(index, feature, cut, np.greater_equal, 1.05 if k else 1.2, above, k)
 
@@ -396,8 +399,8 @@ def _tensor_flags(
 ) -> Iterator[Feature]:
     """Yield flags of positions and lengths."""
     x, index = call.operator.tensors[0], np.concatenate([*flat_indices.values()])
-    sizes = [call.groups[at][0].size for at in flat_indices]
-    size, last = each(sizes), len(call.groups) - 1
+    firsts = [call.groups[at][0] for at in flat_indices]
+    size, last = each(first.size for first in firsts), len(call.groups) - 1
     for attribute in call.operator.attributes:
         value = call.attributes[attribute.name]
         shares = value if isinstance(value, tuple) else (np.nan,)
@@ -410,6 +413,12 @@ def _tensor_flags(
         ranks = (size - 1) * own_share / 100
         yield Feature(f"{attribute.name} selects an integer rank", ranks % 1 == 0, "flag", 1.5)
     yield Feature("the element is the last one", index == size - 1, "flag")
+    ends = [tensor.shape[-2:] if tensor.ndim > 1 else (np.nan, np.nan) for tensor in firsts]
+    row_counts, columns = map(each, zip(*ends, strict=True))
+    in_last_row = (index // columns % row_counts == row_counts - 1) & (row_counts > 1)
+    in_last_column = (index % columns == columns - 1) & (columns > 1)
+    yield Feature("the element is in the last of several rows", in_last_row, "flag", 1.2)
+    yield Feature("the element is in the last of several columns", in_last_column, "flag", 1.2)
     yield Feature(f"{x} has an odd number of elements", size % 2 == 1, "flag", 1.15)
     yield Feature(f"{x} has an even number of elements", size % 2 == 0, "flag", 1.15)
     yield Feature("the element's index is odd", index % 2 == 1, "flag", 1.2)

@@ -18,8 +18,11 @@ from onnxopt_cli.analysis.audit import find_trials
 from onnxopt_cli.analysis.explain import SearchClock, explain
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
+from onnxopt_cli.operators.call import bind, node_attributes
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.operators.rewrite import rewrite
 from onnxopt_cli.run.log.log_reader import read_log
 from onnxopt_cli.suites.catalogue import suite_cases
 
@@ -92,6 +95,35 @@ def results_of(implementation, operator):
         returned = () if passes else tuple(outputs)
         location = all_cases()[trial.case].location
         yield Result(trial.case, location, (operator.name,), "backend", outcome, returned=returned)
+
+
+def explanation_of(operator, formula):
+    """Return the explanation of a backend that computes another formula than the operator's."""
+    wrong = Implementation("wrong", change=lambda _: formula)
+
+    def ask(_, model, inputs):
+        (node,) = model.graph.node
+        attributes = node_attributes(operator, node)
+        return wrong.run(bind(operator, [inputs[name] for name in node.input], attributes))
+
+    results = list(results_of(wrong, operator))
+    (explanation,) = explain(results, all_cases(), ask=ask)
+    return explanation.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("W - Z + U", "np.clip(W - Z + U, -10, 10)", "W - Z + U clipped to [-10, 10]"),
+        ("W - Z + U", "np.where(rho > 2, 0.25, 1) * W - Z + U", "W times 0.25"),
+    ],
+)
+def test_change_of_an_expression_is_named(old, new, change):
+    operator = registry().named("AdmmGradient")
+    text = explanation_of(operator, rewrite(operator.formula, {old: new}))
+    assert text.startswith(f"consistent with the change {change!r}")
+    assert ("but only where rho is above 2" in text) == ("rho > 2" in new)
 
 
 @pytest.mark.slow

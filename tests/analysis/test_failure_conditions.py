@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.failure_conditions import failure_condition, supports_only_where
+from onnxopt_cli.analysis.failure_conditions import (
+    failure_condition,
+    supports_only_where,
+    supports_wherever,
+)
 from onnxopt_cli.analysis.features import Feature, features, fitted_conditions, roundest
 from onnxopt_cli.analysis.samples import sample
 from onnxopt_cli.config.run_config import Judging
@@ -241,6 +245,25 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
         # If a tenth of the others fails.
         assert 0.9**others < 0.05
+
+
+def test_failures_wherever_a_condition_holds_are_not_accidental():
+    supported = [numbers for numbers in product(range(61), repeat=2) if supports_wherever(*numbers)]
+    assert (20, 40) in supported
+    for meeting, others in supported:
+        # If a quarter of the inputs that meet it passes, or a tenth of the others fails.
+        assert 0.75**meeting < 0.05
+        assert 0.9**others < 0.05
+
+
+def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
+    feature = Feature("rho", 0, "number")
+    (condition,) = fitted_conditions(0, feature, np.array([-2.0, 0.0]), np.array([1e-45]))
+    assert condition.text == "rho is at most 0"
+    count = Feature("T is {k}", 0, "count")
+    right = np.array([-9.2e18])
+    texts = [each.text for each in fitted_conditions(0, count, np.array([-5.0, 1.0]), right)]
+    assert texts == ["T is -5", "T is 1"]
 
 
 @pytest.mark.parametrize(
