@@ -97,111 +97,139 @@ def values_of(name: str) -> Holds:
     return values
 
 
-def condition_kinds(operator: Operator, random: Random) -> list[Callable[[], Condition]]:
-    """Return for each kind of condition a function that draws one."""
-    tensors = operator.tensors
+def on_first_tensor(description: str, holds: Callable[[Any], Any]) -> Condition:
+    """Return a condition on the first tensor of a group."""
+    return description, lambda call, group: holds(call.groups[group][0])
 
-    def on_first(description: str, holds: Callable[[Any], Any]) -> Condition:
-        return description, lambda call, group: holds(call.groups[group][0])
 
-    def attribute() -> Condition:
-        item = random.choice(operator.attributes)
-        if item.choices:
-            word = random.choice(item.choices)
-            return f"{item.name} {word}", lambda call, _: call.attributes[item.name] == word
-        if item.default is not None and random.random() < 0.4:
-            return f"{item.name} omitted", lambda call, _: item.name in call.omitted
-        number = random.choice(item.limits or (0.0, 1.0))
+def attribute_condition(operator: Operator, random: Random) -> Condition:
+    """Draw a condition on an attribute: its value, or whether the node omits it."""
+    item = random.choice(operator.attributes)
+    if item.choices:
+        word = random.choice(item.choices)
+        return f"{item.name} {word}", lambda call, _: call.attributes[item.name] == word
+    if item.default is not None and random.random() < 0.4:
+        return f"{item.name} omitted", lambda call, _: item.name in call.omitted
+    number = random.choice(item.limits or (0.0, 1.0))
 
-        def holds(call: Call[Any], group: int) -> bool:
-            value: Any = call.attributes[item.name]
-            return bool(
-                (value[group % len(value)] if isinstance(value, tuple) else value) == number
-            )
+    def holds(call: Call[Any], group: int) -> bool:
+        value: Any = call.attributes[item.name]
+        return bool((value[group % len(value)] if isinstance(value, tuple) else value) == number)
 
-        return f"{item.name} = {number}", holds
+    return f"{item.name} = {number}", holds
 
-    def count() -> Condition:
-        k = random.choice((0, 1, 2, 3, 10, 1000, 2**24, 2**31, -1))
-        if k <= 0:
-            return f"T <= {k}", lambda call, _: int(call.scalars[-1].item()) <= k
-        return f"T >= {k}", lambda call, _: int(call.scalars[-1].item()) >= k
 
-    def double() -> Condition:
-        name = random.choice(tensors)
-        index = tensors.index(name)
-        return f"{name} double", lambda call, group: call.groups[group][index].dtype == np.float64
+def count_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a limit of T."""
+    k = random.choice((0, 1, 2, 3, 10, 1000, 2**24, 2**31, -1))
+    if k <= 0:
+        return f"T <= {k}", lambda call, _: int(call.scalars[-1].item()) <= k
+    return f"T >= {k}", lambda call, _: int(call.scalars[-1].item()) >= k
 
-    def rate() -> Condition:
-        return "R double", lambda call, _: call.scalars[0].dtype == np.float64
 
-    def length() -> Condition:
-        k = random.choice((2, 4, 5, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 1024))
-        return on_first(f"length >= {k}", lambda x: x.size >= k)
+def double_condition(operator: Operator, random: Random) -> Condition:
+    """Draw a tensor that must be a double."""
+    name = random.choice(operator.tensors)
+    index = operator.tensors.index(name)
+    return f"{name} double", lambda call, group: call.groups[group][index].dtype == np.float64
 
-    def block() -> Condition:
-        m = random.choice((4, 8, 16, 32))
-        return (
-            f"tail of {m}",
-            lambda call, group: positions(call, group) >= (call.groups[group][0].size // m * m),
-        )
 
-    def index() -> Condition:
-        k = random.choice((1, 2, 4, 8, 16, 32, 64, 256))
-        return f"index >= {k}", lambda call, group: positions(call, group) >= k
+def rate_condition(_operator: Operator, _random: Random) -> Condition:
+    """Return the condition that the rate is a double."""
+    return "R double", lambda call, _: call.scalars[0].dtype == np.float64
 
-    def rank() -> Condition:
-        k = random.choice((2, 3, 4))
-        return on_first(f"rank >= {k}", lambda x: x.ndim >= k)
 
-    def scalar() -> Condition:
-        return on_first("rank 0", lambda x: x.ndim == 0)
+def length_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a least number of elements."""
+    k = random.choice((2, 4, 5, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 1024))
+    return on_first_tensor(f"length >= {k}", lambda x: x.size >= k)
 
-    def columns() -> Condition:
-        k = random.choice((4, 16, 17, 32, 33, 64))
-        return on_first(f"columns >= {k}", lambda x: x.ndim > 1 and x.shape[-1] >= k)
 
-    def many() -> Condition:
-        k = random.choice((2, 3, 4, 8, 9))
-        return f"tensors >= {k}", lambda call, _: len(call.groups) >= k
+def block_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a length of blocks; the condition holds after the last complete block."""
+    m = random.choice((4, 8, 16, 32))
+    return (
+        f"tail of {m}",
+        lambda call, group: positions(call, group) >= (call.groups[group][0].size // m * m),
+    )
 
-    def number() -> Condition:
-        k = random.choice((2, 3, 5, 9))
-        return f"tensor number >= {k}", lambda _, group: group + 1 >= k
 
-    def broadcast() -> Condition:
-        index = random.randrange(1, len(tensors))
-        kind = random.choice(("lower", "any"))
+def index_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a least index of an element."""
+    k = random.choice((1, 2, 4, 8, 16, 32, 64, 256))
+    return f"index >= {k}", lambda call, group: positions(call, group) >= k
 
-        def holds(call: Call[Any], group: int) -> bool:
-            tensor, first = call.groups[group][index], call.groups[group][0]
-            return bool(
-                tensor.ndim < first.ndim if kind == "lower" else tensor.shape != first.shape
-            )
 
-        return f"{tensors[index]} broadcasts, {kind}", holds
+def rank_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a least rank."""
+    k = random.choice((2, 3, 4))
+    return on_first_tensor(f"rank >= {k}", lambda x: x.ndim >= k)
 
-    def special() -> Condition:
-        name = random.choice(tensors)
-        values = values_of(name)
-        description, holds = random.choice((
-            ("zero", lambda v: v == 0), ("negative", lambda v: v < 0), ("NaN", np.isnan),
-            ("infinite", np.isinf), ("huge", lambda v: np.abs(v) >= 1e10),
-            ("tiny", lambda v: (v != 0) & (np.abs(v) <= 1e-10)), ("one", lambda v: v == 1),
-        ))  # fmt: skip
-        if description == "negative" and name in nonnegative_tensors(operator):
-            description, holds = "zero", lambda v: v == 0
-        return f"{name} {description}", lambda call, group: holds(values(call, group))
 
-    kinds = [attribute, attribute, double, length, block, index, rank, scalar, columns, many,
-             number, special, special, special]  # fmt: skip
-    if len(tensors) > 1:
-        kinds.append(broadcast)
+def scalar_condition(_operator: Operator, _random: Random) -> Condition:
+    """Return the condition that the first tensor has rank 0."""
+    return on_first_tensor("rank 0", lambda x: x.ndim == 0)
+
+
+def columns_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a least length of the last of several axes."""
+    k = random.choice((4, 16, 17, 32, 33, 64))
+    return on_first_tensor(f"columns >= {k}", lambda x: x.ndim > 1 and x.shape[-1] >= k)
+
+
+def group_count_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw a least number of groups."""
+    k = random.choice((2, 3, 4, 8, 9))
+    return f"tensors >= {k}", lambda call, _: len(call.groups) >= k
+
+
+def group_number_condition(_operator: Operator, random: Random) -> Condition:
+    """Draw the number of the first group for which the condition holds."""
+    k = random.choice((2, 3, 5, 9))
+    return f"tensor number >= {k}", lambda _, group: group + 1 >= k
+
+
+def broadcasting_condition(operator: Operator, random: Random) -> Condition:
+    """Draw a tensor after the first that must have a lower rank, or another shape."""
+    index = random.randrange(1, len(operator.tensors))
+    kind = random.choice(("lower", "any"))
+
+    def holds(call: Call[Any], group: int) -> bool:
+        tensor, first = call.groups[group][index], call.groups[group][0]
+        return bool(tensor.ndim < first.ndim if kind == "lower" else tensor.shape != first.shape)
+
+    return f"{operator.tensors[index]} broadcasts, {kind}", holds
+
+
+def value_condition(operator: Operator, random: Random) -> Condition:
+    """Draw a property of an element's value."""
+    name = random.choice(operator.tensors)
+    values = values_of(name)
+    description, holds = random.choice((
+        ("zero", lambda v: v == 0), ("negative", lambda v: v < 0), ("NaN", np.isnan),
+        ("infinite", np.isinf), ("huge", lambda v: np.abs(v) >= 1e10),
+        ("tiny", lambda v: (v != 0) & (np.abs(v) <= 1e-10)), ("one", lambda v: v == 1),
+    ))  # fmt: skip
+    if description == "negative" and name in nonnegative_tensors(operator):
+        description, holds = "zero", lambda v: v == 0
+    return f"{name} {description}", lambda call, group: holds(values(call, group))
+
+
+def draw_condition(operator: Operator, random: Random) -> Condition:
+    """Draw a condition that failure conditions can express."""
+    kinds = [
+        attribute_condition, attribute_condition, double_condition, length_condition,
+        block_condition, index_condition, rank_condition, scalar_condition, columns_condition,
+        group_count_condition, group_number_condition, value_condition, value_condition,
+        value_condition,
+    ]  # fmt: skip
+    if len(operator.tensors) > 1:
+        kinds.append(broadcasting_condition)
     if operator.counts:
-        kinds += [count, count]
+        kinds += [count_condition, count_condition]
     if operator.scalars and "int64" not in operator.scalars[0].dtypes:
-        kinds.append(rate)
-    return kinds
+        kinds.append(rate_condition)
+    return random.choice(kinds)(operator, random)
 
 
 def inexpressible_condition(operator: Operator, random: Random) -> Condition:
@@ -247,9 +275,8 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
     """Draw a fault with one or two conditions; if ``beyond``, the last is an inexpressible one."""
-    kinds = condition_kinds(operator, random)
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
-    drawn = [random.choice(kinds)() for _ in range(number)]
+    drawn = [draw_condition(operator, random) for _ in range(number)]
     if beyond:
         drawn.append(inexpressible_condition(operator, random))
     changes: tuple[tuple[Callable[[Any, Any], Any], str], ...] = (
