@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
-# For commands without an equivalent elsewhere: work of the same kind as a unit of time.
+# Like onnx's runner, these runs use ONNX's tolerance and explain no failures.
+WITHOUT_EXPLANATIONS = ["-q", "--no-explain", "-b", "onnxruntime"]
+LIKE_ONNX_RUNNER = [*WITHOUT_EXPLANATIONS, "--tolerance", "onnx"]
+# The unit of time for commands without a counterpart: additions of small NumPy arrays.
 ADD = "import numpy\nx = numpy.ones(4)\nfor _ in range(1_000_000):\n    x = x + 1"
 ADDITIONS = [PYTHON, "-c", ADD]
 
@@ -196,6 +199,111 @@ def measure(comparison: Comparison, environment: dict[str, str]) -> float:
     return ratio
 
 
+def run_commands(commands: Iterable[list[str]], environment: dict[str, str]) -> None:
+    """Run the commands that write the files of a comparison."""
+    for command in commands:
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+
+
+def command_comparisons(folder: Path) -> list[Comparison]:
+    """Return the comparisons of commands that need no prepared files."""
+    fuzz = [*ONNXOPT, "fuzz", "-o", str(folder / "fuzz")]
+    return [
+        Comparison("onnxopt --help | import click",
+                   [*ONNXOPT, "--help"], [PYTHON, "-c", "import click"], 2.5, 15),
+        Comparison("onnxopt run cases/spec | import onnx.reference",
+                   [*ONNXOPT, "run", "cases/spec"],
+                   [PYTHON, "-c", "import onnx.reference"], 2.0, 15),
+        Comparison("run conformance on numpy | 10^6 additions",
+                   [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
+        Comparison("audit of all operators | 10^6 additions",
+                   [*ONNXOPT, "audit", "cases/", "-j", "2"], ADDITIONS, 120.0, 1),
+        # These times include the start of the worker processes.
+        Comparison("fuzz numpy with 2000 examples | 10^6 additions",
+                   [*fuzz, "-b", "numpy", "--examples", "2000"], ADDITIONS, 25.0, 1),
+        Comparison("fuzz ONNX Runtime with 1000 examples | 10^6 additions",
+                   [*fuzz, "-b", "onnxruntime", "--examples", "1000", "--seed", "5"],
+                   ADDITIONS, 25.0, 1),
+    ]  # fmt: skip
+
+
+def node_comparisons(folder: Path, environment: dict[str, str]) -> list[Comparison]:
+    """Return the comparisons on onnx's node cases."""
+    tests = folder / "test_onnx.py"
+    tests.write_text(RUNNER)
+    runner = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
+              f"--rootdir={folder}", "-k", "Node", str(tests)]  # fmt: skip
+    nodes = str(folder / "nodes")
+    run_commands([[*ONNXOPT, "generate", "onnx-node", "-o", nodes]], environment)
+    cache = Path(environment["ONNXOPT_CACHE_DIR"])
+
+    def clear_cache() -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+
+    def clear_expected_results() -> None:
+        for path in cache.iterdir():
+            if path.is_dir() and not path.name.startswith("onnx-node-"):
+                shutil.rmtree(path)
+
+    return [
+        Comparison("node cases from directories | onnx's runner",
+                   [*ONNXOPT, "run", nodes, *LIKE_ONNX_RUNNER], runner, 0.5, 3),
+        Comparison("onnx-node, first time | onnx's runner",
+                   [*ONNXOPT, "run", "onnx-node", *LIKE_ONNX_RUNNER], runner, 1.0, 3, clear_cache),
+        Comparison("onnx-node, second time | from directories",
+                   [*ONNXOPT, "run", "onnx-node", *LIKE_ONNX_RUNNER],
+                   [*ONNXOPT, "run", nodes, *LIKE_ONNX_RUNNER], 1.1, 3),
+        Comparison("onnx-node, conditioned, first time | ONNX's tolerance",
+                   [*ONNXOPT, "run", "onnx-node", *WITHOUT_EXPLANATIONS, "-j", "2"],
+                   [*ONNXOPT, "run", "onnx-node", *LIKE_ONNX_RUNNER, "-j", "2"],
+                   4.0, 3, clear_expected_results),
+    ]  # fmt: skip
+
+
+def large_comparisons(folder: Path, environment: dict[str, str]) -> list[Comparison]:
+    """Return the comparisons on cases with large tensors."""
+    cases = {name: str(folder / "large" / f"test_{name}") for name in LARGE_LIMITS}
+    models = {name: f"{case}/model.onnx" for name, case in cases.items()}
+    lowered = str(folder / "lowered.onnx")
+    for operator, case in cases.items():
+        Path(case, "test_data_set_0").mkdir(parents=True)
+        arguments = [case, operator, str(LARGE_ELEMENTS)]
+        run_commands([[PYTHON, "-c", ADMM_UPDATE + MAKE_LARGE, *arguments]], environment)
+    run_commands([[*ONNXOPT, "lower", models["Adam"], "-o", lowered]], environment)
+    plain = [PYTHON, "-c", ADMM_UPDATE + COMPARE_LARGE]
+    return [
+        *(Comparison(f"{name} of 2e7 floats, numpy | reference, assert_allclose",
+                     [*ONNXOPT, "run", cases[name], "-q"],
+                     [*plain, cases[name], "reference", models[name]], limit, 3)
+          for name, limit in LARGE_LIMITS.items()),
+        Comparison("Adam of 2e7 floats, ONNX Runtime | session, assert_allclose",
+                   [*ONNXOPT, "run", cases["Adam"], *LIKE_ONNX_RUNNER],
+                   [*plain, cases["Adam"], "session", lowered], 2.0, 3),
+    ]  # fmt: skip
+
+
+def many_comparisons(folder: Path, environment: dict[str, str]) -> list[Comparison]:
+    """Return the comparisons on many small cases."""
+    many = str(folder / "many")
+    shards = [str(folder / f"shard_{index}.jsonl") for index in range(1, 5)]
+    merged = str(folder / "merged.jsonl")
+    merge = [*ONNXOPT, "report", "merge", *shards, "-o", merged]
+    reports = [f"--report=junit={folder / 'many.xml'}", f"--report=html={folder / 'many.html'}"]
+    run_commands([[PYTHON, "-c", MAKE_MANY, many, str(MANY_CASES), str(CASES_A_FILE)]], environment)
+    for index, shard in enumerate(shards, 1):
+        run_shard = [*ONNXOPT, "run", many, "-q", "--shard", f"{index}/4", "--log", shard]
+        run_commands([run_shard], environment)
+    run_commands([merge], environment)
+    return [
+        Comparison("run of 100,000 small cases on numpy | 10^6 additions",
+                   [*ONNXOPT, "run", many, "-q"], ADDITIONS, 105.0, 1),
+        Comparison("merge of four shards of 100,000 small cases | 10^6 additions",
+                   merge, ADDITIONS, 25.0, 1),
+        Comparison("JUnit and HTML of 100,000 small cases | 10^6 additions",
+                   [*ONNXOPT, "report", "render", merged, *reports], ADDITIONS, 30.0, 1),
+    ]  # fmt: skip
+
+
 def main() -> int:
     """Measure the selected rows; return the exit code."""
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
@@ -206,94 +314,12 @@ def main() -> int:
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
         # By default Python keeps compiled modules. The installed packages are already compiled.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        tests = folder / "test_onnx.py"
-        tests.write_text(RUNNER)
-        runner = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
-                  f"--rootdir={folder}", "-k", "Node", str(tests)]  # fmt: skip
-        nodes = folder / "nodes"
-        subprocess.run(
-            [*ONNXOPT, "generate", "onnx-node", "-o", str(nodes)],
-            check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-
-        large = {name: folder / "large" / f"test_{name}" for name in LARGE_LIMITS}
-        models = {name: str(path / "model.onnx") for name, path in large.items()}
-        lowered = str(folder / "lowered.onnx")
-        preparations = []
-        for operator, path in large.items():
-            (path / "test_data_set_0").mkdir(parents=True)
-            arguments = [str(path), operator, str(LARGE_ELEMENTS)]
-            preparations.append([PYTHON, "-c", ADMM_UPDATE + MAKE_LARGE, *arguments])
-        preparations.append([*ONNXOPT, "lower", models["Adam"], "-o", lowered])
-        plain = [PYTHON, "-c", ADMM_UPDATE + COMPARE_LARGE]
-
-        many, shards = folder / "many", [folder / f"shard_{index}.jsonl" for index in range(1, 5)]
-        small = [PYTHON, "-c", MAKE_MANY, str(many), str(MANY_CASES), str(CASES_A_FILE)]
-        sharded = [
-            [*ONNXOPT, "run", str(many), "-q", "--shard", f"{index}/4", "--log", str(shard)]
-            for index, shard in enumerate(shards, 1)
-        ]
-        merged = str(folder / "merged.jsonl")
-        merge = [*ONNXOPT, "report", "merge", *map(str, shards), "-o", merged]
-        for command in (*preparations, small, *sharded, merge):
-            subprocess.run(
-                command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL
-            )
-        reports = [f"--report=junit={folder / 'many.xml'}", f"--report=html={folder / 'many.html'}"]
-
-        def clear_cache() -> None:
-            shutil.rmtree(folder / "cache", ignore_errors=True)
-
-        def clear_expected_results() -> None:
-            for path in (folder / "cache").iterdir():
-                if path.is_dir() and not path.name.startswith("onnx-node-"):
-                    shutil.rmtree(path)
-
-        # Like onnx's runner, these runs use ONNX's tolerance and explain no failures.
-        without_explanations = ["-q", "--no-explain", "-b", "onnxruntime"]
-        on_runtime = [*without_explanations, "--tolerance", "onnx"]
         comparisons = [
-            Comparison("onnxopt --help | import click",
-                       [*ONNXOPT, "--help"], [PYTHON, "-c", "import click"], 2.5, 15),
-            Comparison("onnxopt run cases/spec | import onnx.reference",
-                       [*ONNXOPT, "run", "cases/spec"],
-                       [PYTHON, "-c", "import onnx.reference"], 2.0, 15),
-            Comparison("node cases from directories | onnx's runner",
-                       [*ONNXOPT, "run", str(nodes), *on_runtime], runner, 0.5, 3),
-            Comparison("onnx-node, first time | onnx's runner",
-                       [*ONNXOPT, "run", "onnx-node", *on_runtime], runner, 1.0, 3, clear_cache),
-            Comparison("onnx-node, second time | from directories",
-                       [*ONNXOPT, "run", "onnx-node", *on_runtime],
-                       [*ONNXOPT, "run", str(nodes), *on_runtime], 1.1, 3),
-            Comparison("onnx-node, conditioned, first time | ONNX's tolerance",
-                       [*ONNXOPT, "run", "onnx-node", *without_explanations, "-j", "2"],
-                       [*ONNXOPT, "run", "onnx-node", *on_runtime, "-j", "2"],
-                       4.0, 3, clear_expected_results),
-            Comparison("run conformance on numpy | 10^6 additions",
-                       [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
-            Comparison("audit of all operators | 10^6 additions",
-                       [*ONNXOPT, "audit", "cases/", "-j", "2"], ADDITIONS, 120.0, 1),
-            *(Comparison(f"{name} of 2e7 floats, numpy | reference, assert_allclose",
-                         [*ONNXOPT, "run", str(large[name]), "-q"],
-                         [*plain, str(large[name]), "reference", models[name]], limit, 3)
-              for name, limit in LARGE_LIMITS.items()),
-            Comparison("Adam of 2e7 floats, ONNX Runtime | session, assert_allclose",
-                       [*ONNXOPT, "run", str(large["Adam"]), *on_runtime],
-                       [*plain, str(large["Adam"]), "session", lowered], 2.0, 3),
-            Comparison("run of 100,000 small cases on numpy | 10^6 additions",
-                       [*ONNXOPT, "run", str(many), "-q"], ADDITIONS, 105.0, 1),
-            Comparison("merge of four shards of 100,000 small cases | 10^6 additions",
-                       merge, ADDITIONS, 25.0, 1),
-            Comparison("JUnit and HTML of 100,000 small cases | 10^6 additions",
-                       [*ONNXOPT, "report", "render", merged, *reports], ADDITIONS, 30.0, 1),
-            # These times include the start of the worker processes.
-            Comparison("fuzz numpy with 2000 examples | 10^6 additions",
-                       [*ONNXOPT, "fuzz", "-b", "numpy", "--examples", "2000",
-                        "-o", str(folder / "fuzz")], ADDITIONS, 25.0, 1),
-            Comparison("fuzz ONNX Runtime with 1000 examples | 10^6 additions",
-                       [*ONNXOPT, "fuzz", "-b", "onnxruntime", "--examples", "1000",
-                        "--seed", "5", "-o", str(folder / "fuzz")], ADDITIONS, 25.0, 1),
-        ]  # fmt: skip
+            *command_comparisons(folder),
+            *node_comparisons(folder, environment),
+            *large_comparisons(folder, environment),
+            *many_comparisons(folder, environment),
+        ]
         pattern = "".join(sys.argv[1:])
         selected = [comparison for comparison in comparisons if re.search(pattern, comparison.name)]
         ratios = [measure(comparison, environment) for comparison in selected]
