@@ -53,8 +53,6 @@ COMPUTING = (
     | {"Softmax", "GlobalAveragePool", "AveragePool", "BatchNormalization", "LayerNormalization",
        "Resize", "LSTM"}
 )  # fmt: skip
-# Rank of the operand of a two-dimensional convolution.
-IMAGE_RANK = 4
 
 
 class NodeComputer:

@@ -138,10 +138,6 @@ class OnlyAdam(Only):
     operator = "Adam"
 
 
-class OnlyAdd(Only):
-    operator = "Add"
-
-
 class OnlyGemmInDouble(Only):
     operator = "Gemm"
     dtype = np.dtype(np.float64)
