@@ -31,13 +31,14 @@ from onnxopt_cli.backends.adapter.adapter_file import (
     read_adapter,
 )
 from onnxopt_cli.backends.adapter.installation import (
+    Interpreter,
     NotInstalled,
+    find_interpreter,
     install,
     install_npm,
     move_scripts,
     python_of,
 )
-from onnxopt_cli.backends.adapter.interpreters import Interpreter, find_interpreter
 from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX, lock_of
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
