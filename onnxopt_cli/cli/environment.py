@@ -64,7 +64,7 @@ def require_memory() -> None:
     try:
         limited = any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
     except OSError:
-        # Some containers forbid the query.
+        # Some containers do not let a process read its limits.
         return
     if limited:
         import subprocess

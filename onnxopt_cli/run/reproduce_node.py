@@ -45,7 +45,7 @@ def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) 
     Args:
         result: a failure.
         problem: its case, a model of one node of an operator of ONNX without a formula.
-        names: name of the known mistake; several cannot be combined.
+        names: the name of one known mistake; mistakes of these operators cannot act together.
     """
     (node,) = problem.model.graph.node
     domain = plain_domain(node.domain)

@@ -124,7 +124,7 @@ class VacuityCheck:
         return f"right, but the expected output is a constant or an input, and {first_finding}"
 
     def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Return which operator of a rejected model the backend has not been shown to compute."""
+        """Name an operator of a rejected model that the backend may be unable to compute."""
         for node in model.graph.node:
             finding = self._finding_for_operator(executor, node, None)
             if finding:
@@ -134,7 +134,7 @@ class VacuityCheck:
     def _finding_for_operator(
         self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
-        """Return why a backend has not been shown to compute the operator of a node.
+        """Return why nothing shows that a backend computes the operator of a node.
 
         Args:
             executor: the backend.

@@ -216,7 +216,7 @@ class Scores:
     agreements: Mapping[tuple[str, str], tuple[str, ...]]
 
     def score(self, column: Column, cases: Sequence[str]) -> Score:
-        """Count the results of some cases on a backend."""
+        """Return the score of a backend on some of the cases."""
         results = [column.results[case] for case in cases if case in column.results]
         return Score(
             total=len(cases),

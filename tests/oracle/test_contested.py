@@ -69,7 +69,7 @@ def test_quotations_occur_in_the_published_sources(entry):
         assert source.says in single_words(published(source.link))
 
 
-def test_document_contains_the_list():
+def test_document_lists_the_contested_questions():
     assert contested_table() in (REPOSITORY / "docs" / "conditioned.md").read_text()
 
 

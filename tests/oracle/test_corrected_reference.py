@@ -542,7 +542,7 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
 
 
 @pytest.mark.parametrize("operator", ["AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"])
-def test_windows_of_no_images_are_empty(operator):
+def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
         # With these weights, products of a batch that has images may overflow.

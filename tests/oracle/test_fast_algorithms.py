@@ -299,8 +299,9 @@ def test_transposed_convolution_by_fourier_passes(stride):
     assert error_shares(model, {"x": x, "w": w}, value).max() <= 1
 
 
-def test_elements_that_a_stride_omits_are_mixed():
-    # The large elements lie where the stride omits the outputs.
+def test_errors_of_elements_that_a_stride_omits_are_accepted():
+    # The large elements contribute only to outputs that the stride omits; a Fourier transform
+    # spreads their errors to all outputs.
     x = np.full((1, 1, 16, 16), 1e-3, np.float32)
     x[:, :, 1::2, 1::2] = 1000 * np.random.default_rng(0).standard_normal((1, 1, 8, 8))
     w = np.zeros((1, 1, 3, 3), np.float32)
@@ -355,7 +356,7 @@ def test_transform_by_stages_or_by_sums_passes(count):
             assert error_shares(model, inputs, wrong).min() > 1
 
 
-def test_tolerance_of_a_power_of_two_frame_excludes_chirps():
+def test_frame_of_odd_length_has_a_larger_tolerance_because_of_chirps():
     x = np.random.default_rng(3).standard_normal((1, 256, 1)).astype(np.float32)
     limits = {}
     for length in (32, 31):

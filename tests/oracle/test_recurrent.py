@@ -211,7 +211,7 @@ def leaky(x):
         ("LSTM", {"input_forget": 1}, {"coupled": True}),
     ],
 )
-def test_attributes_that_the_reference_ignores(operator, attributes, settings):
+def test_attributes_that_the_reference_ignores_are_applied(operator, attributes, settings):
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
     inputs = {"x": np.array([0.5, -1.0, 2.0], np.float32).reshape(3, 1, 1)}
     inputs |= {name: np.ones((1, gates, 1), np.float32) for name in ("w", "r")}
@@ -222,7 +222,7 @@ def test_attributes_that_the_reference_ignores(operator, attributes, settings):
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_states_of_shorter_sequences(direction):
+def test_last_state_of_a_sequence_ignores_its_padding(direction):
     """The last state of each sequence is that of the sequence without its padding."""
     x = np.array([[0.5, 2.0], [-1.0, 0.75], [1.0, -3.0]], np.float32)[..., None]
     weights = {name: np.full((1, 1, 1), 0.5, np.float32) for name in ("w", "r")}

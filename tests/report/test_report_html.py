@@ -284,7 +284,7 @@ def share(used):
     return replace(diff(actual=(1.0, 2.0)), tolerance_used=used)
 
 
-def test_spread_has_a_bar_for_each_size_of_error_and_for_nonfinite_values():
+def test_histogram_has_a_bar_for_each_size_of_error_and_for_nonfinite_values():
     not_finite = result(diffs=(diff(actual=(1.0, float("nan"))),), outcome=Outcome.FAIL)
     _, spread = charts_of(record(result(outcome=Outcome.FAIL)))
     assert spread.count('class="mark"') == 2

@@ -217,7 +217,7 @@ def _erf(_node: Any, _original: Any, x: Array) -> tuple[Array]:
 
 @replaces("op_softsign.Softsign._run")
 def _softsign(_node: Any, _original: Any, x: Array) -> tuple[Array]:
-    """Return a tensor of the input's shape. The reference does not accept a scalar."""
+    """Compute Softsign of any tensor. The reference does not accept a scalar tensor."""
     return (np.asarray(x / (1 + np.abs(x)), x.dtype),)
 
 

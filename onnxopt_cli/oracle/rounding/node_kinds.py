@@ -119,7 +119,7 @@ _LISTED = {
     **dict.fromkeys(
         ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), NodeKind.COMBINE
     ),
-    # The result is a sum, although each output depends on one element of each operand.
+    # Nodes that compute sums, although an output depends on only one element of each operand.
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
 }
 
@@ -155,8 +155,8 @@ _MAX_INTEGER = 2.0**40
 # sorting.
 _FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
-# The elements of an input are moved one after another, until the first number of them have been
-# moved, or the second number of them have changed an output.
+# Elements of an input are moved one after another. This ends when so many have been moved, or when
+# so many of the moved ones have changed an output.
 _MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
 
 

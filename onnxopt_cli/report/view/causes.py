@@ -261,8 +261,8 @@ def _most_informative_first(results: Sequence[Result]) -> list[Result]:
     """Return results with the most informative one first.
 
     The most informative result has few elements and a large but finite error, so that it can be
-    verified by hand. Among results without values, it is one with the most frequent message. Flaky
-    results are the least informative.
+    verified by hand. If no result has values, a result with the most frequent message comes first.
+    A flaky result comes first only if all results are flaky.
     """
     message_counts = Counter(result.message for result in results)
 
