@@ -132,8 +132,8 @@ class Case:
         id: independent of how the path was typed: ``spec/adam/adam_multiple``,
             ``onnx-node/test_adam/0``.
         location: file and line, for messages.
-        load: function that loads the problem. It may be given as any function: errors other than
-            InvalidCase are converted to InvalidCase.
+        load: function that loads the problem. Every exception of the given function is converted
+            to InvalidCase.
         operators: distinct names of the operators in the model; None if they are unknown before the
             case is loaded.
         about: what the case tests, in one sentence.

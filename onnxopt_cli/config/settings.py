@@ -160,10 +160,12 @@ class Size(Text):
 
     def word(self, value: Any) -> str:
         """Return the size in the largest unit that divides it."""
+        if value == 0:
+            return "none"
         if not isinstance(value, int) or value % (1 << 20):
             return str(value)
         gibibytes, rest = divmod(value >> 20, 1 << 10)
-        return f"{value >> 20}MiB" if rest else f"{gibibytes}GiB" if value else "none"
+        return f"{value >> 20}MiB" if rest else f"{gibibytes}GiB"
 
     def json(self, value: Any) -> Any:
         """Return the number of bytes."""

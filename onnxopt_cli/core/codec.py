@@ -219,7 +219,7 @@ class MessageReader:
 
     @property
     def empty(self) -> bool:
-        """True between two messages."""
+        """True if no part of the next message has been received."""
         return self._message is None and not self._ahead
 
     def receive(self, read_into: Callable[[memoryview], int]) -> tuple[dict[str, Any], memoryview]:

@@ -39,7 +39,7 @@ def claimed() -> bool:
 def fork_helper(work: Callable[[], object]) -> int:
     """Fork a process that calls a function, and return its process id.
 
-    The helper ends with this process even if that is killed, leaves Ctrl-C to it, and cannot be
+    The helper ends with this process even if that is killed, ignores Ctrl-C, and cannot be
     inspected by backends.
 
     Args:
@@ -96,7 +96,7 @@ def held_signals() -> Iterator[None]:
 def losing_exceptions() -> Iterator[None]:
     """Mark a call into a library that suppresses exceptions of signal handlers.
 
-    A handler that would raise waits until the call has returned.
+    Signal handlers postpone their exceptions until the call has returned.
     """
     token = _exceptions_are_lost.set(True)
     try:

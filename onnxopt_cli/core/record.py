@@ -88,19 +88,26 @@ class Explanation:
     @property
     def text(self) -> str:
         """One sentence for a reader; its counts add up to the number of failing cases."""
-        unexplained = {state: kinds for state, kinds in self.others.items() if kinds}
+        others = {state: kinds for state, kinds in self.others.items() if kinds}
+        total = sum(len(cause.cases) for cause in self.causes)
+        total += sum(sum(kinds.values()) for kinds in others.values())
         counts = [(f"{cause.found}:", len(cause.cases)) for cause in self.causes]
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
-        total = sum(count for _, count in counts)
-        total += sum(sum(kinds.values()) for kinds in unexplained.values())
-        if not counts and (self.note or UNEXPLAINED in unexplained):
-            counts = [(self.note, sum(unexplained.pop(UNEXPLAINED, {}).values()))]
-        parts = [f"{words} {count}" if count else words for words, count in counts]
-        if counts and counts[0][1]:
-            several = f"{parts[0]} of {total} failing cases"
-            parts[0] = several if total > 1 else f"{counts[0][0]} the failing case"
-        parts += [f"{state}: {_listed(kinds)}" for state, kinds in unexplained.items()]
+        if not self.causes and (self.note or UNEXPLAINED in others):
+            # The note takes the place of a cause.
+            counts = [(self.note, sum(others.pop(UNEXPLAINED, {}).values()))]
+        parts: list[str] = []
+        for words, count in counts:
+            if not count:
+                parts.append(words)
+            elif parts:
+                parts.append(f"{words} {count}")
+            elif total > 1:
+                parts.append(f"{words} {count} of {total} failing cases")
+            else:
+                parts.append(f"{words} the failing case")
+        parts += [f"{state}: {_listed(kinds)}" for state, kinds in others.items()]
         if self.causes and self.note:
             parts.append(self.note)
         return "; ".join(parts)

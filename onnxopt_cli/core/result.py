@@ -23,7 +23,7 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """Return the location that ``str`` has turned into a text."""
+        """Return the location that ``str`` converts to this text."""
         path, colon, line = text.rpartition(":")
         if path and colon and line.isascii() and line.isdigit():
             return cls(Path(path), int(line[:9]))

@@ -227,7 +227,7 @@ def contained_path(folder: Path, text: str) -> Path:
 
 
 def inner_parts(text: str) -> tuple[str, ...] | None:
-    """Return the parts of a path that is relative and without ``..`` on every system, or None."""
+    """Return a path's parts, or None unless it is relative and without ``..`` on all systems."""
     path = PurePosixPath(text)
     absolute = path.is_absolute() or PureWindowsPath(text).anchor
     if absolute or not path.parts or ".." in path.parts or "\\" in text or "\0" in text:

@@ -133,7 +133,7 @@ class Registry:
             os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
 
     def _forget_schemas(self, kept: Registry | None) -> None:
-        """Remove schemas of operators from files from onnx, except those in another registry."""
+        """Deregister the schemas of this registry's files, except operators in another registry."""
         kept_operators = kept.operators if kept else []
         for operator in self.operators:
             is_unused = operator.file in self.files and operator not in kept_operators

@@ -119,7 +119,7 @@ def test_elementwise_formulas_are_recognised():
 
 
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
-    """Check that the fast comparison has the verdict of the complete one.
+    """Check that the fast comparison agrees with the complete one.
 
     Both compare the output, and an output just beyond its limits.
     """

@@ -99,7 +99,7 @@ def node_cases(telling: Telling = silently) -> list[Case]:
     stored = Cache(f"onnx-node-{onnx.__version__}-{origin[:16]}", "onnx's node cases are made")
     data = stored.get(_ENTRY)
     cases = [] if data is None else _read_cases(data)
-    # An entry without a test that onnx's sources name has been forged.
+    # If the entry lacks a test that onnx's sources name, it has been forged.
     if not named <= {case.id.split("/")[1] for case in cases} or not cases:
         with telling("making onnx's node cases", "files") as tick:
             _make(tick)
@@ -129,7 +129,7 @@ def _quietly() -> Iterator[None]:
 
 @cache
 def _origin() -> tuple[str, frozenset[str]]:
-    """Return a digest of all inputs to the cases, and the tests named in onnx's sources."""
+    """Return a digest of all that determines the cases, and the tests named in onnx's sources."""
     versions = (_FORMAT, __version__, onnx.__version__, np.__version__, sys.version)
     digest = sha256(repr((*versions, platform.machine())).encode())
     names: set[str] = set()

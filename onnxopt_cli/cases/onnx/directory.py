@@ -122,7 +122,7 @@ class _Search:
         self._root = root
         # The folders that have been searched, with links resolved.
         self._visited: set[str] = set()
-        # Remaining files and folders, by whether they are below the root.
+        # Number of files and folders that may still be searched: below the root (True), outside it.
         self._remaining = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
 
     def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Fault]:
@@ -144,7 +144,7 @@ class _Search:
             return
         data_sets = [name for name in names if name.startswith(_DATA_SET)]
         if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
-            # Case files in the same folder refer to the model.
+            # The model belongs to the case files in the same folder.
             names.pop(_MODEL, None)
         if data_sets and _MODEL in names:
             problems: list[Fault] = []
@@ -202,7 +202,7 @@ class _Search:
 
 
 def _contains(folder: str, path: str) -> bool:
-    """Return whether a path is a folder or is below it; links in both must be resolved."""
+    """Return whether a path equals a folder or is below it; links in both must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -267,6 +267,13 @@ def _key_range(key_type: str) -> range:
     return range(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1)
 
 
+def _stored_key(key: str | int) -> bytes | int:
+    """Return a key of a map as a field of MapProto, whose integers are signed, can store it."""
+    if isinstance(key, str):
+        return key.encode()
+    return key if key < 2**63 else key - 2**64
+
+
 def _message(name: str, value: Value, declared: TypeProto) -> Message:
     if isinstance(value, np.ndarray) and declared.HasField("tensor_type"):
         return tensor_of(value, name)
@@ -274,10 +281,7 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         return _sequence_message(name, value, declared.sequence_type.elem_type)
     if isinstance(value, dict) and declared.HasField("map_type"):
         kind = declared.map_type
-        keys = [
-            key.encode() if isinstance(key, str) else key if key < 2**63 else key - 2**64
-            for key in value
-        ]
+        keys = list(map(_stored_key, value))
         values = _sequence_message("", list(value.values()), kind.value_type)
         return helper.make_map(name, kind.key_type, keys, values)
     if value is None:

@@ -72,7 +72,7 @@ _COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
 
 
 def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the element type of bare values of some natural types; float32 without values."""
+    """Return the common element type of values with these natural types; by default float32."""
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
 
 

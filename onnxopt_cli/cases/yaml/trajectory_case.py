@@ -70,6 +70,51 @@ _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
 _ITERATION, _CONDITION, _NEXT_CONDITION = "iteration", "going", "goes_on"
 
 
+class _ChangingInputs:
+    """The inputs that change from step to step.
+
+    Attributes:
+        first: the inputs of the first step; at first, only those that the case states.
+        series: the values of an input in all steps.
+        derived: functions that create the gradients that are derived in each step.
+        gradient_elements: number of elements with which one step computes these gradients.
+    """
+
+    def __init__(
+        self, operator: Operator, groups: int, start: Mapping[str, DeclaredTensor]
+    ) -> None:
+        self._operator, self._groups, self._start = operator, groups, start
+        self.first = dict(start)
+        self.series: dict[str, DeclaredTensor] = {}
+        self.derived: dict[str, Callable[[], Derived]] = {}
+        self.gradient_elements = 0
+
+    def read(self, name: str, node: Node, count: int, fields: CaseFields) -> None:
+        """Read an input of `count` steps.
+
+        Raises:
+            FormatError: if it is invalid.
+        """
+        if not any(node.field(gradient) for gradient in _GRADIENTS):
+            stacked = _series(node, count, default_dtype(self._operator, name), fields)
+            self.series[name] = stacked
+            self.first[name] = PromisedTensor(
+                stacked.dtype, stacked.shape[1:], partial(made, stacked)
+            )
+            return
+        names, scalars = self._operator.input_names(self._groups), len(self._operator.scalars)
+        place = names.index(name) - scalars
+        if place < 0:
+            raise FormatError(node, f"found a gradient, expected values for {name}")
+        # The optimized tensor of the same group.
+        variable = names[scalars + place % self._groups]
+        if variable in self._start:
+            value = self._start[variable]
+            self.derived[name], elements = _derived(node, variable, value, fields)
+            self.gradient_elements += elements
+            self.first[name] = value
+
+
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case with ``steps`` of an operator with a formula.
 
@@ -82,12 +127,12 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         raise Incomplete
     steps, input_nodes = fields.mapping("steps"), fields.mapping("inputs")
     count = int(number(steps["count"]))
-    changing = (steps["inputs"].fields if "inputs" in steps else None) or {}
-    groups = group_count(operator, {**input_nodes, **changing})
+    changing_nodes = (steps["inputs"].fields if "inputs" in steps else None) or {}
+    groups = group_count(operator, {**input_nodes, **changing_nodes})
     names = operator.input_names(groups)
     # For each output, the positions of the inputs with its element type and with its shape.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
-    # The input whose next value an output is: X for X_new, Z1 for Z1_new.
+    # For each output that is the next value of an input, that input: X for X_new, Z1 for Z1_new.
     feedback = {
         name: names[like]
         for name, (like, _) in places.items()
@@ -97,9 +142,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     recorded: tuple[int, ...] = ()
     with fields.collecting():
         recorded = _recorded_steps(steps.get("record"), count)
-    fields.check_names("inputs", names, [name for name in names if name not in changing])
-    dtypes = {name: default_dtype(operator, name) for name in names}
-    start = read_tensors(fields, "inputs", dtypes)
+    fields.check_names("inputs", names, [name for name in names if name not in changing_nodes])
+    start = read_tensors(fields, "inputs", {name: default_dtype(operator, name) for name in names})
     for name in counted:
         if name in start:
             _check_count(start[name], input_nodes[name], count, fields)
@@ -109,38 +153,20 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
         **dict.fromkeys(counted, "in the inputs of the case, because it counts up"),
     }
-    series: dict[str, DeclaredTensor] = {}
-    derived: dict[str, Callable[[], Derived]] = {}
-    gradient_elements = 0
-    # The inputs of the first step.
-    first = dict(start)
-    for name, node in changing.items():
+    changing = _ChangingInputs(operator, groups, start)
+    for name, node in changing_nodes.items():
         with fields.collecting():
             _check_place(node, names, elsewhere)
-            if any(node.field(gradient) for gradient in _GRADIENTS):
-                place = names.index(name) - len(operator.scalars)
-                if place < 0:
-                    raise FormatError(node, f"found a gradient, expected values for {name}")
-                # The optimized tensor of the same group.
-                variable = names[len(operator.scalars) + place % groups]
-                if variable in start:
-                    derived[name], size = _derived(node, variable, start[variable], fields)
-                    gradient_elements += size
-                    first[name] = start[variable]
-            else:
-                stacked = series[name] = _series(node, count, dtypes[name], fields)
-                first[name] = PromisedTensor(
-                    stacked.dtype, stacked.shape[1:], partial(made, stacked)
-                )
+            changing.read(name, node, count, fields)
     fields.finish()
-    inputs = [first[name] for name in names]
+    inputs = [changing.first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
     _check_shapes({name: places[name] for name in feedback}, inputs, fields)
     returned = sum(element_count(inputs[like]) for like, _ in places.values())
-    changing_elements = sum(map(element_count, series.values()))
+    changing_elements = sum(map(element_count, changing.series.values()))
     _check_work(
         count,
-        returned + gradient_elements,
+        returned + changing.gradient_elements,
         (len(recorded), returned, changing_elements),
         fields,
     )
@@ -154,8 +180,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
             start={name: made(value) for name, value in start.items()},
             feedback=feedback,
             counted=frozenset(counted),
-            series={name: made(value) for name, value in series.items()},
-            derived={name: make() for name, make in derived.items()},
+            series={name: made(value) for name, value in changing.series.items()},
+            derived={name: make() for name, make in changing.derived.items()},
             recorded=recorded,
         )
 
@@ -202,7 +228,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problem run step by step, and the one run in a loop."""
+    """Return, by case suffix, functions that create the problem step by step and as a loop."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

@@ -1,6 +1,6 @@
 """The operands of the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Two kinds of results consist of several of them: a
+The operands of a formula are :class:`Bounded`. Two kinds of results consist of two of them each: a
 choice by an undecided comparison has two accepted results (:class:`Either`), and an operation on
 tensors of different types may be computed in either type (:class:`Mixed`).
 """

@@ -209,7 +209,9 @@ class _Roundings(Joining):
         if not isinstance(row, Elementwise) or row.exact is not None:
             return _Roundings(0)
         counts = list(map(_roundings, inputs))
-        inherited = min(counts) if row.is_sum else sum(counts) if row.exponents else 0
+        if row.is_sum:
+            return _Roundings(min(counts) + row.roundings)
+        inherited = sum(counts) if row.exponents else 0
         return _Roundings(inherited + row.roundings)
 
 

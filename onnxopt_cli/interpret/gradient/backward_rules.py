@@ -50,7 +50,7 @@ def _square(node: DifferentiatedNode, name: str) -> str:
 def _where_positive(
     node: DifferentiatedNode, x: str, positive: str, otherwise: str | None = None
 ) -> str:
-    """Append a Where by the sign of x; ``otherwise`` is zero by default."""
+    """Append a Where that selects ``positive`` if x > 0, else ``otherwise`` (by default zero)."""
     is_positive = node.call("Greater", x, node.like(0, x))
     return node.call("Where", is_positive, positive, otherwise or node.like(0, x))
 
