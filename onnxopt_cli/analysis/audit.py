@@ -195,7 +195,7 @@ class MutationScore:
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases that are not the only one to reject any mutant; None if the score is not thorough.
+        """Cases without which the others reject the same mutants; None unless thorough.
 
         Removing any single one of them leaves the number of rejected mutants unchanged.
         """
@@ -216,7 +216,7 @@ def find_trials(
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
-    # Each mutant differs in other elements, so bounds of single elements would be derived anew.
+    # Bounds of single elements would be derived again for each mutant, whose errors are in others.
     oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:

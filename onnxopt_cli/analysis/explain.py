@@ -169,7 +169,7 @@ def explain(
 
 
 class _OutOfTimeError(Exception):
-    """The time of a search is over."""
+    """The search has used its time."""
 
 
 class SearchClock:
@@ -277,7 +277,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return the mistakes of a base followed by these; None if they exclude each other."""
+        """Return a base with these mistakes added; None if not all can be combined."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
@@ -402,7 +402,7 @@ class _Search:
             self._complete = not self._left(self._reproducing)
 
     def _is_likely(self, mistake: Implementation) -> bool:
-        """Return whether a mistake is listed for the operator, or common to many programs."""
+        """Return whether a mistake is listed for the operator, or made by many programs."""
         listed = mistake.name in {deviation.name for deviation in self.operator.known_mistakes}
         return listed or self._ignores_attribute(mistake) or mistake.precision == np.float32
 
@@ -411,7 +411,7 @@ class _Search:
         return mistake.name.startswith(prefixes)
 
     def try_combined(self, *, likely: bool) -> Iterator[None]:
-        """Try combinations of known mistakes for cases that no single one reproduces."""
+        """Try combinations of known mistakes for cases that no single mistake reproduces."""
         if not self._wrong or not (likely or self._tried_single):
             return
         if not self._reproducing and not likely:
@@ -451,7 +451,7 @@ class _Search:
     def _try_with_bases(
         self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Try candidates on the cases remaining, each combined with each base."""
+        """Combine each candidate with each base, and try them on the remaining cases."""
         for base in bases:
             for number, candidate in enumerate(candidates):
                 self._report(f"{number} of {len(candidates)} more {what}")
@@ -471,7 +471,7 @@ class _Search:
             first: the number of these tried first; the others only if one is reproduced.
         """
         reproduced = []
-        # Once a candidate reproduces everything, only equivalent mistakes are of interest.
+        # If a candidate reproduces all cases, further ones are only counted as equivalent mistakes.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
         few = _spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
@@ -488,7 +488,7 @@ class _Search:
     def _agrees(
         self, mistake: Implementation, most: int | None = None
     ) -> Generator[None, None, bool]:
-        """Return whether a mistake passes the cases that the backend passes."""
+        """Return whether a mistake is right in the cases that the backend passes."""
         for observation in islice(self._read_passing(), most):
             if not agrees_with(mistake, observation, self.judging):
                 return False
@@ -496,7 +496,7 @@ class _Search:
         return True
 
     def _left(self, candidates: Iterable[_Candidate]) -> frozenset[Observation]:
-        """Return the wrong cases that no candidate reproduces."""
+        """Return the cases with wrong values that no candidate reproduces."""
         return self._all_wrong.difference(*(candidate.cases for candidate in candidates))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Candidate]:
@@ -527,7 +527,7 @@ class _Search:
         return len(candidate.names), rounds, -refused
 
     def _supported_cover(self) -> list[_Candidate]:
-        """Return the cover without mistakes that most affected cases contradict.
+        """Return the cover without the mistakes that are not supported.
 
         A mistake is always present: the combination that reproduces a case which the mistake
         affects must contain it.
@@ -891,7 +891,10 @@ class _Search:
         bases: Sequence[Sequence[Call[Array]]],
         drawn: int = DRAWN_TO_CONFIRM,
     ) -> Iterator[str]:
-        """Yield the outcome of inputs that a mistake gets wrong: right, alike or other.
+        """Yield a word about the backend for each generated input on which a mistake is wrong.
+
+        The word is "right" if the backend is right, "alike" if it returns the outputs of a mistake
+        of the cover, and "other" if it returns other wrong outputs.
 
         Args:
             candidate: the mistake.
@@ -948,7 +951,7 @@ class _Search:
     # Reading cases ------------------------------------------------------------------------------
 
     def _read_failing(self) -> Iterator[None]:
-        """Read the failing cases, and count those that no mistake can be tried on."""
+        """Read the failing cases, and count those on which no mistake can be tried."""
         self._report("reading failing cases")
         accounted = {case for cases in self._wrong_nodes.values() for case in cases}
         for result in filter(attrgetter("failing"), self.results):
@@ -975,7 +978,7 @@ class _Search:
         return WITHOUT_FORMULA if foreign else observation
 
     def _read_passing(self) -> Iterator[Observation]:
-        """Yield the passing cases that mistakes can be tried on, reading each once."""
+        """Yield the passing cases on which mistakes can be tried, reading each once."""
         yield from self._passing
         while self._unread_passing:
             observation = self._observed(self._unread_passing.pop(0))
@@ -984,17 +987,17 @@ class _Search:
                 yield observation
 
     def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
-        """Return some of the wrong cases, the smallest first."""
+        """Return the given cases in the order of the search, the smallest first."""
         chosen = frozenset(cases)
         return [observation for observation in self._wrong if observation in chosen]
 
     # Results ------------------------------------------------------------------------------------
 
     def explanation(self, stopped: str) -> Explanation | None:
-        """Return the result of the search; None if there was nothing to search for.
+        """Return the result of the search; None if no failing case was examined.
 
         Args:
-            stopped: says when the search was stopped, if it was.
+            stopped: words for the time limit, which are part of the note if it stopped the search.
         """
         if not self._began:
             failing = Counter(str(result.outcome) for result in self.results if result.failing)
@@ -1046,7 +1049,7 @@ class _Search:
         return f"{stopped}, before all known mistakes were tried; none of those tried reproduces"
 
     def _causes(self, cover: Sequence[_Candidate]) -> tuple[tuple[Cause, ...], Counter[str]]:
-        """Return the causes in a cover, and the errors that none of them accounts for."""
+        """Return the causes in a cover, and the errors for which none of them accounts."""
         causes: list[Cause] = []
         errors = list(self._refused)
 
@@ -1082,7 +1085,7 @@ class _Search:
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake that refuses most of what the backend refused, and nothing else."""
+        """Return the mistake that refuses most of the refused nodes, and no others."""
         counts = [
             (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
             for candidate in self._possible
@@ -1176,7 +1179,7 @@ def _submitting(ask: Submit) -> Callable[[Call[Array]], Sequence[Array] | None]:
 
 
 def _spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-    """Return a few cases, spread evenly over the smaller half, which is the fastest."""
+    """Return some cases, spread evenly over the smaller half of all cases, which run fastest."""
     small = cases[: max(count, len(cases) // 2)]
     return small[:: -(-len(small) // count)] if small else small
 
@@ -1195,7 +1198,7 @@ def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 
 
 def _has_right_values(result: Result) -> bool:
-    """Return whether the values are right, regardless of other failures."""
+    """Return whether the values are right, even if the case failed for another reason."""
     return result.outcome is Outcome.PASS or (bool(result.diffs) and not result.wrong)
 
 

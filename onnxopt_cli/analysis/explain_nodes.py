@@ -105,7 +105,7 @@ _MAX_PROOFS = 4
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 # Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
-# Most nodes from which others are generated, and the time limit of the reference for each.
+# Largest number of nodes from which others are generated; seconds of the reference for each node.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
 
 
@@ -136,7 +136,7 @@ class Hypothesis:
 
     @property
     def dependence(self) -> str:
-        """The change by which a node shows whether it depends on the condition."""
+        """The words for the change that shows whether a node depends on the condition."""
         is_left_out = all(
             trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
         )
@@ -163,14 +163,14 @@ class Hypothesis:
         )
 
     def has_exceptions(self, samples: Iterable[NodeSample]) -> bool:
-        """Return whether a node passes that meets the condition, which has no effect on it."""
+        """Return whether a passing node meets the condition, but does not depend on it."""
         return self.mistake is None and any(
             sample.failed is False and self.meets(sample) and not self._shows(sample)
             for sample in samples
         )
 
     def contradicts(self, sample: NodeSample) -> bool:
-        """Return whether a node passes that would fail if the statement were true."""
+        """Return whether a node passes although the statement says that it fails."""
         if sample.failed is not False or not self.meets(sample):
             return False
         if self.mistake is not None:
@@ -258,7 +258,7 @@ def explain_nodes(
 
 
 def _unexamined(backend: str, operator: str, results: Iterable[Result]) -> Explanation:
-    """Return the explanation of an operator for which the time did not suffice."""
+    """Return the explanation of an operator that was not examined in time."""
     count = sum(result.outcome is Outcome.FAIL for result in results)
     note = f"{UNEXPLAINED}, out of time"
     return Explanation(backend, operator, (), {NOT_TRIED: {"fail": count}}, note, False)
@@ -294,7 +294,7 @@ class _NodeSearch:
 
     @property
     def ran_out_of_time(self) -> bool:
-        """Whether the time is over."""
+        """Whether the search has used its time."""
         return self._remaining() <= 0
 
     def run(self) -> Explanation | None:
@@ -349,7 +349,7 @@ class _NodeSearch:
             self._accepted.append(ranked[0])
 
     def _cases_support(self, ranked: Sequence[Hypothesis]) -> bool:
-        """Return whether the cases of the run are enough to state the first hypothesis."""
+        """Return whether the cases of the run suffice to state the first hypothesis."""
         best = ranked[0]
         failing = [s for s in self._open_failures() if s.case and best.explains(s)]
         passing = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
@@ -446,7 +446,7 @@ class _NodeSearch:
         return True
 
     def _causes(self) -> tuple[Cause, ...]:
-        """Return the accepted hypotheses that still agree with all nodes, as causes."""
+        """Return as causes the accepted hypotheses that still agree with all nodes."""
         causes: list[Cause] = []
         causes_before: list[Hypothesis] = []
         explained: set[str] = set()
@@ -512,7 +512,7 @@ class _NodeSearch:
             for sample in self._samples
         )
         if hypothesis.mistake is not None and hypothesis.traits:
-            # The condition is wrong if the mistake also has an effect on other nodes.
+            # The condition is wrong if the backend has the mistake on nodes that do not meet it.
             plain = Hypothesis((), hypothesis.mistake, 0.0)
             elsewhere = sum(
                 plain.explains(sample) and not hypothesis.meets(sample) for sample in self._samples
@@ -585,7 +585,7 @@ class _NodeSearch:
         return mistakes
 
     def _generate(self) -> None:
-        """Submit generated nodes, and keep those that the backend answers."""
+        """Submit generated nodes, and keep those for which the backend returns outputs."""
         assert self._submit is not None  # noqa: S101 - only called with a backend
         failing = _bases(self._open_failures())
         passing = _bases(s for s in self._samples if s.failed is False)
@@ -608,7 +608,7 @@ class _NodeSearch:
         self._examine_generated(answered)
 
     def _is_possible(self, name: str) -> bool:
-        """Return whether a mistake, perhaps with a condition, may still explain failures."""
+        """Return whether a mistake may explain failures, possibly with a condition."""
         effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
         alike = effects.count(Effect.ALIKE)
         return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
@@ -648,7 +648,7 @@ class _NodeSearch:
 
         def timed() -> Iterator[tuple[float, list[_Item]]]:
             if getpid() != parent:
-                # The process may die of a model, so onnx needs no process of its own for that.
+                # A model that crashes onnx may end this process, so that no further one is needed.
                 die_with_models()
             began = process_time()
             for item in work():
@@ -671,7 +671,7 @@ def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:
 
 
 def _far_apart(first: Value, second: Value) -> bool:
-    """Return whether two outputs differ by more than another order of operations explains."""
+    """Return whether two outputs differ by more than another order of operations would cause."""
     if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
         return False
     if (first.dtype, first.shape) != (second.dtype, second.shape):

@@ -75,7 +75,7 @@ BEAM_WIDTH, MAX_PATHS = 40, 200
 #: A path is an alternative to the plainest one if neither its cost nor its share of disagreeing
 #: elements exceeds that of the plainest one by more than these margins.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
-#: Conditions that differ in at most this share of inputs are the same.
+#: Conditions count as equal if at most this share of inputs meets only one of them.
 DIFFERENT_SHARE = 0.01
 #: A fault is assumed visible where it changes a result by this many units of rounding.
 VISIBLE_ROUNDINGS = 100
@@ -188,12 +188,12 @@ class _Search:
         self._rounds = LEARNING_ROUNDS
 
     def run(self) -> FailureCondition | None:
-        """Search for one condition for all failures, then for one for part of them."""
+        """Search for a condition of all failures, and if none is found, of part of them."""
         for_all = self._attempt()
         if (for_all and for_all.conditions) or self._submit is None:
             return for_all
         if self._mistake:
-            # "Only where" would be false if the mistake shows elsewhere, too.
+            # "Only where" would be false if the mistake occurs under other conditions, too.
             return None
         self._partial = True
         for_part = self._attempt()
@@ -202,7 +202,7 @@ class _Search:
         return for_all or self._necessary_condition()
 
     def _attempt(self) -> FailureCondition | None:
-        """Fit, refute and fit again until a condition survives a proof."""
+        """Fit conditions, and refute them by generated inputs, until one survives a proof."""
         self._fit()
         if self._submit is None:
             return self._statement() if self._paths else None
@@ -245,9 +245,9 @@ class _Search:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
-        # A mistake gets a condition of one part only, because the search tries several mistakes.
-        # Pairs are found even if a single condition agrees: the generated inputs must refute them,
-        # too, or refute the single one.
+        # The condition of a mistake has only one part, because the search tries several mistakes.
+        # Other conditions with two parts are found even if a single part agrees with all samples.
+        # Generated inputs must then refute either those with two parts or the single one.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
@@ -362,7 +362,7 @@ class _Search:
     def _joined(
         self, samples: Sequence[Sample], chosen: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
-        """Return the features of chosen elements of samples, and the sample's number of each."""
+        """Return the features of selected elements, and the number of the sample of each."""
         tables = [np.empty((len(self._features), 0))]
         owners = [np.empty(0, int)]
         for number, each in enumerate(samples):
@@ -378,7 +378,7 @@ class _Search:
     # Inputs -------------------------------------------------------------------------------------
 
     def _observe(self, call: Call[Array]) -> Sample | None:
-        """Submit a node and keep the outcome."""
+        """Submit a node, and add the result to the samples."""
         returned = self._submit(call) if self._submit else None
         if returned is None:
             return None
@@ -418,7 +418,7 @@ class _Search:
         return sum(shares) / max(1, len(shares))
 
     def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
-        """Set a feature to a value near a threshold of a plain path."""
+        """Set a feature to a value near a threshold of one of the plainest paths."""
         parts = [
             part
             for path in self._paths[:BEAM_WIDTH]
@@ -472,7 +472,8 @@ class _Search:
     def _sharpen(self) -> None:
         """Bisect the thresholds of the plainest path, starting from a failing sample.
 
-        All samples are fitted again only after each bisection: a fit takes longer than a node.
+        Conditions are fitted to all samples only after a bisection, since a fit takes longer than
+        the run of a node.
         """
         for place in range(len(self._paths[0].conditions)):
             if not self._paths or place >= len(self._paths[0].conditions):
@@ -497,7 +498,7 @@ class _Search:
     def _between(
         self, conditions: Sequence[Condition], place: int, number: float
     ) -> Call[Array] | None:
-        """Return a failing node in which the feature of one condition has another value."""
+        """Return a failing node in which the feature of one condition has the given value."""
         feature = self._features[conditions[place].feature]
         other_parts = [*conditions[:place], *conditions[place + 1 :]]
         for each in self._samples:
@@ -580,7 +581,7 @@ class _Search:
     def _says_nothing(
         self, conditions: Sequence[Condition], candidates: Sequence[Sample], predicted: Array
     ) -> bool:
-        """Return whether nearly all inputs meet the conditions, with nearly all elements."""
+        """Return whether nearly all elements of nearly all inputs meet the conditions."""
         if np.mean(predicted) <= MAX_INPUTS_SHARE:
             return False
         shares = [np.mean(_holds(conditions, self._table(c)[0]).all(axis=0)) for c in candidates]
@@ -626,14 +627,14 @@ class _Search:
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return which of two conditions a sample lacks: those without which it meets the other."""
+        """Return the positions, 0 or 1, of the condition without which a sample meets the other."""
         first, second = _holds(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()
         return {place for place, elements in enumerate((second, first)) if elements.any()}
 
     def _gaps(self, path: _Path) -> str:
-        """Return the intervals of the thresholds that are not known exactly."""
+        """Return in words the intervals of the thresholds that are not known exactly."""
         texts = []
         for part in path.conditions:
             feature = self._features[part.feature]
@@ -643,7 +644,7 @@ class _Search:
         return f" ({' and '.join(texts)})" if texts else ""
 
     def _exceptions(self, conditions: Sequence[Condition]) -> str:
-        """Return why elements that meet the conditions are right: the fault is invisible there."""
+        """Return in words why some right elements meet the conditions."""
         names = sorted(self._always) or sorted(self._effects)
         reasons = dict.fromkeys(
             reason for name in names for reason in EXCEPTIONS[self._effects[name]]
@@ -694,7 +695,7 @@ class _Search:
         return bool(np.mean(shares) < ALWAYS_SHARE)
 
     def _necessary_condition(self) -> FailureCondition | None:
-        """Return the plainest condition without which no input fails.
+        """Return the plainest condition that all failing inputs meet.
 
         A fault that depends on uninitialized memory, or on something that no feature describes,
         fails some of the inputs that meet a condition.
@@ -725,13 +726,13 @@ class _Search:
         return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
 
     def _best_necessary(self) -> Condition | None:
-        """Return the condition that all failing samples meet and the fewest passing ones."""
+        """Return the condition that all failing samples and the fewest passing ones meet."""
         level = self._level(
             np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
         )
         total = len({*self._wrong_owners.tolist()})
         passing = max(1, len({*self._right_owners.tolist()}))
-        # Without an output that differs from 0, for instance, no fault is visible.
+        # Conditions on outputs are left out: no fault is visible in an output of 0, for instance.
         usable = [
             at
             for at in np.flatnonzero(level.reach >= total)
@@ -788,7 +789,7 @@ class _Level:
         return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
 
     def promising(self, least: int, *, partial: bool) -> list[int]:
-        """Return the conditions to continue with a second one, the most selective first."""
+        """Return the conditions to which a second one is added, the most selective first."""
         usable = np.flatnonzero((self.reach >= least) & (self.contradictions > 0))
         costs = np.array([condition.cost for condition in self.conditions])
         score = self.contradictions / max(1, self.contradictions.max(initial=0))
@@ -827,7 +828,7 @@ def _holds(
 
 
 def _met(holds: Array, owners: Array) -> Array:
-    """Return for each row and each owner whether an element of the owner is set."""
+    """Return for each row and each owner whether the row is true for one of the owner's columns."""
     if not owners.size:
         return np.zeros((len(holds), 0), bool)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -844,7 +845,7 @@ def _is_narrow(part: Condition, feature: Feature) -> bool:
 
 
 def _middle(low: float, high: float) -> float:
-    """Return the middle of two numbers; the geometric one if they differ by magnitudes."""
+    """Return the arithmetic middle of two numbers, or the geometric one if their ratio is large."""
     if low * high > 0 and max(low / high, high / low) > 10:  # noqa: PLR2004 - a magnitude
         return float(np.sign(low) * np.sqrt(abs(low)) * np.sqrt(abs(high)))
     return low + (high - low) / 2
@@ -862,7 +863,7 @@ def _text(conditions: Iterable[Condition]) -> str:
 
 
 def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
-    """Return which outputs are wrong in nearly all samples, and counts of other outputs."""
+    """Return the outputs that are wrong in nearly all samples, and the counts of other outputs."""
     counts = Counter(name for each in samples for name in each.possible)
     always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
     part = "partly " if partly < ALWAYS_SHARE else ""

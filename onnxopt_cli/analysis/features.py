@@ -63,7 +63,7 @@ class Condition:
 
     @property
     def key(self) -> tuple[int, str]:
-        """A key that is equal for all thresholds of one feature in one direction."""
+        """A key that is equal for conditions which differ only in their threshold."""
         if self.gap:
             return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
         return self.feature, self.text
@@ -75,7 +75,7 @@ class Feature:
 
     Attributes:
         text: the feature in words; for a count with ``{k}``, ``{are}`` and ``{s}`` to fill in.
-        values: for all elements, or one for each; 1 or 0 for a flag.
+        values: the value of all elements, or an array with that of each; 1 or 0 for a flag.
         kind: ``count``, ``number``, ``magnitude`` or ``flag``.
         cost: added to the cost of each condition.
         vary: returns a node with another value of the feature, or None; None if the feature does
@@ -205,7 +205,7 @@ def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
 
 
 def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -> Condition:
-    """Return the condition that holds from a wrong value on, away from a right one."""
+    """Return the condition on one side of a threshold between a right and a wrong value."""
     upward = right < wrong
     cut = roundest(right, wrong) if upward else 0.0 - roundest(-right, -wrong)
     words, test = {
@@ -259,7 +259,7 @@ def _is_plain(k: int) -> bool:
 
 
 def _plain_count(right: int, wrong: int) -> int:
-    """Return the plainest integer above one count and not above another."""
+    """Return the plainest integer above ``right`` and not above ``wrong``."""
     if _is_plain(wrong) or wrong - right == 1:
         return wrong
     power = 1 << max(0, wrong.bit_length() - 1)

@@ -69,7 +69,7 @@ def checked(call: Call[Array]) -> Call[Array] | None:
 
 
 def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
-    """Take each attribute, scalar, type and distribution of values from one of two nodes."""
+    """Return a node whose attributes, scalars, types and values come from one or the other node."""
     draw = _draw(random)
 
     def either() -> Call[Array]:
@@ -243,7 +243,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
     near = [max(1, len(call.groups) + step) for step in (-1, 1)]
     chosen = random.choices(call.groups, k=random.choice((*TENSOR_COUNTS, *near * 3)))
     if random.randrange(3) == 0:
-        # The first of several keeps its elements: a fault that depends on it is visible there.
+        # The first of several tensors keeps its elements, in which a fault may be visible.
         first = random.randrange(min(1, len(chosen) - 1), len(chosen))
         for at in range(first, random.choice((first + 1, len(chosen)))):
             chosen[at] = tuple(tensor[:0] if tensor.ndim else tensor for tensor in chosen[at])
@@ -255,7 +255,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one shape for all tensors or for each group, and values like the present ones."""
+    """Draw one shape for all tensors or for each group, and elements from the present values."""
     draw, number = _draw(random), len(call.groups)
     near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
     shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))
@@ -272,7 +272,7 @@ def _shape(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _narrow(random: Random, call: Call[Array]) -> Call[Array]:
-    """Let one operand broadcast."""
+    """Give one operand a smaller shape that broadcasts."""
     operand = random.randrange(len(call.operator.tensors))
     parts: tuple[Callable[[Array], Array], ...] = (
         lambda tensor: tensor.reshape(-1)[:1].reshape(()), lambda tensor: tensor[:1],
@@ -288,7 +288,7 @@ def _narrow(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _values(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw ordinary values, scale those of an operand, or put a special one into it."""
+    """Draw ordinary values, scale those of an operand, or insert a special value."""
     names, nonnegative = call.operator.tensors, nonnegative_tensors(call.operator)
     way = random.choice(("draw all", "draw", "scale", "fill", "insert"))
     operand, position = random.randrange(len(names)), random.random()
@@ -316,6 +316,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Apply a function of operand number and tensor to all tensors."""
+    """Return a call with changed tensors; the function gets the position of the operand, too."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

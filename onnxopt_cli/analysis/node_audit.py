@@ -387,7 +387,7 @@ class _Distinction:
 def _distinguished(
     names: Sequence[str], trials: Sequence[NodeTrial], inputs: int, seconds: float
 ) -> Iterator[tuple[str, _Distinction]]:
-    """Yield each mutant once it is known whether varied nodes of the trials distinguish it.
+    """Yield for each mutant whether nodes near to those of the trials distinguish it.
 
     Args:
         names: the mutants' names.

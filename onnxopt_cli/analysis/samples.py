@@ -32,7 +32,7 @@ EFFECTS = (*REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of anoth
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(REPLACEMENTS), len(EFFECTS)
 )
-#: An element whose limit exceeds this share of the expected value hides other errors.
+#: In an element whose tolerance exceeds this share of its expected value, errors are invisible.
 WIDE_LIMIT = 0.001
 #: An output counts as always wrong if it is wrong in at least this share of the failing samples.
 ALWAYS_SHARE = 0.95

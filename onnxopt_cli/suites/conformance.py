@@ -121,7 +121,7 @@ class _ConformanceTemplates(Author):
 
     @property
     def of_whole_tensors(self) -> bool:
-        """Whether outputs depend on all elements of a tensor, but not on other groups."""
+        """Whether outputs depend on all elements of their own group."""
         return not (self.elementwise or self.carried)
 
     def in_each_setting(
@@ -173,7 +173,7 @@ class _ConformanceTemplates(Author):
             yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Yield every attribute omitted, alone, zero, and outside its usual range."""
+        """Yield each attribute omitted, alone, zero, and with unusual values."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
@@ -267,7 +267,7 @@ class _ConformanceTemplates(Author):
         yield self.template("float_double_float", about, shapes=[(3,), (4,), (2,)], types=middle)
 
     def structures(self) -> Iterator[CaseTemplate]:
-        """Yield several numbers and shapes of tensors."""
+        """Yield nodes with various numbers and shapes of tensors."""
         about = "Tensors without elements: detects missing outputs."
         yield self.template("empty", about, shapes=[(0,)])
         about = "Rank 5: detects a limit on ranks."
@@ -314,7 +314,10 @@ class _ConformanceTemplates(Author):
     def narrowed(
         self, shape: tuple[int, ...], together: tuple[int, ...]
     ) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Return shapes that broadcast: of a different tensor in each group, of all in the last."""
+        """Return shapes of operands that broadcast, by operand and group.
+
+        In each group, a different operand has ``shape``; in the last one, all have ``together``.
+        """
         narrow = {(name, group): shape for group, name in enumerate(self.stepped)}
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}
 
@@ -417,7 +420,7 @@ class _ConformanceTemplates(Author):
                     for name, column in columns.items():
                         column.append(value if name == special else self.tensor(name, 0, (1,))[0])
         for name, column in columns.items():
-            # The last element is finite in every tensor and must stay finite.
+            # The last elements of all tensors are finite, so that the result must be finite, too.
             column.append(self.tensor(name, 0, (1,))[0])
         about = "NaN and infinity in each tensor: detects results that drop or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
@@ -437,7 +440,7 @@ class _ConformanceTemplates(Author):
             yield self.template(f"large_{dtype}", about, tensors=drawn, rate=dtype)
 
     def thresholds(self) -> Iterator[CaseTemplate]:
-        """Yield operands, attributes and intermediate results that are equal or nearly equal."""
+        """Yield tensors, attributes and results that are equal or nearly equal."""
         powers = np.array([*product((0.5, 1.0, -2.0), repeat=len(self.operator.tensors))]).T
         even = {
             name: np.abs(column) if name in self.nonnegative else column
@@ -464,7 +467,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[CaseTemplate]:
-        """Yield steps whose length depends on all elements, for example by a norm."""
+        """Yield cases for operators whose step depends on all elements, as by a norm."""
         if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):
@@ -496,7 +499,7 @@ class _ConformanceTemplates(Author):
         yield self.template("norms_large_sparse", about, tensors=drawn)
 
     def dimensions(self) -> Iterator[CaseTemplate]:
-        """Yield templates for values of each dimension alone; ``pairwise`` varies two at once."""
+        """Yield templates that vary one dimension; ``pairwise`` varies two at once."""
         for shape in _SINGLE_SHAPES:
             about = f"One tensor of shape {list(shape)}: detects confusion with another shape."
             yield self.of_shapes(_name("shape", *shape or ("scalar",)), about, [shape])

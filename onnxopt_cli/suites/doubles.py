@@ -40,7 +40,7 @@ _COUNTS = (0, 1, -1, 1000, 2**31 + 5)
 _NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}
 _RATES = {"zero": 0.0, "negative": -0.4, "large": 24.691358}
 _MANY_TENSORS = (2, 17)
-#: Doubles outside float32's range, and floats of the other operands.
+#: Magnitudes of doubles outside float32's range, and of the floats beside them.
 _BEYOND = (1e60, 1e-60)
 _BESIDE = (1.0, 1e30)
 #: The first float32 integer n for which float32 cannot represent n + 1.
@@ -48,7 +48,7 @@ _LARGE_FLOAT = 2.0**24
 _SMALL_SCALE = 1e-6
 #: The number of small terms; a float32 sum that starts at _LARGE_FLOAT loses each of them.
 _TERMS = 40
-#: Cases that kill few mutants that the other cases of this module do not kill.
+#: Names of cases that hardly ever kill a mutant which the other cases do not kill.
 _ONLY_THOROUGH = re.compile(
     r"double_(shape_(3_5|2_3_2_2|5003)|tensors_2|T_1000(_.*)?|.*_(one|large))"
 )

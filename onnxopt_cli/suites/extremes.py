@@ -29,13 +29,13 @@ _FAR_COUNTS = (
     *(2**bits + by for bits in (31, 32, 33, 40, 48, 53, 62) for by in (0, 1)),
     2**63 - 1, -(2**31) - 1, -(2**32) + 1, -(2**40) + 1, -(2**63),
 )  # fmt: skip
-#: The subset for suites that run in seconds.
+#: The subset of _FAR_COUNTS for suites that run in seconds.
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Of these, the values of T at which attributes near 1 / T are tested, too.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Values of T whose parity a double represents, since powers may be computed in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
-#: Suites that run in seconds use the first two, one odd and one even.
+#: Number of _PARITIES in suites that run in seconds: one is odd and one even.
 _FEW_PARITIES = 2
 #: Values of T at which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
@@ -71,18 +71,19 @@ LARGE_SINGLE_SHAPES: Shapes = (
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: Signs of two infinities: alike and unlike.
 _SIGNS = {"alike": 1, "unlike": -1}
-#: The last elements of a random tensor: its sum, norm and ranks depend on them.
+#: The last elements of a random tensor. They are large, so that its sum, norm and ranks depend on
+#: them.
 _TAIL = (40.0, -60.0, 50.0)
 #: Distance in ranks of a threshold from the largest element; it separates the elements of _TAIL.
 _RANKS_BELOW = 2.5
 
 
 def extremes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the case templates that take little time.
+    """Yield the case templates whose nodes run fast.
 
     Args:
-        author: the author of the operator's templates.
-        thorough: whether to yield all of them, or the subset for suites that run in seconds.
+        author: creates the operator's templates.
+        thorough: whether to yield all templates, or the subset for suites that run in seconds.
     """
     seeds = int(thorough)
     yield from _counts(author, thorough=thorough)
@@ -127,7 +128,7 @@ def _broadcast_at_high_ranks(author: Author, shapes: Shapes) -> Iterator[CaseTem
 
 
 def sizes(author: Author, shapes: Shapes, seeds: int = 0) -> Iterator[CaseTemplate]:
-    """Yield a case template for each shape of the only tensor, whose last elements are large."""
+    """Yield a template for each shape of a single tensor, whose last elements are large."""
     for shape in shapes:
         words = f"rank_{len(shape)}" if shape in HIGH_RANKS else "x".join(map(str, shape))
         about = f"One tensor of shape {list(shape)}, its end large: detects missing last elements."
@@ -170,7 +171,7 @@ def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, Temp
 
 
 def _near_largest(author: Author, shapes: Shapes) -> Mapping[str, Any]:
-    """Return limited attributes whose ranks lie between the largest elements."""
+    """Return attributes that select a rank between those of the largest elements."""
     shares = [max(prod(shape) - _RANKS_BELOW, 0) / max(prod(shape) - 1, 1) for shape in shapes]
     changed: dict[str, Any] = {}
     for name in author.limits:
@@ -248,7 +249,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
-    """Return tensors in which only one operand is nonzero, then all, at each scale."""
+    """Return tensors in which first only one operand, then all are nonzero, at each scale."""
     names = author.operator.tensors
     columns = np.concatenate([scale * np.eye(len(names), 1 + len(names)) for scale in scales], 1)
     columns[:, len(names) :: 1 + len(names)] = scales

@@ -30,7 +30,7 @@ GRADIENTS = "gradient"
 #: Incremented when a case is added, removed or changed.
 VERSION = "1"
 _OPSET = 17
-# Number of decimals; with this number, all elements of a tensor can differ.
+# Number of decimals of the elements, large enough that all elements of a tensor can differ.
 _DECIMALS = 3
 _Step: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Mapping[str, Any]]
 
@@ -56,7 +56,7 @@ class _Range:
 
 
 def any_of(*shape: int) -> _Range:
-    """Describe a tensor of numbers of both signs."""
+    """Describe a tensor of positive and negative numbers."""
     return _Range(shape)
 
 
@@ -77,7 +77,7 @@ class GradientCase:
             a constant of one axis, or with a final ``!`` a scalar, as in ``=1,2`` and ``=0.5!``.
             Numbers with a decimal point have the type ``dtype``, others are int64.
         xs: tensors by which y is differentiated.
-        zs: the other variables.
+        zs: the other variables of the Gradient node.
         feeds: the inputs of the Gradient node if they are not the tensors that it names.
         omitted: outputs of the Gradient node that are omitted.
         dtype: element type of the inputs.

@@ -118,7 +118,7 @@ _RANK_SHARE = 0.4
 _SEED, _SEEDS = 20, 10**5
 #: Numbers of candidates for a node, and for each group, among which the least covered is chosen.
 _NODES, _GROUPS = 200, 12
-#: Mean number of dimensions of a node set to an extreme, and the limits of their share.
+#: Mean number of dimensions of a node that are extreme, and the limits of their share.
 _EXTREMES = 4.5
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
 #: Share of the dimensions that are extreme in nodes with more than _FEW_TENSORS tensors.
@@ -126,7 +126,7 @@ _MANY_EXTREME = 0.6
 #: Probability that the terms of a sum over tensors are ordinary, by the number of tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
-#: Share of the elements of a nonnegative tensor that are nonnegative in fact.
+#: Share of nonnegative elements in a tensor that the formula requires to be nonnegative.
 _NONNEGATIVE = 0.9
 #: Share of special values among the elements of a literal tensor, for each of _DISTRIBUTIONS.
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
@@ -158,7 +158,7 @@ class _Cover:
         self._need[:, rare] *= _RARE
 
     def choose(self, rows: Array) -> Array:
-        """Return the row with the least covered pairs of levels, and count them as covered.
+        """Return the row whose pairs of levels have been covered least, and count them as covered.
 
         Args:
             rows: candidates, one in each row; the columns are the levels of the first dimensions.
@@ -173,7 +173,7 @@ class _Cover:
 
 
 def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield the case templates about an operator."""
+    """Yield the case templates of an operator."""
     design = _Design(operator, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
@@ -191,7 +191,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
             *(_SHAPES, small) * (_FEW_TENSORS // 2),
             *(small,) * number,
         )
-        # In a sum, a large tensor hides a small one.
+        # In a sum over all tensors, the terms of a large tensor hide those of a small one.
         pools = pools[carried and random.randint(2) :][: number - 1]
         shapes = [_SHAPES[next(order)], *(pool[random.randint(len(pool))] for pool in pools)]
         random.shuffle(shapes)
@@ -214,7 +214,7 @@ def large(operator: Operator) -> Iterator[CaseTemplate]:
 
 
 class _Design:
-    """The dimensions of an operator's templates, and the coverage of their pairs."""
+    """The dimensions of an operator's templates and their levels, and the coverage of pairs."""
 
     def __init__(self, operator: Operator, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)
@@ -237,11 +237,11 @@ class _Design:
             else:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
-        # Backends that do not support one of these still get enough case templates without it.
-        # Infinity hides all other terms of a sum, unless it is multiplied by zero.
+        # Half of the nodes lack each of these, for backends that do not support it. An infinity
+        # hides all other terms of a sum, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
-        # The caller of `template` determines the first dimension.
+        # The first dimension follows from the shapes that the caller of `template` passes.
         node = {"tensors": [*_NUMBERS], **node}
         # With few dimensions, extremes rarely hide errors, so that more of them are allowed.
         self._extremes = min(_MOST_EXTREME, max(_LEAST_EXTREME, _EXTREMES / len(node)))
@@ -314,7 +314,7 @@ class _Design:
         with np.errstate(all="ignore"):
             first, second = (
                 operator.formula(
-                    # A value carried from tensor to tensor is varied as well.
+                    # A sum over all tensors starts from a scalar, which is varied, too.
                     *(scalar * (by if self._author.carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in self._ordinary),
                     **attributes,
@@ -419,7 +419,7 @@ class _Design:
             kind, parameters = (_NONNEGATIVE_DISTRIBUTIONS if nonnegative else _DISTRIBUTIONS)[
                 style
             ]
-            # A result that depends on all elements overflows if any operand is float32.
+            # A result that depends on all elements would overflow if another operand is float32.
             separate = self._author.elementwise or self._author.limits
             if dtype == WIDE_TYPE and kind == "lognormal" and separate:
                 # Some elements exceed the range of float32, and some underflow in it.
@@ -441,7 +441,7 @@ class _Design:
     def _mixed(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], style: int, *, nonnegative: bool
     ) -> Array:
-        """Return short decimals mixed with special values; some elements are negative."""
+        """Return short decimals mixed with special values, some elements of both signs."""
         key = dtype, style, nonnegative
         if key not in self._pools:
             self._pools[key] = self._pool(*key)
@@ -459,7 +459,7 @@ class _Design:
             special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
-        # A few elements are negative nevertheless, and their results are NaN.
+        # A few elements of a nonnegative tensor are negative, and their results are NaN.
         rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
         return np.where(rare, values, np.abs(values)) if nonnegative else values
 
@@ -482,7 +482,7 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 @cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the smaller shapes that broadcast to a shape, by the words of :data:`_NARROW`."""
+    """Return the smaller shapes that broadcast to a shape; the keys are those of ``_NARROW``."""
     shapes = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
     ways = zip(_NARROW[1:], shapes, strict=True)
     return {way: narrow for way, narrow in ways if len(narrow) <= len(shape) and narrow != shape}

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case_template import Author
 
 _SHAPE = (3,)
-# Scales the inputs of the second node of a pair without changing signs.
+# Factor of the inputs of the second node of a pair. It is positive, so that signs do not change.
 _FACTOR = 1.25
 _STEPS = (0, 1, 10)
-# Number of elements compared first, since they usually decide.
+# Number of elements that are compared first, since different tensors usually differ in them.
 _FIRST_ELEMENTS = 64
 
 
@@ -137,7 +137,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 
 
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
-    """Return whether the outputs may come from a backend that computes nothing.
+    """Return whether a backend that computes nothing could return these outputs.
 
     This holds if each of them is empty, zero, NaN, or equal to an input.
     """
@@ -235,7 +235,7 @@ def _operands(
 def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
-    """Return the value and its type if that is allowed, else None and the first allowed type."""
+    """Return a value and its type if that type is allowed, else None and the first allowed type."""
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]

@@ -44,7 +44,7 @@ _SEED, _SEEDS = 20, 10**5
 
 
 def rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield elements at and next to the rank that an attribute with limits, a percent, selects."""
+    """Yield elements at and next to the rank that an attribute selects."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
         ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
@@ -74,7 +74,7 @@ def rank_templates(author: Author) -> Iterator[CaseTemplate]:
 
 
 def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield templates at, just below and just above the integer ranks of limited attributes.
+    """Yield attributes at, just below and just above the values of integer ranks.
 
     Each group has its own rank if the attribute has a number for each group.
     """

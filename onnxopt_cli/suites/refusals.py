@@ -63,7 +63,7 @@ def type_refusals(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield types, numbers and names that the signature forbids.
 
     Args:
-        author: the author of the operator's templates.
+        author: creates the operator's templates.
         thorough: whether each tensor has every forbidden type, or only one of them.
     """
     ordinary = author.template("refused", "", shapes=[(3,)], turn=False)

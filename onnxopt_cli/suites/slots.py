@@ -20,7 +20,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, Type
 from onnxopt_cli.suites.refusals import rejected
 from onnxopt_cli.suites.wirings import shared_values
 
-#: The shape of the first tensor, and a shape of another operand that must be rejected with it.
+#: The shape of the first tensor, and a shape that does not broadcast to it.
 _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "enlarges_scalar": ((), (2,)),
     "enlarges_rank_0": ((), (1,)),
@@ -43,13 +43,13 @@ _DISTINCT_BROADCASTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, .
     ((2, 3, 4), (3, 1), (2, 1, 4)),
     ((2, 3, 2, 3), (2, 1, 1, 3), (3, 2, 1)),
 )
-#: A shape of four axes without equal neighbours, for operands with every choice of axes of 1.
+#: A shape of four axes, for operands in which any of the axes have length 1.
 _FOUR_AXES = (2, 3, 2, 3)
 _BRIEF_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
 #: Shapes of doubles to which operands of fewer axes, or axes of 1, broadcast.
 _DOUBLE_SHAPES: Shapes = ((3, 4), (2, 3, 4), (2, 1, 3), (2, 2, 3, 3))
 _LAST_COUNTS = (2**63 - 1, -(2**63))
-#: Sizes of doubles whose squares exceed float32, and attributes that keep the result small.
+#: Doubles whose squares exceed float32, and the value of attributes that keep the result small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
 #: Values of an attribute that selects a rank, in cases with NaN, as shares of its range.
@@ -95,7 +95,7 @@ def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield scalars with an element for each tensor, and lists without a number."""
+    """Yield scalars with an element for each tensor, and empty lists of numbers."""
     for number, scalar in product((2, 3)[: 1 + thorough], author.operator.scalars):
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
         value = np.resize(np.asarray(template.inputs[scalar.name]), number)
@@ -112,7 +112,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
 
 
 def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the rate and a tensor of every slot as one value."""
+    """Yield nodes in which the rate and a tensor of some slot are the same value."""
     if not author.rate:
         return
     for tensor, group in product(author.operator.tensors, range(1 + thorough)):
@@ -131,7 +131,7 @@ def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _shared_across(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield tensors of the first group that are one value with another tensor of the second."""
+    """Yield nodes in which a tensor of one group and another of the next are the same value."""
     names = author.operator.tensors
     for shift in range(1, len(names)):
         pairs = [
@@ -207,7 +207,7 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles of every slot that broadcast, at every number of axes."""
+    """Yield doubles in which one slot broadcasts, with shapes of several ranks."""
     about = "Doubles that broadcast to several axes: detects float32 in the code for them."
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
     shapes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
@@ -250,7 +250,7 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the first and last 64-bit count, with attributes whose powers depend on its sign."""
+    """Yield the largest and smallest 64-bit T, with attributes whose powers show its sign."""
     if not author.operator.counts:
         return
     for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):
@@ -262,7 +262,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
-    """Yield cases in which an attribute is 0: with each other setting, and with T = 0."""
+    """Yield cases with an attribute of 0, in each setting and with T = 0."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
             about = f"Doubles, {name} = 0: detects float32 in the code for it."

@@ -75,7 +75,7 @@ def _name(word: str, number: int, *words: str) -> str:
 
 
 def _plain_wirings(author: Author, template: CaseTemplate) -> Iterator[tuple[str, str, Wiring]]:
-    """Yield wirings in which all inputs are separate values: name, summary and wiring."""
+    """Yield name, summary and wiring of graphs in which all inputs are separate values."""
     operator = author.operator
     names = [*template.inputs]
     count = len(operator.scalars)
@@ -180,7 +180,7 @@ def shared_values(
     shapes: Shapes,
     alike: Sequence[Sequence[tuple[str, int]]],
 ) -> CaseTemplate:
-    """Return a case template in which the tensors of each list of places are one value."""
+    """Return a case template in which the tensors of each list in ``alike`` are one value."""
     template = author.template(name, "", shapes=shapes)
     names: dict[str, str] = {}
     inputs = dict(template.inputs)
