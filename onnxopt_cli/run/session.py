@@ -401,10 +401,10 @@ class Session:
         return record
 
     def require_log(self) -> None:
-        """Raise an error unless the log could be written to its end.
+        """Require that the complete log has been written.
 
         Raises:
-            UsageError: if it could not.
+            UsageError: if a part of it could not be written.
         """
         if self._writer is not None:
             self._writer.require_complete()

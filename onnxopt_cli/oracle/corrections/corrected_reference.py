@@ -28,7 +28,6 @@ from onnxopt_cli.oracle.corrections import (
     trees,
     windows,
 )
-from onnxopt_cli.oracle.corrections.categories import category_mapper
 from onnxopt_cli.oracle.corrections.loops import scan_class
 from onnxopt_cli.oracle.corrections.recurrent import recurrent_operators
 from onnxopt_cli.oracle.patching import accelerates, reference_modules, replaces
@@ -65,7 +64,7 @@ _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")
 # decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
-# PROBIT as a value of post_transform, as a text or, in TreeEnsemble, as a number.
+# The value PROBIT of the attribute post_transform: a text, or a number in TreeEnsemble.
 _PROBIT = (b"PROBIT", 4)
 # A coordinate whose distance from an integer is smaller is replaced by that integer.
 _COORDINATE_TOLERANCE = 1e-9
@@ -138,7 +137,7 @@ def operators() -> list[type]:
         """The earlier name of ScatterElements."""
 
     return [
-        category_mapper(),
+        _category_mapper(),
         DequantizeLinear,
         GlobalLpPool,
         GridSample,
@@ -149,6 +148,27 @@ def operators() -> list[type]:
         scan_class(),
         Scatter,
     ]
+
+
+def _category_mapper() -> type:
+    """Return the class of CategoryMapper, which maps integers to texts or texts to integers."""
+    from onnx.reference.op_run import OpRun
+
+    class CategoryMapper(OpRun):
+        """Looks up each element in the categories; an unknown element becomes the default."""
+
+        op_domain = "ai.onnx.ml"
+
+        def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
+            integers, texts = attributes["cats_int64s"], attributes["cats_strings"]
+            to_texts = x.dtype.kind in "iu"
+            pairs = zip(integers, texts, strict=True)
+            table = dict(pairs) if to_texts else dict(zip(texts, integers, strict=True))
+            default = attributes["default_string" if to_texts else "default_int64"]
+            mapped = [table.get(element, default) for element in x.ravel().tolist()]
+            return (np.array(mapped, object if to_texts else np.int64).reshape(x.shape),)
+
+    return CategoryMapper
 
 
 def unsupported_reason(node: onnx.NodeProto) -> str:
@@ -270,6 +290,25 @@ def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
 
 
+@replaces("aionnxml.op_label_encoder.LabelEncoder._run")
+def _encoded_labels(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    """Let a key that is NaN match NaN. The reference compares for equality and never finds NaN."""
+    (output,) = original(node, x, **attributes)
+    keys = attributes.get("keys_floats")
+    if keys is None:
+        keys = attributes.get("keys_tensor")
+    if keys is None or x.dtype.kind != "f":
+        return (output,)
+    missing = np.flatnonzero(np.isnan(np.asarray(keys)))
+    if not missing.size or not np.isnan(x).any():
+        return (output,)
+    value_names = ("values_floats", "values_int64s", "values_strings", "values_tensor")
+    values = next(attributes[name] for name in value_names if attributes.get(name) is not None)
+    encoded = output.astype(object) if output.dtype.kind == "U" else output.copy()
+    encoded[np.isnan(x)] = values[missing[-1]]
+    return (encoded.astype(np.str_) if output.dtype.kind == "U" else encoded,)
+
+
 @replaces("op_string_normalizer.StringNormalizer._run")
 def _normalized_texts(
     _node: Any,
@@ -283,8 +322,8 @@ def _normalized_texts(
 ) -> tuple[Array]:
     """Remove elements that are stop words, then change the case.
 
-    The reference also removes words within elements, empty elements and accents. Its comparison is
-    case-sensitive unless the case is changed.
+    The reference also removes words within elements, empty elements and accents. If the
+    attribute ``is_case_sensitive`` is 0, it ignores case only if it also changes the case.
     """
     fold: Callable[[str], str] = str if is_case_sensitive else str.lower
     stops = set(map(fold, stopwords or ()))

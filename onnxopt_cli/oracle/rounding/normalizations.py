@@ -127,8 +127,8 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. Runs whose rounding is negative then use the
-    variance zero. They do the same for a variance that is smaller than its own error.
+    variance between zero and the square of that error. Then, and if a variance is smaller than its
+    own error, perturbed runs use the variance zero if the rounding that they inject is negative.
     """
     exact_mean, exact_variance = mean_of, variance_of
     mean_error = np.zeros(())
