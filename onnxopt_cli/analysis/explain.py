@@ -769,8 +769,8 @@ class _Search:
         """Return whether generated inputs agree with a change of the formula."""
         candidate = _Candidate((change.name,), change)
         failing = [observation.call for observation in remaining]
-        others = [observation.call for observation in passing] or failing
-        bases = (failing, others)
+        right_calls = [observation.call for observation in passing] or failing
+        bases = (failing, right_calls)
         counts = Counter(self._outcomes(candidate, [candidate], submit, bases, DRAWN_FOR_CHANGE))
         unlike = counts["right"] + counts["other"]
         return counts["alike"] >= MIN_ALIKE_INPUTS and unlike <= MAX_UNLIKE_SHARE * counts.total()

@@ -690,8 +690,8 @@ class _Search:
         shares = []
         for each in met:
             table, labels = self._table(each)
-            own = labels[_holds(conditions, table).all(axis=0) & (labels > 0)]
-            shares.append(np.mean(own == WRONG))
+            labels_met = labels[_holds(conditions, table).all(axis=0) & (labels > 0)]
+            shares.append(np.mean(labels_met == WRONG))
         return bool(np.mean(shares) < ALWAYS_SHARE)
 
     def _necessary_condition(self) -> FailureCondition | None:

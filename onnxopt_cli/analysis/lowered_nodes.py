@@ -19,7 +19,7 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.errors import OnnxoptError
 
-#: Runs a model on a backend; None if it does not return tensors alone.
+#: Runs a model on a backend; returns None if the backend fails or an output is not a tensor.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 #: Floats that differ by at most this many epsilons are right without further analysis.

@@ -47,7 +47,7 @@ EVALUATION_BYTES = 1 << 30
 # The search for a mutant ends after this number of nodes on which it differs within the tolerance,
 # since each of them needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
-# A search reports its progress about this often, so that its process is not killed for silence.
+# Interval in which a search reports its progress, so that its process is not killed as inactive.
 _REPORT_SECONDS = 0.5
 # A tolerance is never smaller than this number of units in the last place.
 _LEAST_ULPS = 4
@@ -215,7 +215,7 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs, or None if the mutant has no effect on this node; and how it failed."""
+    """Return a mutant's outputs, None if it has no effect on the node, and how it failed."""
     if form is None:
         return None, ""
     return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
@@ -307,7 +307,7 @@ def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> I
 
 
 def prepared(models: Iterable[onnx.ModelProto]) -> dict[int, ReferenceModel]:
-    """Return evaluators of models by the identities of the models."""
+    """Return evaluators of models, by the ``id`` of the model."""
     evaluators: dict[int, ReferenceModel] = {}
     with replaced(*replacements()):
         for model in models:
@@ -344,7 +344,7 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs, or None if an entry has no effect on this node; and how it failed."""
+    """Return an entry's outputs, None if it has no effect on the node, and how it failed."""
     return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 

@@ -39,7 +39,7 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# Of the nodes that are changed, one in this number is drawn by the operator's generator.
+# One in this number of nodes is drawn by the operator's generator; the others are changed nodes.
 _GENERATED_PERIOD = 3
 # Number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
@@ -145,7 +145,7 @@ def variations(
 def _with_further_values(
     random: Random, variation: Variation, seconds: float
 ) -> Iterator[Variation]:
-    """Yield a node with other values, for which its model still holds.
+    """Yield a node with other values of its inputs, for which its model remains valid.
 
     The caller must have corrected the reference.
     """
@@ -269,7 +269,7 @@ def _is_in_domain(node: BoundNode) -> bool:
 
 
 def _is_valid_attribute(name: str, value: Any) -> bool:
-    """Return whether an integer attribute has a value that it may have."""
+    """Return whether a value of an integer attribute is valid; True for other attributes."""
     if not isinstance(value, int) or name in SIGNED_ATTRIBUTES:
         return True
     if name in FLAGS:
@@ -532,7 +532,7 @@ def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[
 
 
 def _axes(random: Random, node: BoundNode) -> BoundNode:
-    """Give an input of axes other axes, of another number and sign."""
+    """Draw other axes for an input of axes, in another number and with other signs."""
     for index, formal in enumerate(node.schema.inputs):
         axes = node.operand(index)
         if formal.name == "axes" and axes is not None:

@@ -81,7 +81,7 @@ class BoundNode:
         return value if isinstance(value, np.ndarray) else None
 
     def attribute(self, name: str) -> Any:
-        """Return the value of an attribute, its default if the node omits it; else None."""
+        """Return an attribute's value; if the node omits it, its default or None."""
         if name in self.attributes:
             return self.attributes[name]
         entry = self.schema.attributes.get(name)

@@ -97,7 +97,7 @@ class CodeMutant:
 
 @contextmanager
 def patched(function: FunctionType, code: CodeType) -> Iterator[None]:
-    """Let a function have another code object in a block."""
+    """Replace the code object of a function within a ``with`` block."""
     original = function.__code__
     function.__code__ = code
     try:
@@ -146,8 +146,8 @@ def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     """Return the code object of a changed function; None if it does not fit the function.
 
     The definition is compiled within a function that binds the free variables of the original,
-    since a code object fits only if it has the same free variables. Decorators and annotations do
-    not belong to the code object.
+    since a code object fits only if it has the same free variables. Decorators and annotations are
+    left out, since they are not part of the code object.
     """
     names = list(function.__code__.co_freevars)
     bindings: list[ast.stmt] = [

@@ -65,7 +65,7 @@ class InfectionRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Instrument the functions in a block. ``infected`` is empty at its beginning."""
+        """Clear ``infected``, and instrument the functions within a ``with`` block."""
         self.infected.clear()
         names = {_REACHED: self._reached, _COMPARED: self._compared, _TESTED: self._tested}
         with ExitStack() as stack:

@@ -76,7 +76,7 @@ class NodeMutant:
 
     @property
     def at_preparation(self) -> bool:
-        """Whether the defect takes effect where the evaluator of a node is prepared."""
+        """Whether the defect takes effect when the evaluator of a node is created."""
         return self.code is not None and self.code.function.__name__ == "__init__"
 
     def outputs(
@@ -404,7 +404,7 @@ def _types(schema: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> tupl
     return (formal.type_str,)
 
 
-# NumPy's kinds of types by the names of types in schemas, which begin with these words.
+# NumPy's kinds of types, by the beginning of the name that schemas give a type.
 _KINDS_OF_TYPES = {
     "tensor(float": "f", "tensor(bfloat16": "f", "tensor(double": "f", "tensor(int": "i",
     "tensor(uint": "u", "tensor(bool": "b", "tensor(string": "O",
@@ -520,7 +520,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
 
 def _other_sign(array: Array) -> Array:
-    """Return integers whose bits are read as the type of the same size with or without a sign."""
+    """Return the integers that result if signed ones are read as unsigned, and vice versa."""
     kind = "u" if array.dtype.kind == "i" else "i"
     # Clamped, since sums and products modulo 2**n are the same for both readings.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))

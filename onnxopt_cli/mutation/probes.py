@@ -100,7 +100,7 @@ def probe_of(call: Call[Array], *, dense: bool = False) -> Probe:
 
 
 class _Draw:
-    """Draws the calls of one operator from a generator whose stream of numbers is guaranteed."""
+    """Draws the calls of one operator; the numbers are the same with every version of NumPy."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator

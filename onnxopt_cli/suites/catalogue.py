@@ -324,7 +324,7 @@ def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 
 def _written_outputs(template: CaseTemplate) -> dict[str, Array] | None:
-    """Return the outputs to store; None if the case has no literal outputs or large inputs."""
+    """Return the outputs to store; None for random or large inputs, or without literal outputs."""
     arrays = [value for value in template.inputs.values() if isinstance(value, np.ndarray)]
     literal = len(arrays) == len(template.inputs) and not template.rejects and not template.steps
     small = sum(array.size for array in arrays) <= _WRITTEN_ELEMENTS

@@ -97,7 +97,7 @@ UNARY: Mapping[str, Unary] = {
     "IsNaN": Unary(styles=("special",)),
     "LeakyRelu": Unary(styles=("plain", "negative", "wide"), floats={"alpha": _ALPHA}),
     "Log": Unary(0.0078125, 9),
-    # Below, 1 + exp(x) of the published body loses digits.
+    # For arguments below -1, 1 + exp(x) in the published function body loses digits.
     "Mish": Unary(-1, 30),
     "Neg": Unary(styles=("plain", "wide", "special", "limits")),
     "Not": Unary(),

@@ -120,7 +120,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 def _long() -> Iterator[tuple[str, str, Generator]]:
     """Yield nodes whose axes are longer than blocks of vectorized loops, and end within one."""
     row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
-    # The extremes come last.
+    # The largest and the smallest elements come last.
     row[0, -1], row[1, -1] = 2.5, -2.5
     column[-1] = 2.5, -2.5, 2.75
     for operator in ("Add", "Sub", "Mul", "Div"):

@@ -53,7 +53,7 @@ def _positions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _categories() -> Iterator[tuple[str, str, Generator]]:
-    """Yield categories, keys and missing values of which others share the lower 32 bits."""
+    """Yield categories, keys and missing values that agree with others in their lower 32 bits."""
     keys = [*_CATEGORIES]
     x = np.array([*_CATEGORIES, _WORD + 6], np.int64)
     encoder = fixed_node(x, keys_int64s=keys, values_strings=[*_TEXTS], default_string="z")

@@ -290,7 +290,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
         kind = DTYPES[dtype]
         a = np.array([[1, 3], [5, 1], [2, 7]], kind)
         b = np.array([[1, 2, 1], [2, 1, 6]], kind)
-        # Each product is an odd multiple of 1/4, of which 1/2 is a unit: 3.5, 4.5, 6.5, ...
+        # Divided by the output's scale, each sum of products is an odd multiple of 1/2.
         ties = (a, scale, kind.type(0), b, np.float32(0.25), kind.type(0), np.float32(0.25))
         yield "QLinearMatMul", f"both_ties_{dtype}", fixed_node(*ties, kind.type(3))
     first = np.array([[1, 9, 30], [200, 7, 100], [5, 66, 255]], np.uint8)
@@ -462,7 +462,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
     row = np.arange(7, dtype=np.float32)
     for stem, start, end, step in (
         ("to_largest", 1, far, 2),
-        # Backward, the end is limited to the last position: no element.
+        # With a negative step, the end is limited to the last position: the slice is empty.
         ("backward_to_largest", 2, far, -1),
         ("to_least", 99, -far, -2),
         ("largest_step", 0, far, far),

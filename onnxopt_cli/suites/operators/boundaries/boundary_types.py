@@ -200,8 +200,8 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     for dtype in ("float32", "float64", "float16"):
         powers = fixed_node(bases.astype(DTYPES[dtype]), exponents.astype(DTYPES[dtype]))
         yield "Pow", f"negative_bases_{dtype}", powers
-    whole = np.array([2, 3, -1, 0, 4, 0, -2, -3])
-    yield "Pow", "integer_exponents", fixed_node(bases.astype(np.float32), whole)
+    integer_exponents = np.array([2, 3, -1, 0, 4, 0, -2, -3])
+    yield "Pow", "integer_exponents", fixed_node(bases.astype(np.float32), integer_exponents)
     roots = np.array([9, 2, -3, 16], np.int32)
     fractions = np.array([0.5, 3.0, 3.0, 0.25], np.float32)
     yield "Pow", "fractional_exponents", fixed_node(roots, fractions)
@@ -215,7 +215,7 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _thresholds() -> Iterator[tuple[str, str, Generator]]:
-    """Yield trees over rows that only doubles, or integers, distinguish from a threshold."""
+    """Yield trees with inputs so near the thresholds that float32 does not distinguish them."""
     trees: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0],
         "nodes_nodeids": [0, 1, 2],

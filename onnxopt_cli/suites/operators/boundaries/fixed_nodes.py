@@ -19,7 +19,7 @@ def add_fixed(
     attributes: Mapping[str, Any],
     outputs: int | None = None,
 ) -> None:
-    """Draw given inputs and attributes."""
+    """Add the given inputs and attributes to a draft."""
     draft.require(all(draft.has(name) for name in attributes))
     for value in inputs:
         draft.add(value)
