@@ -86,7 +86,7 @@ def formula_changes(operator: Operator, failing: Sequence[FailingNode]) -> Itera
     """Yield changes of a formula, the plainest first.
 
     Args:
-        operator: whose formula it is.
+        operator: the operator of the formula.
         failing: failing cases, from which constants are determined.
     """
     places = _places(operator)
