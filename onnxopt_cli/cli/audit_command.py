@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     shell_complete=complete_operator,
 )
 @option_of(Judging, "tolerance")
-@option("--allow GLOB", "Let mutants whose names match survive.", "allowed", multiple=True)
+@option("--allow GLOB", "Accept surviving mutants whose name matches.", "allowed", multiple=True)
 @option_of(Execution, "jobs")
 @option_of(
     RunConfig,

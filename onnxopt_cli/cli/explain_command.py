@@ -58,8 +58,8 @@ def command(saved: Path, explain_time: float | None) -> int:
         raise
     if not explanations:
         click.echo(
-            "no failure can be explained: an explanation of a saved run needs the wrong outputs "
-            "of a case whose model is a single node of an operator with a formula"
+            "no failure can be explained: a saved run suffices only to explain wrong outputs of a "
+            "model with a single node, whose operator has a formula"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)

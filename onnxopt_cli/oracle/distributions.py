@@ -204,15 +204,17 @@ def _test_continuous(
     bound, steps = log(2 / _FALSE_ALARM), np.arange(count + 1) / count
     distance = max(np.max(steps[1:] - levels), np.max(levels - steps[:-1])) - grain
     if distance > sqrt(bound / (2 * count)):
-        return f"does not have the distribution: its levels differ by {distance:.2g}"
+        return f"does not have the distribution: its distribution function is off by {distance:.2g}"
     lowest = max(grain / 2, _MIN_LEVEL)
     scores = np.array([_INVERSE(level) for level in np.clip(levels, lowest, 1 - lowest)])
     mean, square = float(scores.mean()), float((scores**2).mean())
     if abs(mean) > sqrt(2 * bound / count) + _GRAINS * grain:
-        return f"does not have the distribution: its mean differs by {mean:.3g} deviations"
+        return f"does not have the distribution: its mean is off by {mean:.3g} standard deviations"
     ratio = 1 + np.sign(square - 1) * max(0.0, abs(square - 1) - _GRAINS * grain)
     if count * (ratio - 1 - log(ratio)) > 2 * bound:
-        return f"does not have the distribution: its variance is {square:.3g} of the expected one"
+        return (
+            f"does not have the distribution: its variance is {square:.3g} times the expected one"
+        )
     return ""
 
 

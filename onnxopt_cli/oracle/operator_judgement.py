@@ -45,7 +45,7 @@ _UNITS = {
     NodeKind.TRANSFORM: f"{_MOVEMENT}, and u times the scale of the mixed terms",
     NodeKind.DETERMINANT: f"{_MOVEMENT}, and u times the scale of a factorization with pivots",
     NodeKind.WINDOW: f"{_MOVEMENT}, and the error of the cosine of an angle in float32",
-    NodeKind.SELECT: "0, with the neighbours of a coordinate that rounds as alternatives",
+    NodeKind.SELECT: "0; if a coordinate is rounded, the elements next to it are also accepted",
 }
 
 

@@ -66,7 +66,7 @@ def _counts(score: MutationScore) -> Table:
     if has_formula or tried:
         automatic_note += f"; {equivalent} more equal the {subject}"
     if stillborn:
-        automatic_note += f", {stillborn} fail on all nodes"
+        automatic_note += f", {stillborn} fail on every node"
     used = "none installed"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
@@ -202,7 +202,7 @@ def _brief(array: Array) -> str:
 def _details(score: MutationScore) -> Iterable[RenderableType]:
     if score.redundant:
         names = ", ".join(map(printable, score.redundant))
-        yield Text(f"  redundant, since other cases kill the same: {names}", style="dim")
+        yield Text(f"  redundant, because other cases kill the same mutants: {names}", style="dim")
     for case, output, elements in score.inconclusive:
         yield Text(f"  inconclusive: {elements} of {output}: {printable(case)}", style="dim")
 

@@ -66,7 +66,7 @@ def github_report(view: RunView) -> str:
             lines.append(_error(location, title, message))
     if hidden := len(items) - len(annotated_items):
         title = f"{hidden} more failures and problems are not annotated"
-        where = f"the job's summary has the most informative of all {len(items)}, and {ELSEWHERE}"
+        where = f"the job's summary shows the most informative of {len(items)}, and {ELSEWHERE}"
         lines.append(f"::error title={_property(title)}::{_data(f'{title}: {where}')}")
     return "".join(f"{line}\n" for line in lines)
 

@@ -62,7 +62,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
             continue
         if _identity(path) in identities:
             raise UsageError(
-                f"--report {name}={path} would replace a file that is read or written beside it",
+                f"--report {name}={path} would replace another file that the command uses",
                 hint="give the report another path",
             )
         identities.add(_identity(path))

@@ -210,7 +210,7 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
         if name in names:
             raise UsageError(
                 f"two backends have the name {printable(name)}",
-                hint="name each differently, as in -b NAME=BACKEND",
+                hint="give each a different name, as in -b NAME=BACKEND",
             )
         names.add(name)
         specifications.append(specification)

@@ -176,7 +176,8 @@ def _agreement(
     if any(diff.inconclusive for diff in diffs) and (count := _inconclusive(expected, response)):
         elements = sum(diff.elements for diff in diffs)
         notes.append(
-            f"{INCONCLUSIVE}the limits of {count} of {elements} elements reach half of their values"
+            f"{INCONCLUSIVE}the tolerance reaches half of the value "
+            f"in {count} of {elements} elements"
         )
         if count == elements:
             outcome, reason = Outcome.SKIP, notes[-1]

@@ -56,7 +56,9 @@ def test_survivors_are_reported_with_an_input_that_distinguishes_them(workplace,
     assert answer.code == 1
     assert "survives" in answer.out
     assert re.search(r"an input that kills it in float64: rho -?[\d.]+,", answer.out)
-    redundant = "redundant, since other cases kill the same: weak/weak/first, weak/weak/again"
+    redundant = (
+        "redundant, because other cases kill the same mutants: weak/weak/first, weak/weak/again"
+    )
     assert redundant in " ".join(answer.out.split())
 
 

@@ -91,7 +91,7 @@ def test_case_that_uses_an_attribute_kills_the_mutant_that_ignores_it(workplace,
 def test_joined_shards_of_a_node_equal_the_complete_audit(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(WEAK)
     complete = onnxopt("audit", "weak.yaml", "-v", "-j", "2", "--json", "complete.json")
-    redundant = "redundant, since other cases kill the same: weak/weak/positive"
+    redundant = "redundant, because other cases kill the same mutants: weak/weak/positive"
     assert redundant in " ".join(complete.out.split())
     parts = []
     for part in (1, 2):

@@ -140,7 +140,7 @@ def test_markers_are_capabilities_also_with_xdist(pytester, processes):
         (["--onnxopt", "spec", "--onnxopt-backend", "unknown"], "*unknown backend*known are*"),
         (
             ["--onnxopt", CASE, "--onnxopt-backend", "a=numpy", "--onnxopt-backend", f"a={WRONG}"],
-            "*two backends have the name a; name each differently*",
+            "*two backends have the name a; give each a different name*",
         ),
         (["--onnxopt", "spec", "--onnxopt-expect", "none.yaml"], "*none.yaml*"),
         (["--onnxopt", "spec", "--onnxopt-expect", "pin.txt"], "*spec@99 is required*"),

@@ -64,7 +64,7 @@ def test_report_does_not_replace_other_files(demo, onnxopt, options):
     before = {path.name: path.read_bytes() for path in demo.glob("*.*")}
     answer = onnxopt("run", "demo.yaml", *OFF, *options)
     assert answer.code == 2
-    assert "would replace a file" in answer.err
+    assert "would replace another file" in answer.err
     assert {name: (demo / name).read_bytes() for name in before} == before
 
 

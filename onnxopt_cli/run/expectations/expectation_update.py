@@ -91,7 +91,7 @@ def update_expectations(
         update.pin()
     except FlowStyle:
         raise UsageError(
-            f"cannot update {name}: its entries must stand on lines of their own",
+            f"cannot update {name}: several entries or fields share a line",
             hint="write each entry as a list item with one field a line",
         ) from None
     if update.layer.text == before:

@@ -290,7 +290,7 @@ def test_entries_that_share_a_line_cannot_be_changed(demo, onnxopt):
     text = "onnxopt-expect: 1\nexpect: [{case: demo/demo/c, outcome: error}]\n"
     (demo / FILE).write_text(text)
     answer = onnxopt(*run_arguments("OffAtC", "--update-expect", FILE))
-    assert (answer.code, "must stand on lines of their own" in answer.err) == (2, True)
+    assert (answer.code, "several entries or fields share a line" in answer.err) == (2, True)
     assert "1 fail" in answer.out
     assert (demo / FILE).read_text() == text
 
