@@ -30,7 +30,7 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
-from onnxopt_cli.core.untrusted_files import Malformed, is_ours, read_regular_file
+from onnxopt_cli.core.untrusted_files import Malformed, is_owned, read_regular_file
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import (
     InvalidCase,
@@ -108,9 +108,9 @@ def choose(
         hint = _similar_id(word, ids)
         tell(f"no case's id matches -k {word}{'; ' * bool(hint)}{hint}")
     if failed is not None:
-        chosen, why = _failed_last(chosen, failed)
-        if why:
-            tell(why)
+        chosen, reason = _failed_last(chosen, failed)
+        if reason:
+            tell(reason)
     names = {**dict.fromkeys(filters.without, ""), **without}
     return _leave_out(chosen, names) if names else (chosen, {})
 
@@ -291,9 +291,9 @@ def _leave_out(
             raise UsageError(f"unknown capability {printable(name)!r}", hint=hint)
     needs = [set(capabilities_of(case)) for case in cases]
     left_out = {}
-    for name, why in without.items():
+    for name, reason in without.items():
         count = sum(name in need for need in needs)
-        left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(why)}{why}"
+        left_out[name] = f"{count} case{'s' * (count != 1)}{': ' * bool(reason)}{reason}"
     selected = [case for case, need in zip(cases, needs, strict=True) if need.isdisjoint(without)]
     return selected, left_out
 
@@ -364,7 +364,7 @@ def capabilities_of(case: Case) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, _Failures]:
     try:
-        if not is_ours(path.lstat()):
+        if not is_owned(path.lstat()):
             return {}
         document = read_json(read_regular_file(path, _MAX_FILE_BYTES))
         return {

@@ -33,7 +33,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.untrusted_files import (
     Malformed,
     foreign,
-    is_ours,
+    is_owned,
     is_private,
     read_regular_file,
 )
@@ -210,7 +210,9 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return the size, mtime and ctime of a regular file of this user; else an empty tuple.
+    """Return the size, mtime and ctime of a file; an empty tuple if it is not usable.
+
+    A usable file is a regular file, is owned by this user, and has one hard link.
 
     Programs cannot set the ctime.
     """
@@ -218,5 +220,5 @@ def _signature(path: Path) -> tuple[int, ...]:
         status = os.lstat(path)
     except FileNotFoundError:
         return ()
-    ours = stat.S_ISREG(status.st_mode) and is_ours(status) and status.st_nlink == 1
-    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if ours else ()
+    is_usable = stat.S_ISREG(status.st_mode) and is_owned(status) and status.st_nlink == 1
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_usable else ()

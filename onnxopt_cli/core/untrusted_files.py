@@ -235,14 +235,14 @@ def inner_parts(text: str) -> tuple[str, ...] | None:
     return path.parts
 
 
-def is_ours(status: os.stat_result) -> bool:
+def is_owned(status: os.stat_result) -> bool:
     """Return whether a file is owned by this user."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 
 def is_private(status: os.stat_result) -> bool:
     """Return whether a file is owned by this user and not accessible to others."""
-    return is_ours(status) and (os.name != "posix" or not status.st_mode & 0o077)
+    return is_owned(status) and (os.name != "posix" or not status.st_mode & 0o077)
 
 
 def foreign(path: Path) -> str:

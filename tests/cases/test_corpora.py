@@ -99,7 +99,7 @@ def stand_in(*cases):
 
 
 @pytest.fixture
-def few(monkeypatch, tmp_path):
+def node_collections(monkeypatch, tmp_path):
     """Use only two node cases and a separate cache; yield the log of collections."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
@@ -130,7 +130,7 @@ def few(monkeypatch, tmp_path):
     corpora._origin.cache_clear()
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("node_collections")
 def test_values_in_memory_are_converted_to_arrays():
     (_, a), (_, b) = node_contents()
     assert same(dict(a.inputs), {"x": np.array(2, np.float32)})
@@ -138,22 +138,22 @@ def test_values_in_memory_are_converted_to_arrays():
     assert same(dict(b.inputs), {"x": np.array(["a"], object)})
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("node_collections")
 def test_node_case_has_a_tolerance_only_if_it_differs_from_the_default():
     (_, a), (_, b) = node_contents()
     assert a.tolerance is None
     assert b.tolerance == Relative(0.5, 1e-7, Provenance.DIRECTORY)
 
 
-def test_node_cases_are_collected_once_and_then_cached(few):
+def test_node_cases_are_collected_once_and_then_cached(node_collections):
     first, second = corpus("onnx-node"), corpus("onnx-node")
-    assert len(few) == 1
+    assert len(node_collections) == 1
     assert [case.id for case in first[0]] == ["onnx-node/test_a/0", "onnx-node/test_b/0"]
     assert [case.id for case in second[0]] == [case.id for case in first[0]]
     assert second[0][1].load().tolerance.rtol == 0.5
 
 
-def test_making_node_cases_shows_progress(few, tmp_path, onnxopt, monkeypatch):
+def test_making_node_cases_shows_progress(node_collections, tmp_path, onnxopt, monkeypatch):
     (tmp_path / "sources").mkdir()
     for name in ("abs", "neg"):
         (tmp_path / "sources" / f"{name}.py").touch()
@@ -162,10 +162,10 @@ def test_making_node_cases_shows_progress(few, tmp_path, onnxopt, monkeypatch):
     progress = r"making onnx's node cases: 2 of 2, [\d.e+-]+ files/s, 0 s left"
     assert re.search(progress, onnxopt(*arguments).err)
     assert "making" not in onnxopt(*arguments).err
-    assert len(few) == 1
+    assert len(node_collections) == 1
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("node_collections")
 def test_cache_contains_no_temporary_files(tmp_path):
     corpus("onnx-node")
     (only,) = (tmp_path / "cache").iterdir()
@@ -173,13 +173,13 @@ def test_cache_contains_no_temporary_files(tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["cases", "index.json"])
-def test_incomplete_cache_is_rebuilt(few, tmp_path, lost):
+def test_incomplete_cache_is_rebuilt(node_collections, tmp_path, lost):
     corpus("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     (cache / lost).unlink()
     for _ in range(2):
         assert len(corpus("onnx-node")[0]) == 2
-        assert len(few) == 2
+        assert len(node_collections) == 2
 
 
 def alter_unseen(cache):
@@ -235,17 +235,17 @@ def replace_index(cache, text):
         lambda cache: ((cache / "index.json").unlink(), os.mkfifo(cache / "index.json")),
     ],
 )
-def test_modified_cache_is_rebuilt(few, tmp_path, attack):
+def test_modified_cache_is_rebuilt(node_collections, tmp_path, attack):
     before = read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     attack(cache)
     after = read_all("onnx-node")
-    assert len(few) == 2
+    assert len(node_collections) == 2
     assert list(after) == list(before)
     assert all(same(dict(after[test].stored), dict(before[test].stored)) for test in before)
     # The rebuilt cache is valid.
     read_all("onnx-node")
-    assert len(few) == 2
+    assert len(node_collections) == 2
     assert sorted(path.name for path in cache.iterdir()) == ["cases", "index.json"]
 
 
@@ -265,28 +265,28 @@ def link_to_elsewhere(cache):
     ],
 )
 def test_cache_that_others_can_write_to_is_not_used(
-    few, tmp_path, monkeypatch, caplog, expose, reason
+    node_collections, tmp_path, monkeypatch, caplog, expose, reason
 ):
     monkeypatch.setattr(cache_module, "_reported", set())
     before = read_all("onnx-node")
     (cache,) = (tmp_path / "cache").iterdir()
     expose(cache)
     assert list(read_all("onnx-node")) == list(before)
-    assert len(few) == 2
+    assert len(node_collections) == 2
     assert reason in caplog.text
 
 
-def test_cache_without_a_test_of_onnx_s_sources_is_rebuilt(few, tmp_path):
+def test_cache_without_a_test_of_onnx_s_sources_is_rebuilt(node_collections, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
     corpora._origin.cache_clear()
     for collections in (1, 2):
         read_all("onnx-node")
-        assert len(few) == collections
+        assert len(node_collections) == collections
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs modes")
-def test_cache_is_accessible_only_to_its_user(few, tmp_path, monkeypatch):
+def test_cache_is_accessible_only_to_its_user(node_collections, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "new" / "cache"))
     read_all("onnx-node")
     (cache,) = (tmp_path / "new" / "cache").iterdir()
@@ -294,7 +294,7 @@ def test_cache_is_accessible_only_to_its_user(few, tmp_path, monkeypatch):
     assert modes == [0o700, 0o700, 0o700]
 
 
-def test_lock_that_is_never_released_does_not_block(few, monkeypatch):
+def test_lock_that_is_never_released_does_not_block(node_collections, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(cache_module, "_LOCK_SECONDS", 0.2)
     read_all("onnx-node")
@@ -317,7 +317,7 @@ def test_onnx_s_sources_name_most_of_its_tests():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a device")
-def test_missing_cache_is_reported_once(few, onnxopt, monkeypatch, caplog):
+def test_missing_cache_is_reported_once(node_collections, onnxopt, monkeypatch, caplog):
     monkeypatch.setenv(CACHE_VARIABLE, "/dev/null")
     monkeypatch.setattr(cache_module, "_reported", set())
     answer = onnxopt("list", "onnx-node/test_a", "onnx-node/test_b")
@@ -327,7 +327,7 @@ def test_missing_cache_is_reported_once(few, onnxopt, monkeypatch, caplog):
     assert "ONNXOPT_CACHE_DIR" in caplog.text
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("node_collections")
 def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
     (tmp_path / "cache").write_text("a file where the folder would be")
     cases, problems = corpus("onnx-node")
@@ -337,7 +337,7 @@ def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
     assert cases[1].load().tolerance.rtol == 0.5
 
 
-def test_concurrent_runs_share_one_cache(few, tmp_path, monkeypatch):
+def test_concurrent_runs_share_one_cache(node_collections, tmp_path, monkeypatch):
     # All runs start to write before the first one has finished.
     barrier = threading.Barrier(4)
     write = corpora._write_cases
@@ -354,10 +354,10 @@ def test_concurrent_runs_share_one_cache(few, tmp_path, monkeypatch):
     }
     assert len(list((tmp_path / "cache").iterdir())) == 1
     read_all("onnx-node")
-    assert len(few) == 4
+    assert len(node_collections) == 4
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("node_collections")
 def test_output_of_onnx_during_collection_is_suppressed(monkeypatch, capfd):
 
     def noisy():

@@ -177,8 +177,8 @@ def test_generated_nodes_of_all_versions_are_not_excluded(operator):
                     attribute_message(schema, name, value)
                     for name, value in generated.attributes.items()
                 )
-                why = excluded_input(node, generated.values, is_model=True)
-                assert not why, (schema.since_version, seed, why)
+                fault = excluded_input(node, generated.values, is_model=True)
+                assert not fault, (schema.since_version, seed, fault)
 
 
 def test_computed_index_out_of_bounds_is_excluded():

@@ -68,9 +68,9 @@ class Run:
         assert "internal error" not in self.err
         return self
 
-    def survivors(self, patience: float = 30) -> list[Process]:
-        """Return the processes of this run that have not ended after ``patience`` seconds."""
-        end = time.monotonic() + patience
+    def survivors(self, seconds: float = 30) -> list[Process]:
+        """Return the processes of this run that have not ended after ``seconds``."""
+        end = time.monotonic() + seconds
         while (processes := self._alive()) and time.monotonic() < end:
             time.sleep(0.05)
         return processes
@@ -159,9 +159,9 @@ def run_in_turn(
     return run
 
 
-def require(run: Run, way: str, outcome: str, says: str = "") -> None:
+def require(run: Run, way: str, outcome: str, message: str = "") -> None:
     """Check that a misbehaviour affects its own case and no other."""
     assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
     assert run.outcomes[way] == outcome, run.results[way]
     result = run.results[way]
-    assert says in result["message"] + json.dumps(result["outputs"])
+    assert message in result["message"] + json.dumps(result["outputs"])

@@ -49,8 +49,8 @@ def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
     """Return the diff of an output of two elements; by default the second is wrong."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
     error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
-    got = np.array(actual, dtype=np.float32)
-    return compare_outputs({name: expected}, [got], lambda _: error_bound)[0]
+    returned = np.array(actual, dtype=np.float32)
+    return compare_outputs({name: expected}, [returned], lambda _: error_bound)[0]
 
 
 def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):

@@ -73,13 +73,13 @@ def shares(derived_output, output):
     """Return error / bound of each element; inf if an expected NaN or Inf is missing."""
     assert output.dtype == derived_output.expected.dtype
     assert output.shape == derived_output.expected.shape
-    met = (output == derived_output.expected) | (
+    as_expected = (output == derived_output.expected) | (
         np.isnan(output) & np.isnan(derived_output.expected)
     )
     with np.errstate(all="ignore"):
         share = np.abs(output.astype(WIDEST_TYPE) - derived_output.value) / derived_output.error
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
-    exact = met & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
+    exact = as_expected & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
     used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
     # NaN or the opposite infinity may also be accepted.
     return (

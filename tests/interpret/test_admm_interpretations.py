@@ -23,9 +23,11 @@ each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator
 
 def judge_of(call, factor=1.0):
     """Return a function that tells whether outputs of a call are within the derived tolerance."""
-    derived_outputs = {f"output {index}": it for index, it in enumerate(bound(call, factor))}
-    expected = {name: it.expected for name, it in derived_outputs.items()}
-    error_bounds = {name: it.error_bound for name, it in derived_outputs.items()}
+    derived_outputs = {
+        f"output {index}": output for index, output in enumerate(bound(call, factor))
+    }
+    expected = {name: output.expected for name, output in derived_outputs.items()}
+    error_bounds = {name: output.error_bound for name, output in derived_outputs.items()}
     return lambda outputs: largest_share(expected, outputs, error_bounds.get) <= 1
 
 

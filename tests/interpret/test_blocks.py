@@ -172,10 +172,10 @@ def compare_parts(content, location, random, monkeypatch):
                 block_element.index,
                 str(block_element.actual),
             )
-        unlike = dict.fromkeys(
+        ignored = dict.fromkeys(
             ("tolerance_used", "tolerance_used_median", "inconclusive", "worst", "tolerance")
         )
-        assert replace(parts, **unlike) == replace(unsplit, **unlike)
+        assert replace(parts, **ignored) == replace(unsplit, **ignored)
         yield unsplit.mismatches > 0, unsplit.tolerance_used > 0
 
 
@@ -260,10 +260,10 @@ def test_reductions_of_blocks_equal_those_of_complete_tensors(name, formula, mon
         tensor[::3] = np.round(tensor[::3], 2)
     call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
     assert evaluate_module.has_blocks(call)
-    mine, part = evaluate(call), evaluate_module.in_parts(call)
+    outputs, part = evaluate(call), evaluate_module.in_parts(call)
     blocks = bound(part.at(np.arange(COUNT)), wide=evaluate_module.enough_for(call))
     monkeypatch.setattr(evaluate_module, "LARGE_ELEMENTS", 10**9)
-    for output, unsplit in zip(mine, evaluate(call), strict=True):
+    for output, unsplit in zip(outputs, evaluate(call), strict=True):
         np.testing.assert_array_equal(output, unsplit, strict=True)
     for block, unsplit in zip(blocks, bound(call), strict=True):
         np.testing.assert_allclose(block.error, unsplit.error, rtol=1e-6)

@@ -291,9 +291,9 @@ def test_powers_of_beta_may_be_rounded_to_float32_where_an_input_is_float32(rate
     )[0]
     exact = 1 - np.longdouble(beta) ** T
     through_float32 = 1 - np.longdouble(np.float32(np.float64(beta) ** T))
-    off = X_new.value * np.sqrt(through_float32 / exact) - X_new.value
-    assert abs(off / X_new.value) > 4.9e-5
-    assert (abs(off) <= X_new.limit) == accepted
+    distance = X_new.value * np.sqrt(through_float32 / exact) - X_new.value
+    assert abs(distance / X_new.value) > 4.9e-5
+    assert (abs(distance) <= X_new.limit) == accepted
 
 
 def test_attribute_may_be_rounded_to_the_type_of_a_float32_rate():
@@ -325,11 +325,11 @@ def test_error_of_a_root_near_zero_follows_from_its_radicand():
     X = np.nextafter(np.float32(3), np.float32([4, 5, 6])) + np.float32([0, 1, 2]) * 2.0**-22
     below, root = judged(radicand, X, G), judged(lambda X, G: np.sqrt(radicand(X, G)), X, G)
     assert (below.value > below.error).any()
-    for value, error, off in zip(below.value, below.error, root.error, strict=True):
+    for value, error, root_error in zip(below.value, below.error, root.error, strict=True):
         if value > error:
-            assert off >= np.sqrt(value) - np.sqrt(value - 0.99 * error)
+            assert root_error >= np.sqrt(value) - np.sqrt(value - 0.99 * error)
         else:
-            assert np.isinf(off)
+            assert np.isinf(root_error)
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [(np.float32, False), (np.float64, True)])

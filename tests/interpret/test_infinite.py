@@ -154,9 +154,9 @@ def test_subtracted_decay_may_turn_a_division_by_zero_into_nan(workplace, onnxop
 
 
 def test_one_reformulation_may_absorb_a_gradient_where_another_yields_nan(workplace, onnxopt):
-    beside = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
-    beside = beside.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
-    (workplace / "one.yaml").write_text(beside.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
+    text = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
+    text = text.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
+    (workplace / "one.yaml").write_text(text.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
     assert onnxopt("run", "one.yaml", "-b", f"{REFORMULATED}:Keras").code == 0
     answer = onnxopt(
         "run", "one.yaml", "-v", "--no-explain", "-b", f"{REFORMULATED}:ZeroForInfinity"

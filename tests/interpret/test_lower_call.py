@@ -129,12 +129,12 @@ def nodes(draw):
 def assert_holds(model, inputs, results):
     call = bound_call(model, inputs)
     expected = evaluate(call)
-    for bounds, want, got in zip(enclosures(call), expected, results, strict=True):
-        assert got.dtype == want.dtype
-        assert got.shape == want.shape
+    for bounds, expected_output, actual in zip(enclosures(call), expected, results, strict=True):
+        assert actual.dtype == expected_output.dtype
+        assert actual.shape == expected_output.shape
         assert np.all(np.isfinite(bounds.high - bounds.low))
-        assert np.all(bounds.holds(want))
-        assert np.all(bounds.holds(got))
+        assert np.all(bounds.holds(expected_output))
+        assert np.all(bounds.holds(actual))
 
 
 @runtimes
@@ -200,8 +200,8 @@ def test_outputs_without_a_name_are_not_computed(runtime):
     lowered = lower(model).model
     assert "Sqrt" not in {node.op_type for node in lowered.graph.node}
     assert len(lowered.graph.node) < all_nodes / 2
-    (got,) = runtime(lowered, inputs)
-    np.testing.assert_allclose(got, evaluate(bound_call(model, inputs))[1], rtol=1e-6)
+    (actual,) = runtime(lowered, inputs)
+    np.testing.assert_allclose(actual, evaluate(bound_call(model, inputs))[1], rtol=1e-6)
 
 
 @runtimes
@@ -214,8 +214,10 @@ def test_nan_and_infinity_are_as_in_the_formula(runtime, operator, special):
         tensors[place][1] = special
         model, inputs = one_node(operator, tensors)
         expected = evaluate(bound_call(model, inputs))
-        for want, got in zip(expected, runtime(lower(model).model, inputs), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5, equal_nan=True)
+        for expected_output, actual in zip(
+            expected, runtime(lower(model).model, inputs), strict=True
+        ):
+            np.testing.assert_allclose(actual, expected_output, rtol=1e-5, equal_nan=True)
 
 
 @runtimes

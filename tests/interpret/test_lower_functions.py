@@ -18,9 +18,9 @@ def test_only_functions_with_formula_operators_are_inlined(runtime):
     lowered = checked(model)
     assert [function.name for function in lowered.functions] == ["plain"]
     R, T, X, G, V = VALUES
-    (got,) = runtime(lowered, VALUES)
+    (actual,) = runtime(lowered, VALUES)
     B = sum(momentum(R, T, -X, G, V, alpha=0.75))
-    np.testing.assert_array_equal(got, sum(momentum(R, T, B, G, V, alpha=0.5)))
+    np.testing.assert_array_equal(actual, sum(momentum(R, T, B, G, V, alpha=0.5)))
 
 
 @runtimes
@@ -33,8 +33,8 @@ def test_functions_called_in_a_subgraph_are_inlined_there(runtime):
         >
     }} {FUNCTIONS}""")
     R, T, X, G, V = VALUES
-    (got,) = runtime(checked(model), [*VALUES, np.array(True)])
-    np.testing.assert_array_equal(got, sum(momentum(R, T, X, G, V, alpha=0.75)))
+    (actual,) = runtime(checked(model), [*VALUES, np.array(True)])
+    np.testing.assert_array_equal(actual, sum(momentum(R, T, X, G, V, alpha=0.75)))
 
 
 def test_model_imports_the_opsets_of_inlined_functions():
@@ -116,5 +116,5 @@ inner <alpha: float = 0.75> (R, T, X, G, V) => (Z) {{
         norm_coefficient = 0.125> (R, T, X, G, V)
     Z = Add (Y, W)
 }}""")
-    (got,) = runtime(checked(model), VALUES)
-    np.testing.assert_array_equal(got, sum(momentum(*VALUES, alpha=0.75)))
+    (actual,) = runtime(checked(model), VALUES)
+    np.testing.assert_array_equal(actual, sum(momentum(*VALUES, alpha=0.75)))

@@ -33,9 +33,9 @@ def test_nodes_in_the_branches_of_an_if_take_types_from_outside(runtime, conditi
         >
     }}""")
     R, T, X, G, V = VALUES
-    (got,) = runtime(checked(model), [*VALUES, np.array(condition)])
+    (actual,) = runtime(checked(model), [*VALUES, np.array(condition)])
     Z = X + G
-    np.testing.assert_array_equal(got, momentum(R, T, Z if condition else -Z, G, V)[0])
+    np.testing.assert_array_equal(actual, momentum(R, T, Z if condition else -Z, G, V)[0])
 
 
 @runtimes
@@ -48,10 +48,10 @@ def test_node_in_a_loop_body_carries_its_state(runtime):
         }}>
     }}""")
     R, _, X, G, V = VALUES
-    got = runtime(checked(model), [*VALUES, np.array(3), np.array(True)])
+    actual = runtime(checked(model), [*VALUES, np.array(3), np.array(True)])
     for step in range(3):
         X, V = momentum(R, step, X, G, V)
-    np.testing.assert_array_equal(got, [X, V])
+    np.testing.assert_array_equal(actual, [X, V])
 
 
 @runtimes
@@ -70,13 +70,13 @@ def test_node_in_a_scan_body_takes_a_gradient_in_each_step(runtime):
         value.ClearField("type")
     R, T, X, _, V = VALUES
     Gs = np.arange(6, dtype=np.float32).reshape(3, 2)
-    got = runtime(checked(model), [*VALUES, Gs])
+    actual = runtime(checked(model), [*VALUES, Gs])
     steps = []
     for G in Gs:
         X, V = momentum(R, T, X, G, V)
         steps.append(X)
-    for have, want in zip(got, (X, V, steps), strict=True):
-        np.testing.assert_array_equal(have, want)
+    for actual_output, expected in zip(actual, (X, V, steps), strict=True):
+        np.testing.assert_array_equal(actual_output, expected)
 
 
 @runtimes
@@ -100,10 +100,10 @@ def test_consecutive_nodes_with_other_nodes_between_are_lowered(runtime):
 
     G = np.abs(G)
     A, B, C, D, E, F = step(X, Y, G, H, G, H, G, H)
-    want = step(-A, B, C, D, C, H, E, F * F)[:2]
-    got = runtime(checked(model), inputs)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
-    np.testing.assert_allclose(got[1], want[1], rtol=1e-7)
+    expected = step(-A, B, C, D, C, H, E, F * F)[:2]
+    actual = runtime(checked(model), inputs)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-7)
 
 
 @runtimes
@@ -112,9 +112,9 @@ def test_tensor_of_unknown_rank_keeps_its_shape(runtime):
         Z = Reshape (X, S)
         Y, W = MOMENTUM (R, T, Z, G, V)
     }}""")
-    (got,) = runtime(checked(model), [*VALUES, np.array([1, 2])])
+    (actual,) = runtime(checked(model), [*VALUES, np.array([1, 2])])
     R, T, X, G, V = VALUES
-    np.testing.assert_array_equal(got, momentum(R, T, X.reshape(1, 2), G, V)[0])
+    np.testing.assert_array_equal(actual, momentum(R, T, X.reshape(1, 2), G, V)[0])
 
 
 def test_types_are_inferred_after_operators_without_a_schema_are_lowered(monkeypatch):
@@ -130,10 +130,10 @@ def test_types_are_inferred_after_operators_without_a_schema_are_lowered(monkeyp
     }}""")
     lowered = lower(model)
     assert lowered.replaced == ("Momentum", "Momentum")
-    (got,) = ReferenceEvaluator(lowered.model).run(None, dict(zip("RTXGV", VALUES, strict=True)))
+    (actual,) = ReferenceEvaluator(lowered.model).run(None, dict(zip("RTXGV", VALUES, strict=True)))
     R, T, X, G, V = VALUES
     A, B = momentum(R, T, X, G, V)
-    np.testing.assert_array_equal(got, momentum(R, T, -A, G, B)[0])
+    np.testing.assert_array_equal(actual, momentum(R, T, -A, G, B)[0])
 
 
 def test_tensor_whose_type_cannot_be_inferred_is_named():
@@ -158,8 +158,8 @@ def test_initializers_may_be_operands(empty):
     model.graph.initializer.append(constant)
     lowered = checked(model)
     assert lowered.graph.initializer == model.graph.initializer
-    (got,) = ReferenceEvaluator(lowered).run(None, dict(zip("RTXG", VALUES[:4], strict=True)))
-    np.testing.assert_array_equal(got, momentum(*VALUES)[0])
+    (actual,) = ReferenceEvaluator(lowered).run(None, dict(zip("RTXG", VALUES[:4], strict=True)))
+    np.testing.assert_array_equal(actual, momentum(*VALUES)[0])
 
 
 @runtimes

@@ -24,10 +24,10 @@ def assert_unchanged(runtime, formula, outputs, inputs, **options):
     """Assert that a lowered formula is bitwise equal to the formula."""
     operator = operator_of(formula, outputs)
     expected = evaluate(bind(operator, inputs, {}))
-    got = runtime(lowered(operator, inputs, **options), inputs)
-    for want, have in zip(expected, got, strict=True):
-        assert have.dtype == want.dtype
-        np.testing.assert_array_equal(have, want)
+    actual = runtime(lowered(operator, inputs, **options), inputs)
+    for expected_output, actual_output in zip(expected, actual, strict=True):
+        assert actual_output.dtype == expected_output.dtype
+        np.testing.assert_array_equal(actual_output, expected_output)
 
 
 def every_pair(dtype):
@@ -102,8 +102,8 @@ def test_value_is_rounded_to_the_type_of_each_tensor_that_it_multiplies(runtime)
 
     # T is representable in double, and not in float32.
     inputs = [np.array(2**24 + 1), np.ones(2, np.float32), np.ones(2)]
-    (got,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
-    np.testing.assert_array_equal(got, np.ones(2, np.float32))
+    (actual,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
+    np.testing.assert_array_equal(actual, np.ones(2, np.float32))
 
 
 @runtimes

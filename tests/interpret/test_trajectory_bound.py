@@ -20,7 +20,7 @@ from onnxopt_cli.operators.registry import registry
 FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
 
-def walked(trajectory, implementation):
+def step_outputs(trajectory, implementation):
     """Yield the outputs of each step of an implementation, which become its next inputs."""
     names = [value.name for value in trajectory.model.graph.output]
     state = trajectory.state
@@ -33,10 +33,10 @@ def walked(trajectory, implementation):
         yield outputs
 
 
-def largest_share(trajectory, walk):
+def largest_share(trajectory, outputs_by_step):
     derived_outputs = bound_trajectory(trajectory)
     share = 0.0
-    for row, outputs in enumerate(walk):
+    for row, outputs in enumerate(outputs_by_step):
         for name, value in outputs.items():
             distance = np.abs(np.float64(value - derived_outputs[name].value[row]))
             error = derived_outputs[name].error[row]
@@ -52,8 +52,8 @@ def test_no_reformulation_exceeds_the_propagated_bound(tmp_path, operator, gradi
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], 30))
     for reformulation in reformulations(registry().named(operator)):
         if reformulation.name not in FOREIGN:
-            walk = walked(steps.trajectory, reformulation)
-            assert largest_share(steps.trajectory, walk) <= 1, reformulation.name
+            outputs_by_step = step_outputs(steps.trajectory, reformulation)
+            assert largest_share(steps.trajectory, outputs_by_step) <= 1, reformulation.name
 
 
 @pytest.mark.slow
@@ -74,27 +74,29 @@ def test_no_reformulation_exceeds_the_propagated_bound_from_any_start(
         operator, GRADIENTS[gradient], 24, start=f"R: {rate!r}, T: {count}, {rest}"
     )
     steps, _ = contents(tmp_path_factory.mktemp("walk"), text)
-    right = [
+    reformulations_here = [
         reformulation
         for reformulation in reformulations(registry().named(operator))
         if reformulation.name not in FOREIGN
     ]
-    reformulation = right[index % len(right)]
-    assert largest_share(steps.trajectory, walked(steps.trajectory, reformulation)) <= 1, (
+    reformulation = reformulations_here[index % len(reformulations_here)]
+    assert largest_share(steps.trajectory, step_outputs(steps.trajectory, reformulation)) <= 1, (
         reformulation.name
     )
 
 
 def test_error_multiplied_by_a_gradient_grows_until_it_is_inconclusive(tmp_path):
-    steep = "{quadratic: {curvature: 30, center: 1}}"
+    gradient = "{quadratic: {curvature: 30, center: 1}}"
     start = "R: 0.05, T: 0, X: [1.5, -0.7], V: [0, 0]"
-    steps, _ = contents(tmp_path, trajectory_text("Momentum", steep, 60, start=start))
+    steps, _ = contents(tmp_path, trajectory_text("Momentum", gradient, 60, start=start))
     derived_output = bound_trajectory(steps.trajectory)["X_new"]
     inconclusive = derived_output.branch.inconclusive.any(axis=1)
     assert not inconclusive[0]
     assert inconclusive[-1]
-    calm, _ = contents(tmp_path, trajectory_text("Momentum", GRADIENTS["list"], 60, start=start))
-    assert not bound_trajectory(calm.trajectory)["X_new"].inconclusive
+    without_feedback, _ = contents(
+        tmp_path, trajectory_text("Momentum", GRADIENTS["list"], 60, start=start)
+    )
+    assert not bound_trajectory(without_feedback.trajectory)["X_new"].inconclusive
 
 
 def test_error_that_is_not_multiplied_grows_by_one_rounding_per_step(tmp_path):

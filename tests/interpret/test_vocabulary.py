@@ -109,10 +109,10 @@ def judged(function, X, Y):
 def test_quads_agree_with_long_doubles(function, values):
     X, Y = np.array(values).reshape(-1, 2).T
     call = bind(operator_of(formula_of(function), 1), [np.array(3), X, Y], {})
-    (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
-    assert np.array_equal(evaluate(call, QUAD)[0], mine.expected, equal_nan=True)
-    assert np.all(within(mine, theirs.expected))
-    assert np.all(within(theirs, mine.expected))
+    (of_quads,), (of_long_doubles,) = bound(call, wide=QUAD), bound(call)
+    assert np.array_equal(evaluate(call, QUAD)[0], of_quads.expected, equal_nan=True)
+    assert np.all(within(of_quads, of_long_doubles.expected))
+    assert np.all(within(of_long_doubles, of_quads.expected))
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (0, 0)])
@@ -122,9 +122,9 @@ def test_quads_are_multiplied_as_matrices_in_any_memory_layout(shape):
     )
     operator = operator_of(lambda _, X, Y: (np.matmul(np.where(X > Y, X, Y), Y),), 1)
     call = bind(operator, [np.array(3), X, Y], {})
-    (mine,), (theirs,) = bound(call, wide=QUAD), bound(call)
-    np.testing.assert_allclose(evaluate(call, QUAD)[0], theirs.expected, rtol=1e-15)
-    np.testing.assert_allclose(mine.expected, theirs.expected, rtol=1e-15)
+    (of_quads,), (of_long_doubles,) = bound(call, wide=QUAD), bound(call)
+    np.testing.assert_allclose(evaluate(call, QUAD)[0], of_long_doubles.expected, rtol=1e-15)
+    np.testing.assert_allclose(of_quads.expected, of_long_doubles.expected, rtol=1e-15)
 
 
 def within(derived_output, output):
@@ -132,9 +132,9 @@ def within(derived_output, output):
     accepted = False
     with np.errstate(all="ignore"):
         for each in filter(None, (derived_output, derived_output.otherwise)):
-            off = np.abs(output.astype(np.longdouble) - each.value)
-            alike = (output == each.value) | (np.isnan(output) & np.isnan(each.value))
-            accepted = accepted | alike | (off <= each.error) | np.isinf(each.error)
+            distance = np.abs(output.astype(np.longdouble) - each.value)
+            is_equal = (output == each.value) | (np.isnan(output) & np.isnan(each.value))
+            accepted = accepted | is_equal | (distance <= each.error) | np.isinf(each.error)
     return accepted
 
 

@@ -65,7 +65,7 @@ import numpy as np
 class Backend:
     def run(self, model, inputs):
         R, X, G, M = inputs.values()
-        a = {it.name: np.float32(it.f) for it in model.graph.node[0].attribute}
+        a = {item.name: np.float32(item.f) for item in model.graph.node[0].attribute}
         blend = a["beta1"] * M + (1 - a["beta1"]) * G
         return [X - R * (blend + a["decay"] * X), a["beta2"] * M + (1 - a["beta2"]) * G]
 """
@@ -111,7 +111,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(call, name):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("    formula=lion,\n", "", r"lion.py:21 does not run: TypeError.*'formula'"),
         ("import numpy as np", "import numpy as", r"lion.py:1 does not run: SyntaxError"),
@@ -149,7 +149,7 @@ def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(call, name):
         ('name="Lion"', 'name="Lion", suite="../x"', r"the suite '../x' does not consist of words"),
     ],
 )  # fmt: skip
-def test_error_in_a_file_is_reported_with_its_line(place, call, old, new, says):
+def test_error_in_a_file_is_reported_with_its_line(place, call, old, new, message):
     assert old in LION
     text = LION.replace(old, new)
     if "sinh" in new:
@@ -157,7 +157,7 @@ def test_error_in_a_file_is_reported_with_its_line(place, call, old, new, says):
     (place / "lion.py").write_text(text)
     done = call("show Lion --operators lion.py")
     assert done.code == 2
-    assert re.search(says, " ".join(done.err.split())), done.err
+    assert re.search(message, " ".join(done.err.split())), done.err
 
 
 @pytest.mark.parametrize(("added", "code"), [("np.log(1 - X)", 0), ("np.log(X * 0 - 1)", 2)])
@@ -213,11 +213,11 @@ import numpy as np
 class Backend:
     def run(self, model, inputs):
         (node,) = model.graph.node
-        a = {it.name: it.f for it in node.attribute}
+        a = {item.name: item.f for item in node.attribute}
         # Only the kinds of attributes are looked at.
         if not {"high"} <= set(a) <= {"low", "high", "share"}:
             raise ValueError("attributes")
-        if any(it.floats for it in node.attribute):
+        if any(item.floats for item in node.attribute):
             raise ValueError("attributes")
         R, S, X, G = inputs.values()
         R, S = R.reshape(()), S.reshape(())

@@ -39,8 +39,8 @@ def run(model, inputs):
     plain.CopyFrom(model)
     (node,) = plain.graph.node
     if len(node.input) == len(model.graph.input):
-        node.input[:] = [it.name for it in model.graph.input]
-    outputs = {it.name: it for it in model.graph.output}
+        node.input[:] = [info.name for info in model.graph.input]
+    outputs = {info.name: info for info in model.graph.output}
     del plain.graph.output[:]
     plain.graph.output.extend(outputs[name] for name in node.output)
     return NumpyBackend().prepare(plain).run(inputs)

@@ -402,12 +402,12 @@ def also_right_from(
         affected = ~(_equal(value, as_nan[place]) & _equal(value, as_one[place]))
         masks: list[AlsoRight] = []
         for special in (np.nan, np.inf, -np.inf):
-            yields = np.any(
+            is_possible = np.any(
                 [_equal(results[place], np.asarray(special)) for results in reformulated], axis=0
             )
             # NaN instead of a number, or an infinity instead of NaN.
-            mask = affected & yields & (np.isnan(value) != np.isnan(special))
-            mask |= yields & (value == -special)
+            mask = affected & is_possible & (np.isnan(value) != np.isnan(special))
+            mask |= is_possible & (value == -special)
             if mask.any():
                 masks.append((special, mask))
         accepted.append(masks)
