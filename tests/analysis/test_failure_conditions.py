@@ -241,9 +241,9 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
     ]
     assert (20, 40, 60) in supported
     for failing, meeting, others in supported:
-        # If each input is equally likely to fail, whether it meets the condition or not.
+        # The probability that all failing inputs meet the condition if it has no effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # If a tenth of the others fails.
+        # The probability that all others pass if a tenth of such inputs fails.
         assert 0.9**others < 0.05
 
 

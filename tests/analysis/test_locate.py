@@ -479,7 +479,7 @@ def test_functions_are_searched(locate):
     assert [item["operator"] for item in found["wrong"]] == ["LeakyRelu"]
 
 
-def test_node_that_cannot_be_judged_is_listed_and_never_right(locate):
+def test_node_that_cannot_be_judged_is_listed_and_not_counted_as_right(locate):
     nodes = [node("RandomNormalLike", "x", "a"), node("LeakyRelu", "a", "y")]
     ran, found = locate(model_of(nodes), "Right")
     assert [entry["node"] for entry in found["not_judged"]] == ["the_a"]
@@ -505,7 +505,7 @@ def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
     assert found["wrong"][0]["error_over_tolerance"] is None
 
 
-def test_training_operator_in_a_model_is_judged_by_our_formula(locate):
+def test_training_operator_in_a_model_is_judged_by_its_formula(locate):
     training = "ai.onnx.preview.training"
     attributes = {"alpha": 0.9, "beta": 0.99, "epsilon": 0.1}
     step = helper.make_node(

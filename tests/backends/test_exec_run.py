@@ -154,7 +154,7 @@ def test_command_does_not_survive_killed_runner(isolation, identity):
 
 
 def hanging(folder, **options):
-    """A command that hangs at its first case, and leaves a file named marker then."""
+    """A command that creates the file ``marker`` at its first case, and then hangs."""
     return spec("hangs", folder / "marker", **options)
 
 

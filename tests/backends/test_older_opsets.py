@@ -63,19 +63,19 @@ def offered(*arguments, **options):
         # Opset 13 added bfloat16, opset 14 integers.
         ([14, 13], ("Relu", ["x"], 22), {"element_type": TensorProto.BFLOAT16}),
         ([14], ("Relu", ["x"], 22), {"element_type": TensorProto.INT32}),
-        # Before opset 13, the input was reshaped to a matrix.
+        # Before opset 13, Softmax reshaped its input to a matrix.
         ([13], ("Softmax", ["x"], 22), {"axis": 1}),
         ([13], ("Softmax", ["x"], 22), {}),
-        # An attribute that older schemas lack: with its default, then with another value.
+        # Schemas before opset 10 lack ceil_mode. Without it, nodes have its default, 0.
         ([19, 11, 10, 7], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 0}),
         ([19, 11, 10], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 1}),
-        # Axes became an input.
+        # In opset 18, the axes became an input.
         ([], ("ReduceMean", ["x", "axes"], 18), {}),
         ([13, 11], ("ReduceMean", ["x"], 18), {}),
         ([], ("Gelu", ["x"], 20), {}),
     ],
 )
-def test_offered_opsets(versions, arguments, options):
+def test_models_are_offered_in_older_opsets_that_compute_the_same(versions, arguments, options):
     assert offered(*arguments, **options) == versions
 
 

@@ -101,7 +101,7 @@ def test_unrecognised_error_stays_an_error(run, name):
         (spec("hangs", "marker", timeout=2) + ",unsupported=.", "timeout"),
     ],
 )
-def test_breakdown_is_never_unsupported(run, backend, outcome):
+def test_process_that_ends_hangs_or_exhausts_memory_is_never_unsupported(run, backend, outcome):
     assert run(backend, "--timeout", "3", isolation="process")["outcome"] == outcome
 
 
@@ -149,7 +149,7 @@ def test_command_states_pattern_in_hello(run, stated, answer, outcome, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnx-reference"])
-def test_built_in_backends_have_the_option_too(run, name):
+def test_built_in_backends_accept_patterns_of_unsupported_messages(run, name):
     if name == "onnxruntime":
         pytest.importorskip("onnxruntime")
     assert run(f"{name},unsupported=of no use")["outcome"] in {"pass", "fail"}

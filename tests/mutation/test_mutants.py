@@ -94,7 +94,7 @@ def test_branches_of_an_if_are_exchanged_and_changed():
     assert "X_new = X - R / V_new" in statements(MOMENTUM)
 
 
-def test_names_are_not_used_before_assignment():
+def test_mutants_use_no_name_before_its_assignment():
     assert not any(text.startswith("G_regularized = V_new") for text in statements(ADAM))
 
 

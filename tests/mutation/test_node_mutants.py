@@ -74,7 +74,7 @@ def test_mutant_computes_another_node(name, attributes):
     "name",
     ["auto_pad ignored", "pads reversed", "dilations sorted", "X without NaN", "group ignored"],
 )
-def test_mutant_without_an_effect_on_a_node_yields_no_outputs(name):
+def test_mutant_without_an_effect_on_a_node_returns_no_outputs(name):
     assert outputs_of(name, *conv(dilations=[2, 3])) is None
 
 
@@ -98,7 +98,7 @@ def test_axes_that_became_an_input_are_an_attribute_in_an_earlier_version():
     np.testing.assert_allclose(output, x.sum(axis=(1, 3)), rtol=1e-6)
 
 
-def test_softmax_of_an_earlier_version_flattens():
+def test_softmax_of_an_earlier_version_normalizes_over_all_later_axes():
     model, inputs = node_model("Softmax", (X,), axis=1)
     (output,) = outputs_of("as in version 11", model, inputs)
     np.testing.assert_allclose(output.sum(axis=(1, 2, 3)), 1, rtol=1e-6)

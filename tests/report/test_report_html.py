@@ -166,7 +166,8 @@ def test_expected_failures_are_counted_and_apart_from_failures():
     ]
     source = rendered("html", record(result(), *failing))
     text = words(source)
-    assert text.count("1 pass, 145 expected failures") == 3  # the run, the backend, the operator
+    # The counts of the run, of the backend and of the operator are equal.
+    assert text.count("1 pass, 145 expected failures") == 3
     assert section(source, "failures").endswith("None.")
     assert "145 Adam: X_new off" in section(source, "known")
 

@@ -54,7 +54,7 @@ def plain(node):
 
 
 def test_cases_change_only_with_the_version_of_their_suite():
-    """After a change of version and a new ``onnxopt generate``, run this file as a script."""
+    """After a new version and ``onnxopt generate``, this file as a script records the digests."""
     recorded = json.loads(DIGESTS.read_text())
     assert suite_digests() == recorded, "increase the version of the suite that has changed"
 

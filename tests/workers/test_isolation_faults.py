@@ -157,7 +157,7 @@ def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
     assert run.survivors() == []
 
 
-def test_late_duplicate_response_is_not_taken_for_that_of_a_later_case(tmp_path):
+def test_late_duplicate_response_is_not_assigned_to_a_later_case(tmp_path):
     rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
     run = run_to_end(tmp_path, "RespondsAgainMuchLater")
@@ -165,7 +165,7 @@ def test_late_duplicate_response_is_not_taken_for_that_of_a_later_case(tmp_path)
     assert run.code == 1
 
 
-def test_only_the_end_of_an_output_flood_is_held():
+def test_only_the_end_of_a_flood_of_output_is_kept():
     read_end, write_end = os.pipe()
     printed = Printed(read_end)
     tracemalloc.start()

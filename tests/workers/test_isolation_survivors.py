@@ -185,7 +185,7 @@ def without_proc():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", [without_proc, lambda: [*without_proc()[:1], "-pf", "--"]])
-def test_no_process_survives_without_proc_and_weakness_is_reported(tmp_path, prefix):
+def test_no_process_survives_without_proc_and_weaker_isolation_is_reported(tmp_path, prefix):
     ways = ("sleeps", "is_well_kept")
     options = ("--timeout", "5", "--log", "log.jsonl")
     run = run_in_turn(tmp_path, ways, *options, plugin=SURVIVORS, prefix=prefix())
@@ -214,7 +214,7 @@ def test_descendants_are_found_and_killed_through_psutil(monkeypatch):
     assert not any(map(processes.resident, child_processes))
 
 
-def test_full_isolation_is_not_mentioned(demo):
+def test_message_about_isolation_is_absent_if_it_is_complete(demo):
     run = run_to_end(demo, f"python:{HOSTILE}:Well")
     assert "isolation" not in run.err
     assert '"isolation": "weaker' not in run.report.read_text()

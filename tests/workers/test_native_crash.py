@@ -205,7 +205,7 @@ def test_model_that_crashes_onnx_is_not_lowered(workplace, onnxopt, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["list", "audit", "run"])
-def test_no_command_crashes_on_such_a_model(workplace, command):
+def test_no_command_crashes_on_a_model_that_crashes_onnx(workplace, command):
     write(workplace / "some" / "crashing", split())
     (workplace / "crashing.yaml").write_text(YAML)
     done = run_command(command, "crashing.yaml", "some", cwd=workplace)

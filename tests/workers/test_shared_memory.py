@@ -132,7 +132,7 @@ class Backend:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
 def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
-    """A backend may keep its outputs without a rerun; it runs before stored outputs are checked."""
+    """The case runs once, whether its stored outputs are right or invalid."""
     (workplace / "plugin.py").write_text(ADAGRAD.replace("RUNS", repr(str(workplace / "runs"))))
     count, names = 9 << 20, ["R", "T", "X", "G", "H"]
     large = np.random.default_rng(1).random(count, np.float32)

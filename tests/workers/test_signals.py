@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 @pytest.mark.slow
-def test_signals_at_random_moments_leave_nothing_and_logs_resume():
+def test_signals_at_random_moments_leave_no_process_and_logs_resume():
     count = os.environ.get("ONNXOPT_SIGNALS", "2")
     script = REPOSITORY / "scripts" / "signal_runs.py"
     done = subprocess.run(
