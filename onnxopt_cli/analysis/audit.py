@@ -76,7 +76,11 @@ class AuditedCase:
 
     @cached_property
     def order(self) -> tuple[bool, int]:
-        """Sort key: small cases in double first, with the most elements first; they reject most."""
+        """Sort key: cases that reject the most mutants come first.
+
+        These are small cases in double, of which those with more elements come first. Among the
+        other cases, those with fewer elements come first.
+        """
         outputs = self.expected.outputs.values()
         doubles = all(getattr(value, "dtype", None) == np.float64 for value in outputs)
         elements = self.call.size

@@ -88,30 +88,33 @@ SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
 #: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
 #: share of the backend's wrong results equals those of the mistake.
 MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
-#: Changes of the formula: seconds for trying them, how many are tested on generated inputs without
-#: and with a condition, and failing cases from which their constants are determined.
+#: Changes of the formula: seconds in which they are tried; number of changes that are tested on
+#: generated inputs, once without and once with a condition; and number of failing cases from which
+#: the constants of changes are determined.
 CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
 #: A change of the formula needs this many generated inputs on which it differs from the formula and
 #: equals the backend. At most this share of such inputs may contradict it.
 MIN_ALIKE_INPUTS, MAX_UNLIKE_SHARE = 12, 0.05
-#: A change must reproduce this share of the failing cases, and may fail one other case, or this
-#: share of them.
+#: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
+#: in the second share of the passing cases.
 MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
-#: Generated inputs that are drawn to test a change of the formula.
+#: Number of inputs that are generated to test a change of the formula.
 DRAWN_FOR_CHANGE = 400
-#: Inputs near to failing cases that a mistake must reproduce before a condition is sought for it.
+#: Number of inputs near to failing cases on which a mistake is tested before its condition is
+#: sought.
 NEAR_INPUTS = 16
-#: Wrong outputs unlike those of a mistake that are allowed in addition to MAX_RIGHT_SHARE while its
-#: condition is sought.
+#: While the condition of a mistake is sought, this number of wrong outputs may differ from those of
+#: the mistake, in addition to the share MAX_RIGHT_SHARE.
 MIN_CONTRADICTING = 3
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
-#: Known mistakes for which a condition is sought, and failing cases they must all reproduce first.
+#: Number of known mistakes for which a condition is sought, and of failing cases that each of them
+#: must reproduce first.
 MAX_RESTRICTED, RESTRICTED_CASES = 4, 6
 #: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
 SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
-#: Failing cases that are run twice to see whether the outputs depend on earlier runs, and the
-#: statement if they do.
+#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; and the
+#: statement in reports if they do.
 REPEATED_CASES = 4
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
@@ -527,7 +530,7 @@ class _Search:
         return len(candidate.names), rounds, -refused
 
     def _supported_cover(self) -> list[_Candidate]:
-        """Return the cover without the mistakes that are not supported.
+        """Return the cover without mistakes for which :meth:`_is_supported` is false.
 
         A mistake is always present: the combination that reproduces a case which the mistake
         affects must contain it.
@@ -815,7 +818,7 @@ class _Search:
     ) -> bool:
         """Return whether at least half of a few failing nodes return other outputs when rerun.
 
-        A backend that keeps a state does so; no condition on the inputs describes it.
+        Such a backend keeps state, and no condition on the inputs describes its failures.
         """
         few = _spread(remaining, REPEATED_CASES)
         differing = sum(self._differs_again(observation, submit) for observation in few)
@@ -834,9 +837,10 @@ class _Search:
         )
 
     def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
-        """Return mistakes that reproduce all wrong elements, but fail passing elements, too.
+        """Return mistakes that reproduce all wrong elements, but also change right ones.
 
-        Those that fail the fewest passing cases come first: their condition is the simplest.
+        Mistakes that change the fewest passing cases come first, since conditions that restrict
+        them to the failing cases are the simplest.
         """
         few = _spread(remaining, RESTRICTED_CASES)
         mistakes = [
@@ -862,7 +866,7 @@ class _Search:
         cover: Sequence[_Candidate],
         submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
     ) -> frozenset[str]:
-        """Return the names of the first candidate that generated inputs contradict."""
+        """Return the names of the first candidate that generated inputs contradict, if any."""
         for candidate in cover:
             if candidate.mistake.rounds:
                 if not self._rounds_alike(candidate):
@@ -928,7 +932,8 @@ class _Search:
     def _rounds_alike(self, candidate: _Candidate) -> bool:
         """Return whether the backend's values are nearer to a mistake than to the expected ones.
 
-        The tolerance of a mistake that rounds is as wide as the change that its roundings make.
+        The tolerance of such a mistake is as wide as the effect of its roundings, so that agreement
+        within the tolerance does not confirm it.
         """
         shares: list[float] = []
         for observation in self._in_order(candidate.cases):

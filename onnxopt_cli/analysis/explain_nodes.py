@@ -89,8 +89,8 @@ MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
 REPEATED_RTOL = 1e-3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Costs of a mistake and of each failing case and generated node that is not explained, and the
-# largest total of the costs of cases and nodes.
+# Cost of a mistake; cost of a failing case, and of a failing generated node, that is not explained;
+# largest total of the last two.
 _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 # Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5
@@ -100,8 +100,8 @@ _MAX_RESTRICTED = 24
 _MAX_DOUBTFUL = 12
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
-# Cost of a second part of a condition. A hypothesis is a rival of the best if it costs at most this
-# much more.
+# Cost of a second part of a condition. A hypothesis whose cost exceeds that of the best one by less
+# than the second number is a rival.
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 # Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
@@ -321,7 +321,7 @@ class _NodeSearch:
     def _changes_when_repeated(self) -> bool:
         """Return whether at least half of a few failing nodes return other outputs when rerun.
 
-        A backend that keeps a state does so; no condition on a node describes it.
+        Such a backend keeps state, and no condition on a node describes its failures.
         """
         failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
         return 2 * sum(map(self._differs_again, failing)) >= len(failing)
@@ -381,7 +381,8 @@ class _NodeSearch:
     def _find_proven(self) -> bool:
         """Accept a further hypothesis that generated nodes support.
 
-        Return whether it was accepted and failing cases remain that need another one.
+        Returns:
+            Whether a hypothesis was accepted, and failing cases remain for another one.
         """
         best_text = ""
         for _ in range(ROUNDS):
@@ -417,8 +418,8 @@ class _NodeSearch:
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that do not meet the condition are right.
 
-        Failing nodes count as wrong even if another statement explains them: the remaining failing
-        case may have the same cause, and differ from them by chance.
+        A failing node counts as wrong even if another statement explains it, because the failing
+        cases that remain may have the same cause as that node.
         """
         outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
         wrong = sum(bool(sample.failed) for sample in outside)
@@ -427,8 +428,8 @@ class _NodeSearch:
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.
 
-        Otherwise that part has nothing to do with the fault. Nodes count as wrong even if another
-        statement explains them.
+        A part without which most nodes are wrong has nothing to do with the fault. Nodes count as
+        wrong even if another statement explains them.
         """
         if len(hypothesis.traits) == 1:
             return True

@@ -54,8 +54,8 @@ LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
 #: Generated inputs derive from the smaller half of the known inputs, or from this number of them.
 MIN_BASES = 8
-#: Attempts to prove a condition. Each submits this many inputs that meet the condition and as many
-#: that do not, out of at most MAX_DRAWN_TO_PROVE.
+#: Number of attempts to prove a condition. Each draws at most MAX_DRAWN_TO_PROVE inputs. It submits
+#: up to SUBMITTED_TO_PROVE that meet the condition, and as many that do not.
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 #: Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
@@ -87,7 +87,7 @@ MIN_CASES_SHARE = 0.25
 MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack only one part: the number that must pass, the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 10, 0.1
-#: The largest share of such inputs that may fail if failures have several reasons.
+#: Of inputs that lack only one part, the share that may fail if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5
@@ -341,7 +341,7 @@ class _Search:
             reach = int(np.sum(met > 0))
             paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), reach))
         paths.sort(key=lambda path: path.cost)
-        # If the same comparisons are fitted in another branch, only their thresholds differ.
+        # Paths whose conditions differ only in their thresholds count as one.
         unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
         return sorted(unique.values(), key=lambda path: path.cost)
 
@@ -515,7 +515,7 @@ class _Search:
         return None
 
     def _survives_proof(self) -> bool:
-        """Return whether new inputs agree with the conditions of the simplest path."""
+        """Return whether new inputs agree with the conditions of the plainest path."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
             # If failures have several reasons, an input may fail for another reason.
@@ -525,7 +525,7 @@ class _Search:
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """Submit inputs unlike the known ones; yield whether each meets conditions, and fails."""
+        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
@@ -588,7 +588,7 @@ class _Search:
         return bool(np.nanmean(shares) > MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
-        """Return whether a condition for part of the failures accounts for enough of them."""
+        """Return whether a condition accounts for enough failures, if it need not explain all."""
         if not self._partial:
             return True
         reached = {*met}
@@ -601,7 +601,7 @@ class _Search:
         )
 
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
-        """Return whether inputs that lack one of two conditions pass, for either of them.
+        """Return whether inputs that meet only one of two conditions pass, for each of the two.
 
         If too few known inputs lack a condition, further ones are generated and submitted.
         """
@@ -775,7 +775,8 @@ class _Level:
         conditions: the conditions.
         reach: for each, the number of failing samples with a wrong element that meets it.
         contradictions: for each, the number of passing samples with a right element that does.
-        wrong, right: a row for each condition: which elements meet it.
+        wrong: a row for each condition: which wrong elements meet it.
+        right: a row for each condition: which right elements meet it.
     """
 
     conditions: list[Condition]

@@ -60,7 +60,7 @@ _EXPLAIN_SECONDS = 10.0
 # The cause of a node that is wrong only when it is run again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
-# The backend returned no outputs. A node may end so because the backend cannot run it alone.
+# Outcomes without outputs. A node may have one of them because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes of models without a tolerance or an error.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}

@@ -1,8 +1,8 @@
 """Each node of a model as it runs, with its values: a walk in the order of the graph.
 
-Values of tensors come from the reference oracle, rounded to the model's types; of operators that it
-does not know, from the backend itself. The walk includes the branch of an If that is taken, and the
-first iterations of a Loop or Scan. Functions must have been inlined.
+The values come from the reference oracle, rounded to the model's types. The outputs of operators
+that the oracle cannot compute come from the backend. The walk includes the branch of an If that is
+taken, and the first iterations of a Loop or Scan. Functions must have been inlined.
 """
 
 from __future__ import annotations

@@ -114,7 +114,11 @@ class NodeTrial:
         return content.hexdigest()
 
     def inconclusive(self) -> Iterator[tuple[str, str, int]]:
-        """Yield case, output and number of elements whose tolerance admits any ordinary value."""
+        """Yield case, output and number of inconclusive elements.
+
+        The tolerance of an inconclusive element exceeds the largest finite magnitude of the output,
+        and 1.
+        """
         for name, value in self.expected.outputs.items():
             tolerance = self.expected.tolerances[name]
             if not isinstance(tolerance, ErrorBound) or not isinstance(value, np.ndarray):

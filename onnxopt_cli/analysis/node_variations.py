@@ -98,7 +98,8 @@ def variations(
     """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
     Two thirds result from changes of the given nodes. The others are drawn by the generator of the
-    operator, if there is one, from seeds that no suite uses. Both get new values many times.
+    operator, if there is one, from seeds that no suite uses. After the first 300 models, each model
+    is followed by the same model with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.
@@ -188,10 +189,10 @@ def copied(value: Value) -> Value:
 def neighbours(
     failing: Sequence[BoundNode], passing: Sequence[BoundNode], seed: int, seconds: float
 ) -> Iterator[Variation | None]:
-    """Yield valid nodes near to failing and passing ones, without end; None for an invalid one.
+    """Yield nodes near to failing and passing ones, without end; None in place of an invalid node.
 
-    Most result from one or two changes of such a node, some from a passing node with attributes of
-    a failing one. Others come from the operator's generator, if there is one.
+    Most of them are failing or passing nodes with one or two changes, some are passing nodes with
+    attributes of a failing one. Others come from the operator's generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.

@@ -319,7 +319,7 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
     Args:
         author: creates the operator's templates.
-        thorough: whether attributes beside special values are also 1 and -1, instead of 0 only.
+        thorough: whether attributes beside special values are 0, 1 and -1, or only 0.
     """
     numbers = {"zero": 0.0, "one": 1.0, "minus_one": -1.0} if thorough else {"zero": 0.0}
     for name, (word, number) in product(author.unlimited, numbers.items()):

@@ -655,7 +655,7 @@ ATTRIBUTE = """\
 @pytest.mark.parametrize(
     ("condition", "changed", "words"),
     [
-        # A range of an attribute is not one of the conditions.
+        # Conditions compare attributes with one limit, and cannot describe a range.
         (
             "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
             "half, None",

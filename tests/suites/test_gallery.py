@@ -168,7 +168,7 @@ def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
 
 
 def reference_with_wrong_value(wrong):
-    """Return onnx's reference with its row about LRN, of which the wrong value is replaced."""
+    """Return the runtime onnx-reference with a single row, about LRN, and another wrong value."""
     (runtime,) = (runtime for runtime in runtimes() if runtime.adapter == "onnx-reference")
     (row,) = (row for row in runtime.defects if row.operator == "LRN")
     return replace(runtime, defects=(replace(row, wrong=wrong),))

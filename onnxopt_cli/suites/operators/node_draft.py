@@ -269,13 +269,17 @@ def elements(
 ) -> Array:
     """Draw the elements of a tensor.
 
-    Styles of floats: ``plain`` (decimals around zero), ``halves`` (multiples of 1/2, with ties),
-    ``wide`` (many magnitudes), ``negative``, ``exceptional`` (NaN and infinities among plain
-    elements, at least one of them), ``nan`` (the same with NaN alone), ``masked`` (the same with
-    minus infinity alone), ``special`` (with NaN, infinities, zeros of both signs and the limits of
-    the type among plain elements), ``limits`` (the same without NaN and infinities). Integers:
-    ``plain`` and ``halves`` (small), ``wide``, ``special`` and ``limits`` (with the limits of the
-    type), ``negative``.
+    The styles of floats:
+
+    - ``plain``: decimals around zero; ``halves``: multiples of 1/2, among them ties; ``wide``:
+      numbers of many magnitudes; ``negative``: negative numbers;
+    - ``nan``: plain elements and at least one NaN; ``masked``: plain elements and at least one
+      minus infinity; ``exceptional``: plain elements and at least one NaN or infinity;
+    - ``limits``: plain elements, zeros of both signs, and the limits of the type; ``special``:
+      these, and NaN and infinities.
+
+    The styles of integers are ``plain`` and ``halves`` (small numbers), ``negative``, and ``wide``,
+    ``special`` and ``limits`` (small numbers and the limits of the type).
     """
     count = prod(shape)
     name = dtype_name(dtype)

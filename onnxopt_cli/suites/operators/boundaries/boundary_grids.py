@@ -118,7 +118,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes whose axes are longer than blocks of vectorized loops, and end within one."""
+    """Yield axes that are longer than blocks of vectorized loops, and not a multiple of them."""
     row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
     # The largest and the smallest elements come last.
     row[0, -1], row[1, -1] = 2.5, -2.5
@@ -228,7 +228,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         # A product of _LONGER_AXIS factors must consist of numbers near 1, or it overflows.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
-        # The extremes are the last elements of a row.
+        # The largest and the smallest elements are the last ones of their rows.
         longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
         yield operator, "longer", fixed_node(longer, _indices(1))
         yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), _indices(2))
