@@ -24,7 +24,11 @@ from time import monotonic, process_time
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.failure_conditions import FailureCondition, failure_condition
+from onnxopt_cli.analysis.failure_conditions import (
+    FailureCondition,
+    failure_condition,
+    supports_change,
+)
 from onnxopt_cli.analysis.generated_inputs import changed
 from onnxopt_cli.analysis.lowered_nodes import (
     Submit,
@@ -92,14 +96,12 @@ MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 #: generated inputs, once without and once with a condition; and number of failing cases from which
 #: the constants of changes are determined.
 CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
-#: A change of the formula needs this many generated inputs on which it differs from the formula and
-#: equals the backend. At most this share of such inputs may contradict it.
-MIN_ALIKE_INPUTS, MAX_UNLIKE_SHARE = 12, 0.05
 #: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
 #: in the second share of the passing cases.
 MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
-#: Number of inputs that are generated to test a change of the formula.
-DRAWN_FOR_CHANGE = 400
+#: Generated inputs on which a change of the formula is wrong: how many are submitted, and how many
+#: inputs are generated to find them.
+SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE = 60, 500
 #: Number of inputs near to failing cases on which a mistake is tested before its condition is
 #: sought.
 NEAR_INPUTS = 16
@@ -113,9 +115,9 @@ MAX_EQUIVALENT = 12
 MAX_RESTRICTED, RESTRICTED_CASES = 4, 6
 #: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
 SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
-#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; and the
-#: statement in reports if they do.
-REPEATED_CASES = 4
+#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; the share
+#: of them that must do so; and the statement in reports.
+REPEATED_CASES, MIN_CHANGING_SHARE = 12, 1 / 3
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
 )
@@ -770,13 +772,18 @@ class _Search:
         submit: Callable[[Call[Array]], Sequence[Array] | None],
     ) -> bool:
         """Return whether generated inputs agree with a change of the formula."""
-        candidate = _Candidate((change.name,), change)
+        candidate, unlike = _Candidate((change.name,), change), 0
         failing = [observation.call for observation in remaining]
         right_calls = [observation.call for observation in passing] or failing
         bases = (failing, right_calls)
-        counts = Counter(self._outcomes(candidate, [candidate], submit, bases, DRAWN_FOR_CHANGE))
-        unlike = counts["right"] + counts["other"]
-        return counts["alike"] >= MIN_ALIKE_INPUTS and unlike <= MAX_UNLIKE_SHARE * counts.total()
+        counts = Counter[str]()
+        numbers = SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE
+        for outcome in self._outcomes(candidate, [candidate], submit, bases, *numbers):
+            counts[outcome] += 1
+            unlike = counts["right"] + counts["other"]
+            if unlike > 1:
+                return False
+        return supports_change(counts["alike"], unlike)
 
     def _possible_changes(
         self,
@@ -816,13 +823,14 @@ class _Search:
         remaining: Sequence[Observation],
         submit: Callable[[Call[Array]], Sequence[Array] | None],
     ) -> bool:
-        """Return whether at least half of a few failing nodes return other outputs when rerun.
+        """Return whether a third of a few failing nodes return other outputs when rerun.
 
-        Such a backend keeps state, and no condition on the inputs describes its failures.
+        Such a backend keeps state, and no condition on the inputs describes its failures. The
+        outputs of the other nodes may hardly depend on the state.
         """
-        few = _spread(remaining, REPEATED_CASES)
+        few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
         differing = sum(self._differs_again(observation, submit) for observation in few)
-        return 2 * differing >= len(few)
+        return differing >= MIN_CHANGING_SHARE * len(few)
 
     @staticmethod
     def _differs_again(
@@ -893,6 +901,7 @@ class _Search:
         cover: Sequence[_Candidate],
         submit: Callable[[Call[Array]], Sequence[Array] | None],
         bases: Sequence[Sequence[Call[Array]]],
+        submitted: int = SUBMITTED_TO_CONFIRM,
         drawn: int = DRAWN_TO_CONFIRM,
     ) -> Iterator[str]:
         """Yield a word about the backend for each generated input on which a mistake is wrong.
@@ -905,10 +914,11 @@ class _Search:
             cover: other mistakes of the backend, which also count as alike.
             submit: submits a node.
             bases: groups of nodes; each input derives from a node of a random group.
+            submitted: number of inputs that the mistake gets wrong and that are submitted.
             drawn: number of inputs that are drawn.
         """
         random = Random(0)  # noqa: S311 - not a secret
-        remaining = SUBMITTED_TO_CONFIRM
+        remaining = submitted
         for _ in range(drawn):
             call = changed(random, random.choice(random.choice(bases)), (1, 2, 3, 4, 5, 6))
             mistaken = candidate.mistake.run(call) if call else []

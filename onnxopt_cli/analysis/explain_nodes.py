@@ -28,6 +28,7 @@ import onnx
 
 from onnxopt_cli.analysis.explain import (
     CHANGES_WHEN_REPEATED,
+    MIN_CHANGING_SHARE,
     REPEATED_CASES,
     SearchClock,
     least_seconds,
@@ -319,12 +320,13 @@ class _NodeSearch:
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     def _changes_when_repeated(self) -> bool:
-        """Return whether at least half of a few failing nodes return other outputs when rerun.
+        """Return whether a third of a few failing nodes return other outputs when rerun.
 
         Such a backend keeps state, and no condition on a node describes its failures.
         """
         failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
-        return 2 * sum(map(self._differs_again, failing)) >= len(failing)
+        differing = sum(map(self._differs_again, failing))
+        return differing >= MIN_CHANGING_SHARE * len(failing)
 
     def _differs_again(self, sample: NodeSample) -> bool:
         if self._submit is None:

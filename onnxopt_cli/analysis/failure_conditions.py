@@ -62,6 +62,10 @@ SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 #: such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The inputs that do not
 #: meet it must be at least MIN_OTHERS.
 MIN_PROVEN = 11
+#: Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
+#: formula for all of them, and if it does so for all but one. If the backend returned other outputs
+#: for a tenth of such inputs, this would be observed with a probability below 5 %.
+MIN_ALIKE = (29, 46)
 #: A condition for part of the failures must account for more failing inputs than this.
 MIN_SUPPORT = 4
 #: Steps of the bisection that narrows a threshold.
@@ -91,6 +95,8 @@ MIN_PASSING, MAX_FAILING_SHARE = 10, 0.1
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
 MIN_FAILURE_RATE = 0.5
+#: "Only where" statements: the largest share of the passing cases that meet the condition.
+MAX_PASSING_SHARE = 0.5
 #: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
 #: which pass. If one in ten of such inputs failed, all would pass with a probability of
 #: 0.9 ** 29 = 5 %.
@@ -169,6 +175,7 @@ class _Search:
     ) -> None:
         self._samples, self._submit, self._mistake = list(samples), submit, mistake
         self._given = sum(each.failed for each in samples)
+        self._passing_cases = [each for each in samples if not each.failed]
         self._random = Random(0)  # noqa: S311 - not a secret
         self._features = feature_list(samples[0].call, samples[0].expected)
         self._fixed = [
@@ -713,7 +720,7 @@ class _Search:
             self._paths = [_Path((condition,), condition.cost, 0.0, 0)]
             self._sharpen()
             condition = self._best_necessary()
-        if condition is None:
+        if condition is None or self._is_common([condition]):
             return None
         met = Counter(self._outcomes([condition]))
         inside = met[True, True] + met[True, False]
@@ -724,6 +731,11 @@ class _Search:
         text = f"found wrong only where {condition.text} ({counts})"
         parts = (condition,)
         return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
+
+    def _is_common(self, conditions: Sequence[Condition]) -> bool:
+        """Return whether most passing cases of the run meet conditions as well."""
+        met = sum(self._meets(conditions, each) for each in self._passing_cases)
+        return met > MAX_PASSING_SHARE * len(self._passing_cases)
 
     def _best_necessary(self) -> Condition | None:
         """Return the condition that all failing samples and the fewest passing ones meet."""
@@ -754,6 +766,17 @@ def supports_wherever(meeting: int, others: int) -> bool:
         others: number of inputs that do not meet it, none of which fails for this reason.
     """
     return meeting >= MIN_PROVEN and others >= MIN_OTHERS
+
+
+def supports_change(alike: int, unlike: int) -> bool:
+    """Return whether new inputs suffice to state that a backend computes a changed formula.
+
+    Args:
+        alike: number of inputs for which the backend returns the outputs of the changed formula,
+            which are wrong.
+        unlike: number of other inputs for which these outputs are wrong.
+    """
+    return unlike < len(MIN_ALIKE) and alike + unlike >= MIN_ALIKE[unlike]
 
 
 def supports_only_where(failing: int, meeting: int, others: int) -> bool:

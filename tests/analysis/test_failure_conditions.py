@@ -12,6 +12,7 @@ import pytest
 from onnxopt_cli.analysis.audit import find_trials
 from onnxopt_cli.analysis.failure_conditions import (
     failure_condition,
+    supports_change,
     supports_only_where,
     supports_wherever,
 )
@@ -254,6 +255,15 @@ def test_failures_wherever_a_condition_holds_are_not_accidental():
         # If a quarter of the inputs that meet it passes, or a tenth of the others fails.
         assert 0.75**meeting < 0.05
         assert 0.9**others < 0.05
+
+
+def test_agreement_with_a_changed_formula_is_not_accidental():
+    assert supports_change(59, 1)
+    for total, unlike in product(range(61), range(4)):
+        if total >= unlike and supports_change(total - unlike, unlike):
+            # If the backend returns other outputs for a tenth of the inputs.
+            share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
+            assert sum(share) < 0.05
 
 
 def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
