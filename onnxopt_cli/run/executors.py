@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
 from onnxopt_cli.backends.host import (
@@ -131,24 +131,7 @@ def open_executors(
     execution = replace(execution, limits=limits)
     specifications = distinct_specifications(backends)
     with ExitStack() as stack:
-
-        @cache
-        def loop() -> WorkerLoop:
-            # Imported late: runs of the backend numpy need no workers and start faster without.
-            from onnxopt_cli.workers.pool import WorkerLoop
-
-            return stack.enter_context(closing(WorkerLoop()))
-
-        def pool(
-            specification: Specification, how: Execution = execution, *, closed: bool = False
-        ) -> Pool:
-            from onnxopt_cli.workers.pool import Pool
-            from onnxopt_cli.workers.worker import Worker
-
-            text, selector = specification.given, loop().selector
-            worker = partial(Worker, text, how.lowering, how.limits, selector, closed=closed)
-            return Pool(specification, worker, how.jobs, loop(), interruption)
-
+        pools = _Pools(interruption, stack)
         executors: list[Executor] = []
         if cluster and specifications:
             remote = _open_remote(cluster, specifications, execution, reference_oracle)
@@ -156,32 +139,87 @@ def open_executors(
         for specification in specifications[len(executors) :]:
             if failure := _installation_failure(specification, interruption, telling):
                 executors.append(NotStarted(specification, failure))
-                continue
-            is_numpy = execution.isolation is None and specification.name == "numpy"
-            isolated = HAS_WORKERS or execution.isolation is not None
-            if is_numpy or execution.isolation is Isolation.NONE or not isolated:
-                open_pool = partial(pool, specification) if is_numpy and HAS_WORKERS else None
-                executors.append(_in_process(specification, execution, interruption, open_pool))
             else:
-                executors.append(pool(specification))
-
-        @cache
-        def reference_submit() -> Submit:
-            from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER
-
-            assert reference_oracle is not None  # noqa: S101 - only the oracle calls this
-            stack.callback(reference_oracle.close)
-            never, specification = LoweringMode.NEVER, parse_specification(REFERENCE_WORKER)
-            if not HAS_WORKERS:
-                return InProcess(specification, never, interruption, None).submit
-            reference_execution = replace(
-                execution, lowering=never, limits=_reference_limits(execution.limits)
-            )
-            return pool(specification, reference_execution, closed=True).submit
-
+                executors.append(_open_here(specification, execution, interruption, pools))
         if reference_oracle is not None:
-            reference_oracle.workers = reference_submit
+            start = partial(_start_reference, reference_oracle, execution, interruption, pools)
+            reference_oracle.workers = cache(start)
         yield executors
+
+
+class _Pools:
+    """Starts pools of workers for :func:`open_executors`, which ends them.
+
+    Args:
+        interruption: set when the user interrupts the run.
+        stack: ends the pools when it is closed.
+    """
+
+    def __init__(self, interruption: Interruption, stack: ExitStack) -> None:
+        self.stack = stack
+        self._interruption = interruption
+
+    @cached_property
+    def _loop(self) -> WorkerLoop:
+        # Imported late: runs of the backend numpy need no workers and start faster without.
+        from onnxopt_cli.workers.pool import WorkerLoop
+
+        return self.stack.enter_context(closing(WorkerLoop()))
+
+    def start(
+        self, specification: Specification, execution: Execution, *, closed: bool = False
+    ) -> Pool:
+        """Start the first worker of a backend; further workers start when cases need them.
+
+        Args:
+            specification: the specification of the backend.
+            execution: how to run it.
+            closed: whether other processes must not be able to inspect the workers.
+        """
+        from onnxopt_cli.workers.pool import Pool
+        from onnxopt_cli.workers.worker import Worker
+
+        worker = partial(
+            Worker,
+            specification.given,
+            execution.lowering,
+            execution.limits,
+            self._loop.selector,
+            closed=closed,
+        )
+        return Pool(specification, worker, execution.jobs, self._loop, self._interruption)
+
+
+def _open_here(
+    specification: Specification, execution: Execution, interruption: Interruption, pools: _Pools
+) -> Executor:
+    """Open a backend on this machine, in workers or in this process."""
+    is_numpy = execution.isolation is None and specification.name == "numpy"
+    isolated = HAS_WORKERS or execution.isolation is not None
+    if is_numpy or execution.isolation is Isolation.NONE or not isolated:
+        has_pool = is_numpy and HAS_WORKERS
+        open_pool = partial(pools.start, specification, execution) if has_pool else None
+        return _in_process(specification, execution, interruption, open_pool)
+    return pools.start(specification, execution)
+
+
+def _start_reference(
+    reference_oracle: ReferenceOracle,
+    execution: Execution,
+    interruption: Interruption,
+    pools: _Pools,
+) -> Submit:
+    """Start the workers of the reference oracle; return the function that submits requests."""
+    from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER
+
+    pools.stack.callback(reference_oracle.close)
+    specification = parse_specification(REFERENCE_WORKER)
+    never = LoweringMode.NEVER
+    if not HAS_WORKERS:
+        return InProcess(specification, never, interruption, None).submit
+    limits = _reference_limits(execution.limits)
+    execution = replace(execution, lowering=never, limits=limits)
+    return pools.start(specification, execution, closed=True).submit
 
 
 def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
