@@ -302,7 +302,7 @@ def _unknown_function(operator: Operator) -> NotImplementedError | None:
             operator.formula(**operands | setting)
     except NotImplementedError as error:
         return error
-    except (Exception, SystemExit):  # noqa: BLE001 - the caller reports its own error
+    except (Exception, SystemExit):  # noqa: BLE001 - the caller reports this error
         return None
     return None
 

@@ -212,9 +212,8 @@ def _write(path: Path, data: bytes) -> None:
 def _signature(path: Path) -> tuple[int, ...]:
     """Return the size, mtime and ctime of a file; an empty tuple if it is not usable.
 
-    A usable file is a regular file, is owned by this user, and has one hard link.
-
-    Programs cannot set the ctime.
+    A usable file is a regular file, is owned by this user, and has one hard link. Programs
+    cannot set its ctime.
     """
     try:
         status = os.lstat(path)

@@ -70,7 +70,7 @@ def compare_outputs(
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. The first few surplus
-        outputs have one Diff each, the others share one.
+        outputs have one Diff each; one more Diff stands for all further surplus outputs.
     """
     diffs: list[Diff] = []
     outputs = dict(zip(expected, actual, strict=False))
@@ -201,7 +201,7 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 @cache
 def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return an error bound that only describes a tolerance: it holds no limits of elements."""
+    """Return an error bound that describes a tolerance, but has no limits of elements."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 

@@ -64,7 +64,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
 
 @cache
 def close_to_others() -> None:
-    """Deny other processes of this user access to this one's memory and /proc/PID/fd.
+    """Deny other processes of this user access to the memory and the open files of this process.
 
     The state is lost by exec, so workers remain accessible.
     """

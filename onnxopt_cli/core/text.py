@@ -162,11 +162,11 @@ class FreeNames:
         self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
-        """Return a unique name: the name itself, or with the first free number from 2 on.
+        """Return the name, or if it is in use, the name with the first free number from 2 on.
 
         Args:
             name: the name.
-            within: names of the scope in which it must be unique.
+            within: the scope; names in different scopes may be equal.
         """
         unique, scope = name, tuple(map(self._alike, within))
         key = self._alike(name), *scope

@@ -131,7 +131,7 @@ class ErrorBound:
             must be exact.
         provenance: where the limit comes from.
         least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements with a
-            smaller error need no limit of their own.
+            smaller error / magnitude are within their limits, which need not be derived.
     """
 
     at: Callable[[Array], Branch]

@@ -27,7 +27,7 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: First part of the ids of cases that are written for findings.
 SUITE = "fuzz"
-#: Name of the case in such a file, which has only one.
+#: Name of the only case in the file of a finding.
 NAME = "found"
 
 

@@ -203,8 +203,8 @@ class Search:
         """Try the invalid nodes, which a correct backend must reject.
 
         First the simple valid node of an operator is tried. If it requires a restart of the worker,
-        the invalid nodes of the operator most likely do as well, and are skipped. A failure of the
-        valid node is found again, and reported, by the rest of the search.
+        the invalid nodes of the operator most likely do as well, and are skipped. The rounds that
+        follow find and report failures of valid nodes.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
@@ -349,8 +349,8 @@ class _NewFailure:
     """The failure of a new kind in a round.
 
     Attributes:
-        kind: the kind; None until such a failure occurs.
-        trials: the examples with this failure, in the order in which they were tried.
+        kind: the new kind; None until a failure of a new kind occurs.
+        trials: the examples with a failure of this kind, in the order in which they were tried.
     """
 
     kind: FailureKind | None = None

@@ -80,7 +80,7 @@ class Implementation:
 
 
 def both(first: Implementation, second: Implementation) -> Implementation | None:
-    """Return an implementation with both differences; None if both have their own ``compute``.
+    """Return an implementation with the differences of two; None if both replace ``compute``.
 
     If neither change of the formula can be applied after the other one, the implementation fails on
     all inputs.

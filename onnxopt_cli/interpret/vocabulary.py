@@ -185,9 +185,9 @@ class Elementwise(_Primitive):
         crosses: function of the result's magnitude, its total error and the operands. It returns
             where the sign of the result may change; by default nowhere.
         exact: function of the operands. It returns where the operation has no rounding error. None
-            if that is nowhere known.
+            if no such operands are known.
         rough: function of the result, the precision and the operands. It returns the error of a
-            less accurate algorithm for the operation. None without such an algorithm.
+            less accurate algorithm for the operation. None if no such algorithm is accepted.
         exponents: exponents of the operands, if the result is a product of powers of them.
         is_sum: whether the result is a sum or difference of the operands.
     """

@@ -1,6 +1,6 @@
 """Faults of case files are reported together, each with line, case and field."""
 
-# ruff: noqa: E501 - each message stands on a line of its own, whole
+# ruff: noqa: E501 - each expected message is on one line
 
 from __future__ import annotations
 

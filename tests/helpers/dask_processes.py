@@ -15,7 +15,7 @@ from places import REPOSITORY
 
 
 def until(happened, seconds=60):
-    """Wait until a condition holds."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not happened() and time.monotonic() < end:
         time.sleep(0.02)

@@ -160,7 +160,7 @@ def run_in_turn(
 
 
 def require(run: Run, way: str, outcome: str, message: str = "") -> None:
-    """Check that a misbehaviour affects its own case and no other."""
+    """Check that a misbehaviour affects only the case in which it occurs."""
     assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
     assert run.outcomes[way] == outcome, run.results[way]
     result = run.results[way]

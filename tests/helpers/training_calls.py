@@ -25,7 +25,7 @@ EXPONENTS = (0, -3, -8, -12, -17, -25, -36, 6, 12, 17, 30, 37)
 
 
 def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
-    """Return a node of one group with random tensors, always the same."""
+    """Return a node of one group with pseudorandom tensors, which are equal in all runs."""
     random = np.random.default_rng(0)
     inputs = [np.asarray(0.1, dtype), np.asarray(count)]
     for name in operator.tensors:

@@ -393,7 +393,7 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
     files = directory_files(problem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Input or output files of another case would be read as part of this one.
+        # If the folder had files of another case, they would be read as a part of this case.
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
         for parent in {(folder / name).parent for name in files} - {folder}:

@@ -158,8 +158,8 @@ def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
     Raises:
-        Malformed: if the data is not such a message; the error names the class of messages that the
-            data represents, if any.
+        Malformed: if the data is not a message of this class. If it is a message of another class,
+            the error names that class.
     """
     try:
         return parse_strictly(expected, data)

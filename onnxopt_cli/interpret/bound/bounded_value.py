@@ -418,8 +418,8 @@ def _computed(
     magnitude = np.abs(np.float64(value))
     error = row.inherited(magnitude, *operands)
     if row.roundings:
-        # In a product of several factors, an implementation may first multiply two scalars, in
-        # their own coarser type.
+        # In a product of several factors, an implementation may first multiply two scalars in the
+        # type of the scalars, which may be coarser than that of the tensor.
         coarse = [
             operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
         ]

@@ -100,8 +100,8 @@ class _Sweep:
         names: creates names for new tensors.
         replaced: name of the operator of every lowered node.
         primitives: total number of the primitive nodes that replace these nodes.
-        obstacle: the error about the first node that the current pass cannot lower; None without
-            such a node.
+        obstacle: the error about the first node that the current pass cannot lower; None if it can
+            lower all nodes.
     """
 
     names: UniqueNames
