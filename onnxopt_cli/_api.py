@@ -37,7 +37,7 @@ from onnxopt_cli.config.run_config import (
     Shard,
     ToleranceRule,
 )
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     Outcome,
@@ -201,7 +201,7 @@ def load_cases(
     memory: int = DEFAULT_MEMORY,
     invalid: Callable[[_Problems], object] = _refuse,
     tell: Callable[[str], None] = _ignore,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> list[Case]:
     """Return the cases of files, folders, suites and ids, in a stable order.
 
@@ -215,14 +215,14 @@ def load_cases(
         memory: limit in bytes on the memory of a case of a case file; 0 for no limit.
         invalid: called with the faults of case files; the invalid cases are left out.
         tell: called with a message about each pattern that matches no case.
-        telling: opens a progress display.
+        open_progress: opens a progress display.
 
     Raises:
         InvalidCase: with the faults of case files, unless ``invalid`` handles them.
         UsageError: if a target, an operator, a tag or a capability does not exist.
         NothingSelected: if no case is selected, and all files are valid.
     """
-    collection = collect([str(target) for target in targets], memory, telling=telling)
+    collection = collect([str(target) for target in targets], memory, open_progress=open_progress)
     filters = Filters(*map(_several, (patterns, operators, tags, without)))
     selected, _ = choose(collection.cases, filters, tell)
     if collection.problems:
@@ -397,7 +397,7 @@ def locate(
     execution: Execution = _EXECUTION,
     judging: Judging = _JUDGING,
     interruption: Interruption | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> Located:
     """Find the nodes of a model that backends compute wrongly.
 
@@ -408,7 +408,7 @@ def locate(
             intermediate values of the model in this process.
         judging: how outputs are judged.
         interruption: set when the user interrupts the command.
-        telling: opens a progress display.
+        open_progress: opens a progress display.
 
     Raises:
         InvalidCase: if the case cannot be loaded.
@@ -419,11 +419,13 @@ def locate(
     from onnxopt_cli.analysis.locate import locate
 
     (case,), names = _cases([case]), _backends(backends)
-    opened = open_plan(names, execution, judging, interruption or Interruption(), telling=telling)
+    opened = open_plan(
+        names, execution, judging, interruption or Interruption(), open_progress=open_progress
+    )
     with opened as plan:
         for executor in plan.backends:
             executor.ready()
-        return locate(case, plan, execution.limits.memory, telling)
+        return locate(case, plan, execution.limits.memory, open_progress)
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:

@@ -27,7 +27,7 @@ from onnxopt_cli.analysis.subgraph import smallest_failing
 from onnxopt_cli.analysis.value_store import ValueStore
 from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value
@@ -191,14 +191,16 @@ class Located:
     interrupted: bool = False
 
 
-def locate(case: Case, plan: Plan, memory: int = 0, telling: Telling = silently) -> Located:
+def locate(
+    case: Case, plan: Plan, memory: int = 0, open_progress: OpenProgress = hide_progress
+) -> Located:
     """Find the wrong nodes of a model.
 
     Args:
         case: the model with its inputs; stored outputs are ignored.
         plan: the backends, which have started, and the reference oracle; its cases are ignored.
         memory: bytes of intermediate values that are kept in memory; 0 for the usual limit.
-        telling: opens a display of progress.
+        open_progress: opens a progress display.
 
     Raises:
         InvalidCase: if the case cannot be loaded.
@@ -209,7 +211,7 @@ def locate(case: Case, plan: Plan, memory: int = 0, telling: Telling = silently)
     except BeyondLimit as error:
         raise UsageError(f"{LIMIT}{error.message}") from error
     with ValueStore(memory or _USUAL_BYTES) as store:
-        return _Search(case, problem, plan, store, telling).locate()
+        return _Search(case, problem, plan, store, open_progress).locate()
 
 
 def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
@@ -225,14 +227,24 @@ def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | No
     """
     problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
     with ValueStore(_USUAL_BYTES) as store:
-        return _Search(case, problem, plan, store, silently).first_wrong(monotonic() + seconds)
+        return _Search(case, problem, plan, store, hide_progress).first_wrong(monotonic() + seconds)
 
 
 class _Search:
     def __init__(
-        self, case: Case, problem: Problem, plan: Plan, store: ValueStore, telling: Telling
+        self,
+        case: Case,
+        problem: Problem,
+        plan: Plan,
+        store: ValueStore,
+        open_progress: OpenProgress,
     ) -> None:
-        self._case, self._problem, self._plan, self._telling = case, problem, plan, telling
+        self._case, self._problem, self._plan, self._open_progress = (
+            case,
+            problem,
+            plan,
+            open_progress,
+        )
         model = _without_functions(problem.model)
         self._walk = ModelWalk(
             model,
@@ -246,7 +258,7 @@ class _Search:
     def locate(self) -> Located:
         walk = self._walk
         total = count_nodes(walk.model)
-        with self._telling("computing", "nodes") as tick:
+        with self._open_progress("computing", "nodes") as tick:
             for done, _ in enumerate(walk.walk(self._problem.inputs), start=1):
                 tick(min(done, total), total)
                 if self._plan.interruption.signal:
@@ -258,7 +270,7 @@ class _Search:
         doubtful = any(result.outcome in _WITHOUT_OUTPUTS for _, row in results for result in row)
         if located.wrong and not doubtful:
             return located
-        with self._telling("judging", "models") as tick:
+        with self._open_progress("judging", "models") as tick:
             tick(0, 1)
             row = run_case(self._plan, replace(self._case, load=lambda: self._problem))
         located = replace(located, whole={result.backend: result for result in row})
@@ -291,7 +303,7 @@ class _Search:
 
     def _contributions(self) -> tuple[NodeContribution, ...]:
         """Return the largest contributions of nodes to the tolerances of the outputs."""
-        with self._telling("measuring", "models") as tick:
+        with self._open_progress("measuring", "models") as tick:
             tick(0, 1)
             values = self._values(
                 partial(self._of_oracle, CONTRIBUTIONS), self._walk.model, self._problem.inputs
@@ -341,7 +353,7 @@ class _Search:
         """
         returned: dict[str, Value] = {}
         remaining, end = _USUAL_BYTES, monotonic() + _MEASURE_SECONDS
-        with self._telling("measuring", "nodes") as tick:
+        with self._open_progress("measuring", "nodes") as tick:
             for count, node_run in enumerate(self._walk.runs, start=1):
                 model, inputs = self._walk.model_of([node_run])
                 values = self._values(executor.submit, model, inputs)
@@ -373,7 +385,7 @@ class _Search:
             for index, run in enumerate(judged)
         ]
         results: list[tuple[NodeRun, tuple[Result, ...]]] = []
-        with self._telling("judging", "nodes") as tick:
+        with self._open_progress("judging", "nodes") as tick:
             for node_run, row in zip(judged, run(replace(self._plan, cases=cases)), strict=False):
                 results.append((node_run, row))
                 tick(len(results), len(judged))
@@ -503,7 +515,7 @@ class _Search:
                 for node_run in self._walk.runs
                 if not node_run.missing and not node_run.repeated and node_run.node.op_type != "If"
             ]
-            with self._telling("reducing", "subgraphs") as tick:
+            with self._open_progress("reducing", "subgraphs") as tick:
                 fails = _Counted(partial(self._fails, executor), tick)
                 smallest = smallest_failing(runs, fails) if fails(runs) else []
                 if len(smallest) == 1:

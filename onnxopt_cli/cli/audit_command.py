@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_operator
-from onnxopt_cli.cli.console import stdout, tell_problems, ticking
+from onnxopt_cli.cli.console import show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import (
     opened_cluster,
@@ -99,7 +99,9 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
         require_place("--json", options["json_path"])
         silence_output()
     problems: list[Fault] = []
-    chosen = api.load_cases(*targets, operators=operators, invalid=problems.extend, telling=ticking)
+    chosen = api.load_cases(
+        *targets, operators=operators, invalid=problems.extend, open_progress=show_progress
+    )
     tell_problems(problems)
     if not chosen:
         return 2
@@ -129,7 +131,7 @@ def _scored(
     with (
         opened_cluster(ClusterConfig.of(options), Interruption()) as cluster,
         # The steps are cases to prepare, and then implementations to judge.
-        ticking("auditing", "steps", cluster) as tick,
+        show_progress("auditing", "steps", cluster) as tick,
     ):
         scores = api.audit(
             chosen,
@@ -168,7 +170,7 @@ def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, 
     from onnxopt_cli import _api as api
     from onnxopt_cli.report.audit_report import injected_json, injected_page
 
-    with ticking("injecting errors", "cases") as tick:
+    with show_progress("injecting errors", "cases") as tick:
         injections = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
     if not injections:
         raise NothingSelected(f"none of {len(chosen)} cases has outputs to inject errors into")

@@ -9,7 +9,7 @@ import click
 
 from onnxopt_cli.backends.skeleton import write_skeleton
 from onnxopt_cli.cli.completion import complete_backend
-from onnxopt_cli.cli.console import stdout, ticking
+from onnxopt_cli.cli.console import show_progress, stdout
 from onnxopt_cli.cli.shared_options import expand_backend, expand_installable, option
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
@@ -59,7 +59,7 @@ def check(backend: str) -> int:
     from onnxopt_cli.report.listing import rule_line, rule_summary
 
     findings = []
-    for finding in check_backend(backend, ticking):
+    for finding in check_backend(backend, show_progress):
         stdout().print(rule_line(finding))
         if finding.option:
             stdout().print_line(printable(finding.option))
@@ -97,7 +97,7 @@ def install(backends: Sequence[str]) -> None:
                 f"{printable(text)} is not an adapter", hint="write adapter:NAME or adapter:FILE.py"
             )
         environment = AdapterEnvironment.of(specification)
-        environment.create(ticking)
+        environment.create(show_progress)
         click.echo(f"{printable(text)} is installed in {printable(str(environment.folder))}")
 
 

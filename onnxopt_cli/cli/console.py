@@ -144,7 +144,7 @@ class Pace(Progress):
 
 
 @contextmanager
-def ticking(
+def show_progress(
     doing: str, things: str, cluster: Cluster | None = None
 ) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of a long task; yield a callback that takes the done and total counts.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_our_operator
-from onnxopt_cli.cli.console import note, ticking
+from onnxopt_cli.cli.console import note, show_progress
 from onnxopt_cli.cli.shared_options import (
     FiniteNumber,
     opened_cluster,
@@ -158,7 +158,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
             tried=display.tried,
             shrinking=display.shrinking,
         )
-        with open_search(task, interruption, note, ticking) as search, display:
+        with open_search(task, interruption, note, show_progress) as search, display:
             for finding in search.run():
                 broken = finding.trial.example.breach
                 title = ": ".join(filter(None, (headline(finding.result), broken)))

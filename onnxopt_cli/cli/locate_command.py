@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from onnxopt_cli.cli.completion import complete_target
-from onnxopt_cli.cli.console import note, stdout, ticking
+from onnxopt_cli.cli.console import note, show_progress, stdout
 from onnxopt_cli.cli.shared_options import PATH, option, options_of, require_built_in
 from onnxopt_cli.config.run_config import (
     Execution,
@@ -84,7 +84,7 @@ def command(
             execution=config.execution,
             judging=config.judging,
             interruption=interruption,
-            telling=ticking,
+            open_progress=show_progress,
         )
     folders = write_reproductions(config.output, located)
     if config.json:

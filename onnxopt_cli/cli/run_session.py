@@ -20,10 +20,10 @@ from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cli.console import (
     Pace,
     note,
+    show_progress,
     stderr,
     stdout,
     tell_problems,
-    ticking,
 )
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import opened_cluster
@@ -255,7 +255,7 @@ def execute(config: RunConfig) -> int:
     # Forking is unsafe if a backend in this process or a calling program may have threads.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
-    find = partial(collect, targets, memory, each, ticking, config.model_inputs)
+    find = partial(collect, targets, memory, each, show_progress, config.model_inputs)
     collection = None
     with ExitStack() as stack:
         interruption = stack.enter_context(interruptible())
@@ -265,11 +265,13 @@ def execute(config: RunConfig) -> int:
             # contents of the cases are not read here, because the workers read them.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
-                collection = collect(targets, memory, each_unread, ticking, config.model_inputs)
+                collection = collect(
+                    targets, memory, each_unread, show_progress, config.model_inputs
+                )
             cluster = stack.enter_context(opened_cluster(config.machines, interruption))
         session = stack.enter_context(
             api.open_session(
-                config, lambda: collection or find(), interruption, note, cluster, ticking
+                config, lambda: collection or find(), interruption, note, cluster, show_progress
             )
         )
         if reports:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
+from onnxopt_cli.cli.console import note, show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_of, options_of
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
@@ -63,7 +63,9 @@ def command(
     execution = Execution.of(options)
     machines = ClusterConfig.of(options)
     try:
-        collection = collect(scoreboard.suites, execution.limits.memory, telling=ticking)
+        collection = collect(
+            scoreboard.suites, execution.limits.memory, open_progress=show_progress
+        )
     except UsageError as error:
         raise UsageError(f"{scoreboard.suites_place}: {error.message}", hint=error.hint) from error
     tell_problems(collection.problems)
@@ -79,7 +81,7 @@ def command(
             opened_cluster(machines, interruption) as cluster,
         ):
             conditions = Conditions(
-                execution, machines, interruption, cluster, explain_time, note, ticking
+                execution, machines, interruption, cluster, explain_time, note, show_progress
             )
             versions = measure(scoreboard, collection.cases, chosen, conditions)
             interrupted = interruption.exit_code

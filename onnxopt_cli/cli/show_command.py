@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_subject
-from onnxopt_cli.cli.console import note, stdout, tell_problems, ticking
+from onnxopt_cli.cli.console import note, show_progress, stdout, tell_problems
 from onnxopt_cli.cli.shared_options import option, options_of, targets_argument
 from onnxopt_cli.config.run_config import Filters
 from onnxopt_cli.core.text import nearest, printable
@@ -73,7 +73,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
                 hint=f"operators are {', '.join(op.name for op in registry().operators)}",
             )
         try:
-            collection = collect([name], telling=ticking)
+            collection = collect([name], open_progress=show_progress)
         except UsageError as error:
             names_of_operators = [operator.name for operator in registry().operators]
             fallback = f"operators are {', '.join(names_of_operators)}; {error.hint}"
@@ -128,7 +128,7 @@ def list_command(targets: tuple[str, ...], **filters: Any) -> int:
 
     problems: list[Fault] = []
     chosen = api.load_cases(
-        *targets, **filters, invalid=problems.extend, tell=note, telling=ticking
+        *targets, **filters, invalid=problems.extend, tell=note, open_progress=show_progress
     )
     tell_problems(problems)
     console = stdout()

@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 #: Function that opens a progress display. Its arguments are an activity and a kind of items, both
 #: in words. The context is a function of the number of items done and the total number of items.
-Telling: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], object]]]
+OpenProgress: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], object]]]
 
 
-def silently(_doing: str, _things: str) -> AbstractContextManager[Callable[[int, int], object]]:
+def hide_progress(
+    _doing: str, _things: str
+) -> AbstractContextManager[Callable[[int, int], object]]:
     """Return a progress display that shows nothing."""
     return nullcontext(lambda _done, _total: None)

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from onnxopt_cli.config.run_config import Execution
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.fuzz.driver import Task
@@ -45,7 +45,7 @@ def open_search(
     task: Task,
     interruption: Interruption,
     tell: Callable[[str], None] = lambda _: None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> Iterator[Search]:
     """Start the backend and yield a search; shut the backend down afterwards.
 
@@ -53,7 +53,7 @@ def open_search(
         task: the examples, the backend and the limits of the search.
         interruption: set when the user interrupts the search.
         tell: called with each warning, before the search begins.
-        telling: opens a progress display while an adapter is installed.
+        open_progress: opens a progress display while an adapter is installed.
 
     Raises:
         UsageError: if the backend specification is invalid, or hypothesis is not installed.
@@ -64,7 +64,7 @@ def open_search(
         limits = replace(limits, timeout=min(limits.timeout, task.seconds))
     execution = replace(task.execution, limits=limits, jobs=1)
     opened = open_executors(
-        [task.backend], execution, interruption, cluster=task.cluster, telling=telling
+        [task.backend], execution, interruption, cluster=task.cluster, open_progress=open_progress
     )
     with opened as (executor,):
         if find_spec("hypothesis") is None:

@@ -29,7 +29,7 @@ from onnxopt_cli.config.run_config import (
     Limits,
     LoweringMode,
 )
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, UsageError
@@ -105,7 +105,7 @@ def open_executors(
     interruption: Interruption,
     reference_oracle: ReferenceOracle | None = None,
     cluster: Cluster | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
@@ -119,7 +119,7 @@ def open_executors(
         reference_oracle: an oracle that is given workers of its own, whatever the isolation of the
             backends is; None if models without a formula need no oracle.
         cluster: the machines on which the backends run; None for this one.
-        telling: opens a progress display for the installation of adapters.
+        open_progress: opens a progress display for the installation of adapters.
 
     Raises:
         UsageError: if a backend's specification is invalid, two specifications name the same
@@ -137,7 +137,7 @@ def open_executors(
             remote = _open_remote(cluster, specifications, execution, reference_oracle)
             executors += stack.enter_context(remote)
         for specification in specifications[len(executors) :]:
-            if failure := _installation_failure(specification, interruption, telling):
+            if failure := _installation_failure(specification, interruption, open_progress):
                 executors.append(NotStarted(specification, failure))
             else:
                 executors.append(_open_here(specification, execution, interruption, pools))
@@ -256,7 +256,7 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
 
 
 def _installation_failure(
-    specification: Specification, interruption: Interruption, telling: Telling
+    specification: Specification, interruption: Interruption, open_progress: OpenProgress
 ) -> BackendUnavailable | None:
     """Create the environment of an adapter unless it exists; return the error if that fails."""
     if not specification.adapter:
@@ -268,7 +268,7 @@ def _installation_failure(
         environment = AdapterEnvironment.of(specification)
         if environment.packages() is None:
             with interruption.at_once():
-                environment.create(telling)
+                environment.create(open_progress)
     except BackendUnavailable as error:
         return error
     return None

@@ -18,7 +18,7 @@ from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.helper_process import claimed
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import (
     OUTSIDE_CASES,
     Outcome,
@@ -113,7 +113,7 @@ def open_plan(
     judging: Judging,
     interruption: Interruption,
     cluster: Cluster | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> Iterator[Plan]:
     """Start backends and yield a plan without cases; end their processes afterwards.
 
@@ -125,7 +125,9 @@ def open_plan(
     reference_oracle = ReferenceOracle(judging)
     if reference_oracle.estimates and set(backends) != {"numpy"}:
         reference_oracle.open_cache()
-    started = open_executors(backends, execution, interruption, reference_oracle, cluster, telling)
+    started = open_executors(
+        backends, execution, interruption, reference_oracle, cluster, open_progress
+    )
     with started as opened:
         yield Plan(
             (),

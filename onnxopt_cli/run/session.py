@@ -27,7 +27,7 @@ from onnxopt_cli.cases.select import (
     remember,
 )
 from onnxopt_cli.config.run_config import RunConfig, Shard
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record import (
     PROCESSOR,
     SUITE,
@@ -108,7 +108,7 @@ def open_session(
     interruption: Interruption,
     tell: Callable[[str], None] = lambda _: None,
     cluster: Cluster | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
 ) -> Iterator[Session]:
     """Start backends, select cases and open the log; end the backends afterwards.
 
@@ -118,7 +118,7 @@ def open_session(
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
         cluster: the machines on which backends run; None for this one.
-        telling: opens a progress display for the installation of adapters.
+        open_progress: opens a progress display for the installation of adapters.
 
     Raises:
         OnnxoptError: if a file is wrong or cannot be written, a backend cannot be started, or
@@ -126,7 +126,7 @@ def open_session(
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
     opened = open_plan(
-        config.backends, config.execution, config.judging, interruption, cluster, telling
+        config.backends, config.execution, config.judging, interruption, cluster, open_progress
     )
     snapshot = listed = None
     if config.log_file:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from onnxopt_cli import _api as api
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, Judging, RunConfig
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
@@ -46,7 +46,7 @@ class Conditions:
         cluster: the machines on which backends run; None for this one.
         explain_time: seconds to explain the failures of a run; None for a part of the run's time.
         tell: shows a message.
-        telling: opens a progress display.
+        open_progress: opens a progress display.
     """
 
     execution: Execution
@@ -55,7 +55,7 @@ class Conditions:
     cluster: Cluster | None = None
     explain_time: float | None = None
     tell: Callable[[str], None] = lambda _: None
-    telling: Telling = silently
+    open_progress: OpenProgress = hide_progress
 
 
 def measure(
@@ -153,7 +153,7 @@ class _BackendRuns:
                 Judging(),
                 conditions.interruption,
                 conditions.cluster,
-                conditions.telling,
+                conditions.open_progress,
             ) as plan:
                 (executor,) = plan.backends
                 executor.ready()
@@ -215,10 +215,10 @@ class _BackendRuns:
             conditions.interruption,
             conditions.tell,
             conditions.cluster,
-            conditions.telling,
+            conditions.open_progress,
         )
         with opened as session:
-            with conditions.telling(doing, "cases") as tick:
+            with conditions.open_progress(doing, "cases") as tick:
                 for done, _ in enumerate(session.rows(), start=1):
                     tick(done, len(cases))
             session.finish(self._explanations(session))

@@ -27,7 +27,7 @@ from onnxopt_cli.cases.onnx.node_model import PLAIN_WIRING, formula_model
 from onnxopt_cli.cases.yaml.case_file import read_yaml_text
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, yaml_text
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.text import (
     FreeNames,
@@ -118,7 +118,7 @@ def written_suites() -> list[str]:
 
 
 def named_suite(
-    name: str, telling: Telling = silently, stem: str = ""
+    name: str, open_progress: OpenProgress = hide_progress, stem: str = ""
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
@@ -127,19 +127,21 @@ def named_suite(
     returned.
     """
     if name in CORPORA:
-        return corpus(name, telling)
+        return corpus(name, open_progress)
     if name == OPERATORS:
-        return operator_cases(stem, telling), []
+        return operator_cases(stem, open_progress), []
     if name == GALLERY:
-        return gallery_cases(lambda suite, part: named_suite(suite, telling, part), stem)
+        return gallery_cases(lambda suite, part: named_suite(suite, open_progress, part), stem)
     if name == GRADIENTS:
         return gradient_cases(), []
     operators = [operator for operator in registry().operators if operator.name.lower() == stem]
-    return suite_cases(name, telling, operators or None), []
+    return suite_cases(name, open_progress, operators or None), []
 
 
 def suite_cases(
-    name: str, telling: Telling = silently, operators: Sequence[Operator] | None = None
+    name: str,
+    open_progress: OpenProgress = hide_progress,
+    operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
     """Return the cases of a generated suite: those of its files, without stored outputs.
 
@@ -149,7 +151,7 @@ def suite_cases(
     """
     cases: list[Case] = []
     suite = suites()[name]
-    for operator, templates in _by_operator(suite, telling, operators):
+    for operator, templates in _by_operator(suite, open_progress, operators):
         path = Path(name, f"{operator.lower()}.yaml")
         read: dict[str, list[Case]] = {}
         if expanded := [template for template in templates if template.rejects or template.steps]:
@@ -164,12 +166,14 @@ def suite_cases(
 
 
 def _by_operator(
-    suite: Suite, telling: Telling = silently, operators: Sequence[Operator] | None = None
+    suite: Suite,
+    open_progress: OpenProgress = hide_progress,
+    operators: Sequence[Operator] | None = None,
 ) -> Iterator[tuple[str, list[CaseTemplate]]]:
     """Yield the case templates of a suite for each of the operators; None selects all."""
     if operators is None:
         operators = registry().operators
-    with telling("making cases", "operators") as tick:
+    with open_progress("making cases", "operators") as tick:
         for done, operator in enumerate(operators):
             tick(done, len(operators))
             free = FreeNames("{}_{}")

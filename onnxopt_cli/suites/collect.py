@@ -20,7 +20,7 @@ from onnxopt_cli.cases.onnx.directory import (
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
 from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import OUTSIDE_CASES, Location
 from onnxopt_cli.core.text import nearest, printable, wrapped_list
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
@@ -112,7 +112,7 @@ def collect(
     targets: Sequence[str],
     memory: int = DEFAULT_MEMORY,
     each: Each | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> Collection:
     """Find the cases that the targets name.
@@ -121,7 +121,7 @@ def collect(
         targets: files, folders, names of suites, or ids; empty for the default targets.
         memory: the maximum size of a case of a case file in bytes; 0 for no limit.
         each: the function that reads the files of a large folder.
-        telling: opens a progress display for the files that are read or made.
+        open_progress: opens a progress display for the files that are read or made.
         model_inputs: the inputs of model files without test data.
 
     Raises:
@@ -134,7 +134,7 @@ def collect(
     problems: list[Fault] = []
     suites: _Suites = {}
     for target in targets:
-        found, wrong = _find(target, suites, memory, each, telling, model_inputs)
+        found, wrong = _find(target, suites, memory, each, open_progress, model_inputs)
         problems += [problem for problem in wrong if problem not in problems]
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
@@ -187,7 +187,7 @@ def _find(
     suites: _Suites,
     memory: int,
     each: Each | None = None,
-    telling: Telling = silently,
+    open_progress: OpenProgress = hide_progress,
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> _Found:
     if not target:
@@ -196,9 +196,9 @@ def _find(
     path = Path(target)
     if path.exists() and is_suite(target):
         # A path in the current folder must not replace a suite that a gate names.
-        return _find_named(target, suites, telling)
+        return _find_named(target, suites, open_progress)
     if path.is_dir():
-        return _find_in_folder(path, memory, each, telling)
+        return _find_in_folder(path, memory, each, open_progress)
     if path.exists():
         if path.suffix.lower() in _YAML:
             return read_yaml_file(path, memory)
@@ -213,7 +213,7 @@ def _find(
             f"{printable(target)} is a broken symbolic link",
             hint="fix the link, or name its intended target",
         )
-    return _find_named(target, suites, telling)
+    return _find_named(target, suites, open_progress)
 
 
 def is_suite(target: str) -> bool:
@@ -223,7 +223,7 @@ def is_suite(target: str) -> bool:
     return target.partition("@")[0] in suite_names()
 
 
-def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
+def _find_named(target: str, suites: _Suites, open_progress: OpenProgress) -> _Found:
     from onnxopt_cli.suites.catalogue import named_suite, suite_names
 
     name, _, rest = target.partition("/")
@@ -241,7 +241,7 @@ def _find_named(target: str, suites: _Suites, telling: Telling) -> _Found:
     stem = rest.partition("/")[0]
     part = suite, stem
     if part not in suites:
-        suites[part] = named_suite(suite, telling, stem)
+        suites[part] = named_suite(suite, open_progress, stem)
     found, problems = suites[part]
     if at:
         require_version(f"{suite}@{pinned}", suite_versions(found))
@@ -270,7 +270,9 @@ def _near_path(path: Path) -> str:
     return f"{near[:-1]} in {printable(str(folder))}?" if near and folder != Path() else near
 
 
-def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telling) -> _Found:
+def _find_in_folder(
+    folder: Path, memory: int, each: Each | None, open_progress: OpenProgress
+) -> _Found:
     """Find case files and ONNX directories under a folder, except in hidden folders."""
     cases, problems = find_directories(folder)
     paths: list[Path] = []
@@ -287,7 +289,7 @@ def _find_in_folder(folder: Path, memory: int, each: Each | None, telling: Telli
     results: Iterable[_Found | None] = repeat(None)
     if each and sum(map(_size, paths)) > _PARALLEL_MIN_BYTES:
         results = each(partial(read_apart, memory=memory), paths)
-    with telling("reading", "files") as tick:
+    with open_progress("reading", "files") as tick:
         for done, (path, result) in enumerate(zip(paths, results, strict=False), start=1):
             read, wrong = result or read_yaml_file(path, memory)
             cases += read

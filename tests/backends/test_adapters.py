@@ -380,12 +380,12 @@ def test_concurrent_runs_install_once(place, empty_cache):
     environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
     activities = []
 
-    def telling(doing, things):
+    def open_progress(doing, things):
         activities.append(doing)
         return nullcontext(lambda *_: None)
 
     with ThreadPoolExecutor() as pool:
-        for created in [pool.submit(environment.create, telling) for _ in range(3)]:
+        for created in [pool.submit(environment.create, open_progress) for _ in range(3)]:
             created.result()
     assert [doing.split()[0] for doing in activities].count("installing") == 1
 

@@ -319,7 +319,7 @@ def test_terminal_shows_progress_while_other_output_is_discarded(monkeypatch, ca
     monkeypatch.setenv("TERM", "xterm")
     terminal = console._Console(stderr=True)
     monkeypatch.setattr(console, "stderr", lambda: terminal)
-    with console.ticking("making", "files") as tick, redirect_stderr(StringIO()):
+    with console.show_progress("making", "files") as tick, redirect_stderr(StringIO()):
         tick(1, 2)
         sleep(0.5)
         tick(2, 2)

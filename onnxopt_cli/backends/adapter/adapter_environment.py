@@ -44,7 +44,7 @@ from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.cache import CACHE_VARIABLE, cache_folder, exposure, make_private_folder
 from onnxopt_cli.core.locks import locked
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.text import command_line, printable, some_of
 from onnxopt_cli.core.untrusted_files import Malformed, is_private, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable
@@ -189,11 +189,11 @@ class AdapterEnvironment:
     def _pinned(self) -> Mapping[str, str]:
         return self.adapter.pinned(self.specification.adapter_version, self.interpreter.version)
 
-    def create(self, telling: Telling = silently) -> None:
+    def create(self, open_progress: OpenProgress = hide_progress) -> None:
         """Create the environment unless it exists; wait if another process is creating it.
 
         Args:
-            telling: opens a progress display.
+            open_progress: opens a progress display.
 
         Raises:
             BackendUnavailable: if the packages cannot be installed, or the cache cannot be written.
@@ -201,7 +201,7 @@ class AdapterEnvironment:
         if self.packages() is not None:
             return
         try:
-            while not self._create_once(telling):
+            while not self._create_once(open_progress):
                 pass
         except OSError as error:
             where = printable(str(error.filename or self.folder))
@@ -211,18 +211,18 @@ class AdapterEnvironment:
                 f"{CACHE_VARIABLE}=FOLDER names another place",
             ) from error
 
-    def _create_once(self, telling: Telling) -> bool:
+    def _create_once(self, open_progress: OpenProgress) -> bool:
         """Create the environment; return False if another process has removed the folder.
 
         A process whose installation fails removes the folder, while others may wait for its lock.
         """
         make_private_folder(self.folder)
-        with self._locked(telling) as held:
+        with self._locked(open_progress) as held:
             if not self.folder.exists():
                 return False
             try:
                 if self.packages() is None:
-                    self._create(telling, held=held)
+                    self._create(open_progress, held=held)
             finally:
                 with suppress(OSError):
                     # Succeeds only if the folder is empty.
@@ -230,14 +230,14 @@ class AdapterEnvironment:
         return True
 
     @contextmanager
-    def _locked(self, telling: Telling) -> Iterator[bool]:
+    def _locked(self, open_progress: OpenProgress) -> Iterator[bool]:
         """Hold the lock on the folder; yield False if the system has no such locks."""
         with locked(self.folder) as held:
             if held:
                 yield held
                 return
         with (
-            telling(f"waiting for another run that installs {self._title}", "packages"),
+            open_progress(f"waiting for another run that installs {self._title}", "packages"),
             locked(self.folder, _LOCK_SECONDS) as held,
         ):
             yield held
@@ -246,7 +246,7 @@ class AdapterEnvironment:
     def _title(self) -> str:
         return printable(self.specification.text.partition(",")[0])
 
-    def _create(self, telling: Telling, *, held: bool) -> None:
+    def _create(self, open_progress: OpenProgress, *, held: bool) -> None:
         """Create the environment in a temporary folder and rename it."""
         if held:
             # No other process uses these folders, so killed processes have left them.
@@ -256,7 +256,7 @@ class AdapterEnvironment:
         try:
             new = work / _ENVIRONMENT
             count = len(self._pinned())
-            with telling(f"installing {self._title}", "packages") as tick:
+            with open_progress(f"installing {self._title}", "packages") as tick:
                 packages = self._install(new, lambda done: tick(min(done, count), count))
             self._require(packages)
             manifest = {"adapter": self.adapter.path.name, "packages": packages}

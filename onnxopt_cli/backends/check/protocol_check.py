@@ -26,7 +26,7 @@ from onnxopt_cli.backends.exec.exec_backend import OPTIONS
 from onnxopt_cli.backends.exec.exec_process import Command
 from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.backends.specification import Specification, parse_specification
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.errors import (
     BackendHangs,
     BackendUnavailable,
@@ -50,14 +50,14 @@ _RESULT_TYPES = {
 }
 
 
-def check_backend(text: str, telling: Telling = silently) -> Iterator[RuleResult]:
+def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Iterator[RuleResult]:
     """Yield the result of each rule for a backend.
 
     After a backend that does not start, or that hangs, the remaining rules are not checked.
 
     Args:
         text: the backend as the user specified it.
-        telling: opens a progress display for the installation of an adapter.
+        open_progress: opens a progress display for the installation of an adapter.
 
     Raises:
         UsageError: if the specification is malformed, or an option is unknown.
@@ -65,7 +65,7 @@ def check_backend(text: str, telling: Telling = silently) -> Iterator[RuleResult
     """
     specification = parse_specification(text)
     if specification.adapter:
-        AdapterEnvironment.of(specification).create(telling)
+        AdapterEnvironment.of(specification).create(open_progress)
     if specification.command:
         specification.require_known(OPTIONS)
         results = _command_results(specification)

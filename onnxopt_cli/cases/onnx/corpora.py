@@ -32,7 +32,7 @@ from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.cases.tensors.tensor_data import array_of
 from onnxopt_cli.core.cache import Cache
 from onnxopt_cli.core.codec import ValueReader, read_json, run_request
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
@@ -56,12 +56,14 @@ CORPORA = {
 }
 
 
-def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fault]]:
+def corpus(
+    name: str, open_progress: OpenProgress = hide_progress
+) -> tuple[list[Case], list[Fault]]:
     """Find the cases of a corpus.
 
     Args:
         name: one of :data:`CORPORA`.
-        telling: opens a progress display while the cases are made.
+        open_progress: opens a progress display while the cases are made.
 
     Returns:
         The cases, ``<corpus>/<test>/<data set>``, and the faults of the installed files.
@@ -73,7 +75,7 @@ def corpus(name: str, telling: Telling = silently) -> tuple[list[Case], list[Fau
         raise UsageError(f"unknown corpus {name!r}", hint=f"the corpora are {', '.join(CORPORA)}")
     problems: list[Fault] = []
     if name == _NODE:
-        cases = node_cases(telling)
+        cases = node_cases(open_progress)
     else:
         data = Path(onnx.__file__).parent / "backend" / "test" / "data"
         cases, problems = find_directories(data / name.removeprefix(_PREFIX))
@@ -90,7 +92,7 @@ _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 
 
-def node_cases(telling: Telling = silently) -> list[Case]:
+def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
     """Find onnx's node cases in the cache, or make them if they are missing.
 
     If the cache cannot be used, a warning is logged.
@@ -101,7 +103,7 @@ def node_cases(telling: Telling = silently) -> list[Case]:
     cases = [] if data is None else _read_cases(data)
     # If the entry lacks a test that onnx's sources name, it has been forged.
     if not named <= {case.id.split("/")[1] for case in cases} or not cases:
-        with telling("making onnx's node cases", "files") as tick:
+        with open_progress("making onnx's node cases", "files") as tick:
             _make(tick)
         data = _write_cases()
         stored.put(_ENTRY, data)

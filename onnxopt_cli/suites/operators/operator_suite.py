@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
-from onnxopt_cli.core.progress import Telling, silently
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import (
@@ -57,17 +57,17 @@ def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
         yield f"v{newest}_{name}", draw_boundary(operator, name)
 
 
-def operator_cases(stem: str = "", telling: Telling = silently) -> list[Case]:
+def operator_cases(stem: str = "", open_progress: OpenProgress = hide_progress) -> list[Case]:
     """Return the cases of the suite.
 
     Args:
         stem: the stem of an operator's file, its name in lower case; if no operator has it, all.
-        telling: opens a progress display.
+        open_progress: opens a progress display.
     """
     selected = selected_seeds()
     names = [name for name in selected if name.lower() == stem] or list(selected)
     cases: list[Case] = []
-    with telling("making cases", "operators") as tick:
+    with open_progress("making cases", "operators") as tick:
         for done, operator in enumerate(names):
             tick(done, len(names))
             path = Path(OPERATORS, f"{operator.lower()}.yaml")
