@@ -277,19 +277,7 @@ def audit(
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}
-    tasks: list[Task] = []
-    for operator in present:
-        for kind, implementations in KINDS.items():
-            indices = range(len(implementations(operator)))
-            tasks += [(operator.name, kind, index) for index in indices]
-        # This task is last, because it needs error bounds that the others derive.
-        tasks.append((operator.name, INCONCLUSIVE, 0))
-    for name, own_trials in nodes.items():
-        for kind in KINDS:
-            tasks += [
-                (name, kind, index) for index in range(len(implementation_names(kind, own_trials)))
-            ]
-        tasks.append((name, INCONCLUSIVE, 0))
+    tasks = _all_tasks(present, nodes)
     if shard:
         tasks = tasks[shard.index - 1 :: shard.count]
     work = partial(
@@ -327,6 +315,25 @@ def audit(
         )
         for operator, own_trials in audited
     ]
+
+
+def _all_tasks(
+    operators: Iterable[Operator], node_trials: Mapping[str, Sequence[NodeTrial]]
+) -> list[Task]:
+    """Return the tasks of operators with a formula, then those of operators without one."""
+    tasks: list[Task] = []
+    for operator in operators:
+        for kind, implementations in KINDS.items():
+            indices = range(len(implementations(operator)))
+            tasks += [(operator.name, kind, index) for index in indices]
+        # This task is last, because it needs error bounds that the other tasks derive.
+        tasks.append((operator.name, INCONCLUSIVE, 0))
+    for name, trials in node_trials.items():
+        for kind in KINDS:
+            indices = range(len(implementation_names(kind, trials)))
+            tasks += [(name, kind, index) for index in indices]
+        tasks.append((name, INCONCLUSIVE, 0))
+    return tasks
 
 
 def _batches(tasks: Sequence[Task], limit: int) -> Iterator[Sequence[Task]]:
