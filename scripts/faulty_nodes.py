@@ -638,7 +638,7 @@ class Faulty:
     """A backend with the fault of the environment variable.
 
     The fault has a ``kind`` and ``outputs``, the first outputs of the faulty nodes in order. A
-    faulty fusion happens only where a model contains all of these nodes.
+    fault of fused nodes affects only models that contain all of these nodes.
     """
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:

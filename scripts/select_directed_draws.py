@@ -2,9 +2,9 @@
 
     python scripts/select_directed_draws.py [OPERATOR...] [--kind KIND]... [--jobs N]
 
-Without operators, all are selected anew, otherwise only those named. With ``--kind``, only the
-seeds of this kind are replaced. A draw is directed by one
-given choice: an element type, a long axis, a rank over 4, or a batch without elements
+The seeds of the given operators are selected anew, or of all operators if none is given. With
+``--kind``, only the seeds of this kind are replaced. One choice of a directed draw is given: an
+element type, a long axis, a rank over 4, or a batch without elements
 (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). A node is valid if onnx's check and
 the condition estimate accept it, and most of its output elements have a narrow tolerance.
 
@@ -13,7 +13,8 @@ the condition estimate accept it, and most of its output elements have a narrow 
   mutants that cases of other types kill.
 - Long axes: draws are selected until the first, the last and the inner axes of each input and
   output are longer than the blocks of vectorized and parallel loops in some case.
-- Otherwise, the valid draw with the most distinct outputs among the first seeds is selected.
+- High ranks and empty batches: the valid draw with the most distinct outputs among the first seeds
+  is selected.
 """
 
 from __future__ import annotations
@@ -62,19 +63,20 @@ from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS
 # The kinds of draws.
 KINDS = ("type", "long", "deep", "empty")
-# Seeds that are tried for a draw, and valid ones that are compared.
+# Numbers of seeds that are tried for a draw, and of valid nodes that are compared.
 MAX_SEEDS, MAX_VALID = 16, 2
-# Valid draws of an element type that are compared, those that are selected, and the mutants that
-# each of them must kill unless no other case has the type.
+# Largest numbers of valid draws of an element type that are compared, and that are selected. A
+# selected draw must kill this number of further mutants, unless it is the first case of the type.
 MAX_TYPED, MAX_SELECTED, MIN_KILLS = 6, 2, 3
 # An operator with this number of cases gets at most one draw of a type.
 MAX_CASES = 30
 # Lengths of a long axis: the first that is computed in time is used. Only one axis of an operator
 # has the first length.
 LENGTHS = (1031, 259, 67)
-# An axis longer than this is long.
+# An axis with more elements than this counts as long.
 BLOCK = 64
-# Places of an axis that are tried, and the most draws with a long axis of an operator.
+# Number of positions of the long axis that are tried, and largest number of draws with a long axis
+# for an operator.
 PLACES, MAX_LONG_DRAWS = 8, 4
 # Processor time of a draw.
 MAX_SECONDS = 0.3
@@ -404,7 +406,7 @@ def judges(expected: Array, tolerance: Array) -> Array:
 def type_draws(
     operator: str,
 ) -> Iterator[tuple[str, Callable[[GeneratedNode, Problem], bool]]]:
-    """Yield draws of the element types of each type variable, and whether a node shows the type."""
+    """Yield the name of each draw of an element type, and a test whether a node has the type."""
     schema = schemas(operator)[0]
     places: dict[str, list[Callable[[GeneratedNode, Problem], set[str]]]] = {}
     types: dict[str, set[str]] = {}

@@ -98,9 +98,11 @@ KILLS_OF_A_MUTANT = 3
 # Largest number of cases that are selected for their features: for the newest version of an
 # operator, and for each older one.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
-# Cases of an older version that has the same parameters as the next one, at most, and of others.
+# Largest numbers of present cases that an older version keeps: one with the parameters of the next
+# version, and one with other parameters.
 MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 4
-# Further cases of the others, and the seeds that are tried for them.
+# Largest number of new cases of a version with other parameters, and number of seeds that are
+# tried for them.
 MAX_FURTHER_CASES, FURTHER_SEEDS = 4, 60
 
 
@@ -315,7 +317,7 @@ def valid_candidates(operator: str, newest_count: int) -> Iterator[Candidate]:
 
 
 def valid_nodes(schema: OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
-    """Yield those of the seeds' nodes that onnx and its reference accept."""
+    """Yield the nodes of these seeds that onnx's checks and its reference accept."""
     for seed in seeds:
         try:
             node = draw_seeded(schema, seed)
@@ -346,7 +348,7 @@ def covering(
     Args:
         nodes: the nodes of an operator's version by seed.
         limit: the largest number of seeds.
-        features_of: returns the features of a node; by default all that are known.
+        features_of: returns the features of a node; by default :func:`features`.
         present: the features that other cases cover.
     """
     remaining = dict(nodes)
