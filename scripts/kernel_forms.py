@@ -975,7 +975,7 @@ KERNELS: dict[str, list[Any]] = {
 # Distributions of terms: with subnormal squares and terms, large means, and terms that cancel.
 REDUCED = ["normal", "uniform", "mean 20", "mean 1e6", "ramp", "alternating", "wide"]
 REDUCED += ["scale 1e-19", "scale 1e-38", "scale 1e-42", "scale 1e36"]
-#: Returns numbers of a distribution in a shape.
+#: Draws an array of a given shape from a distribution.
 Draw = Callable[..., Array]
 
 

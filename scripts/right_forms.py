@@ -270,7 +270,7 @@ def convolution_operands(attributes: Attributes, x: Array) -> tuple[Array, list[
 
 
 def spatial(slices: Iterable[slice]) -> tuple[Any, ...]:
-    """Return the index of a part along the last axes."""
+    """Return an index that selects slices of the last axes, and all of the others."""
     return (..., *slices)
 
 

@@ -192,7 +192,7 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _interpreter(program: Path) -> Iterator[Path]:
-    """Yield a program; for Python, also its environment and the modules imported at its start."""
+    """Yield a program; if it is Python, also its environment and the modules it imports first."""
     yield program
     if not re.match(r"python|pypy", program.name, re.IGNORECASE):
         return

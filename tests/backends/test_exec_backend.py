@@ -247,22 +247,22 @@ def test_exit_between_cases_is_detected_at_the_next():
     [
         (
             one_node("Identity", domain="com.acme"),
-            "Identity is of com.acme version 1; the command states none",
+            "Identity belongs to com.acme version 1; the command supports no version of it",
             "com.acme:Identity",
         ),
         (
             one_node("Identity", opset=22),
-            "Identity is of ai.onnx version 22; the command states the versions 1 to 21",
+            "Identity belongs to ai.onnx version 22; the command supports the versions 1 to 21",
             ":Identity",
         ),
         (
             one_node("Identity", TensorProto.BOOL),
-            "x is of bool, which the command does not state",
+            "x has the type bool, which the command does not support",
             "",
         ),
     ],
 )
-def test_unstated_features_are_unsupported_and_not_sent(identity_model, words, operator):
+def test_unlisted_features_are_unsupported_and_not_sent(identity_model, words, operator):
     backend = resolve_backend(spec("dies", "/nonexistent"))
     with pytest.raises(Unsupported) as caught:
         backend.prepare(identity_model)
@@ -298,10 +298,10 @@ def test_invalid_hello_makes_command_unavailable(mode, words):
     assert words in caught.value.message
 
 
-def test_unstated_device_is_unavailable():
+def test_unlisted_device_is_unavailable():
     with pytest.raises(BackendUnavailable, match="does not support the device TPU") as caught:
         resolve_backend(spec(device="TPU"))
-    assert caught.value.hint == "it states CPU, GPU:0"
+    assert caught.value.hint == "it supports CPU, GPU:0"
 
 
 @pytest.mark.parametrize("name", ["no-such-command-here", "./no-such-file"])

@@ -208,7 +208,7 @@ def test_command_without_training_domain_runs_primitive_operators(workplace, onn
     never = ("--lower", "never", "--isolation", "none")
     results = outcomes(onnxopt, spec(command=script), *never, code=1)
     assert results["plain"]["outcome"] == "unsupported"
-    assert "Momentum is of ai.onnx.preview.training version 1" in results["plain"]["message"]
+    assert "Momentum belongs to ai.onnx.preview.training version 1" in results["plain"]["message"]
 
 
 LEAKY = """\

@@ -85,7 +85,9 @@ class Run:
             if not entry.name.isdigit():
                 continue
             try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                # Other programs of the machine may have arguments that are not UTF-8.
+                command = arguments.decode(errors="replace")
                 marked = (entry / "environ").read_bytes() + (entry / "comm").read_bytes()
                 if self.mark[-15:].encode() in marked or self.mark in command:
                     processes.append(Process(int(entry.name), command))

@@ -29,7 +29,7 @@ from onnxopt_cli.backends.check.subject import (
     refusal,
 )
 from onnxopt_cli.backends.check.unknown_operators import reports_unknown_operators
-from onnxopt_cli.backends.exec.exec_backend import require_stated
+from onnxopt_cli.backends.exec.exec_backend import require_supported
 from onnxopt_cli.backends.protocol import normalise_outputs
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.values import (
@@ -183,7 +183,7 @@ def _says_hello(command: CommandSubject) -> str:
 def _answers(command: CommandSubject, **fields: Any) -> str:
     problem = command.probe.problem()
     try:
-        require_stated(problem.model, command.session.hello)
+        require_supported(problem.model, command.session.hello)
     except Unsupported as error:
         raise RuleNotShown(error.message) from None
     outputs: list[Value] = []
@@ -257,7 +257,7 @@ COMMAND_RULES = (
 
 
 def _starts(subject: PluginSubject) -> str:
-    return subject.backend.version or "it states no version"
+    return subject.backend.version or "it has no version"
 
 
 def _returns_outputs(subject: PluginSubject) -> str:

@@ -23,7 +23,7 @@ from onnxopt_cli.backends.check.probe_models import (
 from onnxopt_cli.backends.check.protocol_rule import RuleBroken
 from onnxopt_cli.backends.exec.exec_backend import (
     CommandSession,
-    require_stated,
+    require_supported,
     timeout_of,
 )
 from onnxopt_cli.backends.protocol import BREAKDOWNS, Backend
@@ -182,20 +182,20 @@ class CommandSubject(CheckedBackend):
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """The types that the command states, the most common first."""
-        stated = [DTYPES[name] for name in sorted(self.session.hello.dtypes)]
-        numbers = [dtype for dtype in stated if dtype.kind in "fiub" and dtype not in _DTYPES]
-        return (*(dtype for dtype in _DTYPES if dtype in stated), *numbers) or _DTYPES
+        """The element types that the command lists, the most common first."""
+        listed = [DTYPES[name] for name in sorted(self.session.hello.dtypes)]
+        numbers = [dtype for dtype in listed if dtype.kind in "fiub" and dtype not in _DTYPES]
+        return (*(dtype for dtype in _DTYPES if dtype in listed), *numbers) or _DTYPES
 
     @property
     def opsets(self) -> tuple[int, ...]:
-        """Versions of ai.onnx that the command states."""
+        """Versions of ai.onnx that the command lists."""
         lowest, highest = (self.session.hello.domains or {}).get("", (min(OPSETS), max(OPSETS)))
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
     def raw_outputs(self, problem: Problem) -> list[Value]:
-        """Run a problem of which the command states the domains, versions and types."""
-        require_stated(problem.model, self.session.hello)
+        """Run a problem if the command lists its domains, versions and element types."""
+        require_supported(problem.model, self.session.hello)
         return self.run(problem)
 
     def run(self, problem: Problem, content: bytes | None = None, **fields: str) -> list[Value]:

@@ -61,7 +61,7 @@ class ExecBackend(Backend):
 
     Options:
         timeout: time limit of a response in seconds; 60 by default.
-        device: one of the devices that the command states; its first by default.
+        device: one of the devices that the command lists; the first by default.
         python: the interpreter of a plugin.
         unsupported: a regular expression that matches errors about unsupported features.
 
@@ -93,15 +93,15 @@ class ExecBackend(Backend):
         if self._device not in self._hello.devices:
             self._finalizer()
             problem = f" does not support the device {printable(self._device)}"
-            raise unavailable(self.name, problem, f"it states {', '.join(self._hello.devices)}")
+            raise unavailable(self.name, problem, f"it supports {', '.join(self._hello.devices)}")
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        """Accept a model if the command states its domains, versions and element types.
+        """Accept a model if the command lists its domains, versions and element types.
 
         Raises:
-            Unsupported: if the command does not state one of them.
+            Unsupported: if the command does not list one of them.
         """
-        require_stated(model, self._hello)
+        require_supported(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
         # The closure refers to `self`, so that the prepared model keeps the command alive.
@@ -131,11 +131,11 @@ def timeout_of(specification: Specification) -> float:
     raise misused(specification.text, f": timeout is {printable(text)!r}, expected seconds")
 
 
-def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
-    """Reject a model that requires features that a command does not state.
+def require_supported(model: onnx.ModelProto, hello: Hello) -> None:
+    """Reject a model that requires features that a command does not list in its ``hello``.
 
     Raises:
-        Unsupported: if the command does not state the domain and version of an operator, or the
+        Unsupported: if the command does not list the domain and version of an operator, or the
             element type of an input or output.
     """
     function_domains = {function.domain for function in model.functions}
@@ -147,13 +147,13 @@ def require_stated(model: onnx.ModelProto, hello: Hello) -> None:
         lowest, highest = hello.domains.get(domain, (0, 0))
         version = imported.get(domain, 0)
         if not lowest <= version <= highest or not highest:
-            stated = f"states the versions {lowest} to {highest}" if highest else "states none"
-            needed = f"{node.op_type} is of {domain or 'ai.onnx'} version {version}"
-            message = printable(f"{needed}; the command {stated}")
+            supported = f"the versions {lowest} to {highest}" if highest else "no version of it"
+            needed = f"{node.op_type} belongs to {domain or 'ai.onnx'} version {version}"
+            message = printable(f"{needed}; the command supports {supported}")
             raise Unsupported(message, operator=f"{domain}:{node.op_type}")
     for value in (*model.graph.input, *model.graph.output):
         for name in _element_types(value.type) - hello.dtypes:
-            message = f"{value.name} is of {name}, which the command does not state"
+            message = f"{value.name} has the type {name}, which the command does not support"
             raise Unsupported(printable(message))
     if hello.nodes and _sole_node(model) is None:
         raise Unsupported("the command accepts single nodes, not models")
