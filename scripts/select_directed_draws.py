@@ -64,10 +64,10 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" /
 # The kinds of draws.
 KINDS = ("type", "long", "deep", "empty")
 # Numbers of seeds that are tried for a draw, and of valid nodes that are compared.
-MAX_SEEDS, MAX_VALID = 16, 2
+MAX_SEEDS, MAX_VALID = 24, 2
 # Largest numbers of valid draws of an element type that are compared, and that are selected. A
 # selected draw must kill this number of further mutants, unless it is the first case of the type.
-MAX_TYPED, MAX_SELECTED, MIN_KILLS = 6, 2, 3
+MAX_TYPED, MAX_SELECTED, MIN_KILLS = 8, 2, 3
 # An operator with this number of cases gets at most one draw of a type.
 MAX_CASES = 30
 # Lengths of a long axis: the first that is computed in time is used. Only one axis of an operator
@@ -83,6 +83,8 @@ MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
 # An element with a larger relative tolerance detects few mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
+# An element near zero may have a tolerance up to this share of the largest element.
+MAX_SHARE_OF_LARGEST = 1e-3
 # These types are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
@@ -399,7 +401,8 @@ def judges(expected: Array, tolerance: Array) -> Array:
     if "float" not in dtype_name(expected.dtype):
         return np.ones(expected.shape, bool)
     wide = expected.astype(np.float64)
-    limits = MAX_RELATIVE_TOLERANCE * np.abs(np.nan_to_num(wide)) + 1e-6
+    sizes = np.abs(np.where(np.isfinite(wide), wide, 0))
+    limits = MAX_RELATIVE_TOLERANCE * sizes + MAX_SHARE_OF_LARGEST * sizes.max(initial=0)
     return np.asarray(tolerance <= limits) & ~np.isnan(wide)
 
 

@@ -28,7 +28,11 @@ from onnxopt_cli.suites.operators.generators import (
     schemas,
 )
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
-from onnxopt_cli.suites.operators.operator_suite import operator_cases, selected_seeds
+from onnxopt_cli.suites.operators.operator_suite import (
+    operator_cases,
+    selected_nodes,
+    selected_seeds,
+)
 
 SEEDS = range(3)
 OPERATORS = list(GENERATORS)
@@ -161,6 +165,44 @@ def test_each_axis_of_a_table_is_long_in_some_case():
     for operator in ("Scaler", "LinearRegressor", "TreeEnsembleRegressor", "Normalizer"):
         shapes = [draw_boundary(operator, name).values[0].shape for name in boundaries(operator)]
         assert {axis for shape in shapes for axis, n in enumerate(shape) if n > 64} == {0, 1}
+
+
+# Attributes without an effect on defined results, or that onnx's reference does not implement.
+NEVER_SET = {
+    ("CastLike", "round_mode"),
+    ("Constant", "sparse_value"),
+    ("GroupNormalization", "stash_type"),
+    ("LayerNormalization", "stash_type"),
+    ("LinearClassifier", "multi_class"),
+    ("LinearRegressor", "post_transform"),
+    ("RMSNormalization", "stash_type"),
+    ("Range", "stash_type"),
+    ("SVMClassifier", "prob_a"),
+    ("SVMClassifier", "prob_b"),
+    ("SVMRegressor", "post_transform"),
+    ("StringNormalizer", "locale"),
+    ("TreeEnsemble", "nodes_hitrates"),
+    *(
+        (f"TreeEnsemble{kind}", name)
+        for kind, weights in (("Classifier", "class"), ("Regressor", "target"))
+        for name in (
+            *("base_values_as_tensor", "nodes_hitrates", "nodes_hitrates_as_tensor"),
+            *("nodes_values_as_tensor", f"{weights}_weights_as_tensor"),
+        )
+    ),
+}
+
+
+@pytest.mark.slow
+def test_some_case_sets_each_attribute():
+    never = set()
+    for operator in selected_seeds():
+        newest = schemas(operator)[0]
+        names = {*newest.attributes}
+        for _, node in selected_nodes(operator):
+            names -= {*node.attributes}
+        never |= {(operator, name) for name in names}
+    assert never == NEVER_SET
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,7 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
+from onnxopt_cli.suites.operators.boundaries.boundary_attributes import boundary_attributes
 from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
 from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
@@ -113,6 +114,7 @@ def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft],
     sources = (
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         *(boundary_limits(), boundary_integers(), boundary_forms()),
+        boundary_attributes(),
         directed_draws(GENERATORS),
     )
     by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}

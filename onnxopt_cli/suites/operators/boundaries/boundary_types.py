@@ -125,19 +125,27 @@ def loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None
 def _tree(draft: NodeDraft, *, mode: int, aggregate: int) -> None:
     """Draw two trees of two targets, and rows at, below and above their thresholds."""
     targets = 2 if aggregate < _MIN else 1
-    _set_two_trees(draft, modes=(mode, mode), aggregate=aggregate, targets=targets)
+    set_two_trees(draft, modes=(mode, mode), aggregate=aggregate, targets=targets)
     draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
 
 
 def _missing(draft: NodeDraft, *, tracks: Sequence[int]) -> None:
     """Draw trees whose attributes determine the branch of a missing value."""
     modes = (_TREE_MODES.index("leq"), _TREE_MODES.index("lt"))
-    _set_two_trees(draft, modes=modes, aggregate=_SUM, targets=1)
+    set_two_trees(draft, modes=modes, aggregate=_SUM, targets=1)
     draft.set("nodes_missing_value_tracks_true", list(tracks))
     draft.add(np.array([[np.nan, np.nan], [0.5, -0.5], [0.25, -0.75], [1.0, 1.0]], np.float32))
 
 
-def _set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, targets: int) -> None:
+def set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, targets: int) -> None:
+    """Set the attributes of a TreeEnsemble of two trees with one branch each.
+
+    Args:
+        draft: the node.
+        modes: the comparison at each branch, a value of nodes_modes.
+        aggregate: the value of aggregate_function.
+        targets: the number of targets.
+    """
     draft.set("tree_roots", [0, 1])
     draft.set("nodes_featureids", [0, 1])
     draft.set("nodes_splits", tensor_of(np.array([0.5, -0.5], np.float32)))

@@ -1,0 +1,204 @@
+"""Nodes with attributes that the generators never set, or set to one value only.
+
+Tables given as tensors, groups of channels, saturation of quantized floats, transformations of
+scores, set membership in trees, padding longer than the axis, and subgraphs with several states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, TensorProto, helper
+
+from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.boundaries.boundary_types import set_two_trees
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.node_draft import NodeDraft
+
+_FLOAT, _INT64, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+# Values of post_transform of TreeEnsemble.
+_TRANSFORMS = ("softmax", "logistic", "softmax_zero")
+_BRANCH_MEMBER = 6
+
+
+def _indices(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def _distinct(*shape: int) -> Array:
+    """Return a tensor of float32 with distinct elements in no order."""
+    count = int(np.prod(shape))
+    return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
+
+
+def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield operators, the names of their boundaries, and generators."""
+    yield from _tables()
+    yield from _groups()
+    yield from _saturation()
+    yield from _trees()
+    yield from _machines()
+    yield from _far_padding()
+    yield from _states()
+
+
+def _tables() -> Iterator[tuple[str, str, Generator]]:
+    """Yield tables whose keys, values and default are tensors."""
+    texts = np.array(["a", "", "\u00e9"], object)
+    for stem, keys, values, default in (
+        ("int64_float64", _indices(5, -1, 9), np.array([1 / 3, -2.5, 1e300]), np.array([0.1])),
+        ("text_int16", texts, np.array([7, -300, 2], np.int16), np.array([-9], np.int16)),
+        ("float64_text", np.array([0.1, np.nan, -2.5]), texts, np.array(["z"], object)),
+    ):
+        unknown = {"int64_float64": 6, "text_int16": "A", "float64_text": 0.1 + 2**-50}[stem]
+        x = np.array([*keys.tolist()[::-1], unknown], keys.dtype)
+        encoder = fixed_node(
+            x,
+            keys_tensor=tensor_of(keys),
+            values_tensor=tensor_of(values),
+            default_tensor=tensor_of(default),
+        )
+        yield "LabelEncoder", f"tensors_{stem}", encoder
+
+
+def _groups() -> Iterator[tuple[str, str, Generator]]:
+    """Yield three groups, of each of which the numbers of input and output channels differ."""
+    x, weights = _distinct(1, 6, 3, 3), _distinct(9, 2, 2, 2)
+    yield "Conv", "three_groups", fixed_node(x, weights, _distinct(9), group=3)
+    transposed = _distinct(6, 3, 2, 2)
+    yield "ConvTranspose", "three_groups", fixed_node(x, transposed, _distinct(9), group=3)
+    bytes_x, bytes_w = ((v * 8 + 60).astype(np.uint8) for v in (x, weights))
+    zero, scale = np.uint8(7), np.float32(0.5)
+    yield "ConvInteger", "three_groups", fixed_node(bytes_x, bytes_w, zero, zero, group=3)
+    scales = (np.arange(9) % 3 + 1).astype(np.float32) / 4
+    zeros = np.arange(9, dtype=np.uint8)
+    quantized = fixed_node(
+        *(bytes_x, scale, zero, bytes_w, scales, zeros, np.float32(512), np.uint8(100)),
+        np.arange(-400, 500, 100, dtype=np.int32),
+        group=3,
+    )
+    yield "QLinearConv", "three_groups", quantized
+    deformed = fixed_node(
+        *(x, weights, _distinct(1, 24, 2, 2) / 16, _distinct(9)), group=3, offset_group=3
+    )
+    yield "DeformConv", "three_groups", deformed
+
+
+def _saturation() -> Iterator[tuple[str, str, Generator]]:
+    """Yield numbers beyond the range of floats of 8 bits, and between powers of two."""
+    x = np.array([1e6, -1e6, 300.0, 1.0, -0.25, 0.0], np.float32)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        zero = np.zeros((), np.float32).astype(DTYPES[name])
+        for saturate in (0, 1):
+            stem = f"{name}_{'saturated' if saturate else 'unsaturated'}"
+            quantize = fixed_node(x, np.float32(0.5), zero, saturate=saturate)
+            yield "QuantizeLinear", stem, quantize
+    powers = np.array([1.5, 3.0, 0.3, 2.0, 5.9, 1.01], np.float32)
+    scales = DTYPES["float8_e8m0fnu"]
+    for mode in ("up", "down", "nearest"):
+        to = helper.np_dtype_to_tensor_dtype(scales)
+        yield "Cast", f"rounded_{mode}", fixed_node(powers, to=to, round_mode=mode)
+
+
+def _transformed_trees(draft: NodeDraft, *, transform: int) -> None:
+    set_two_trees(draft, modes=(0, 3), aggregate=1, targets=3)
+    draft.set("leaf_weights", tensor_of(np.array([0.5, -1.0, 0.0, 0.25], np.float32)))
+    draft.set("post_transform", transform)
+    draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
+
+
+def _trees() -> Iterator[tuple[str, str, Generator]]:
+    """Yield trees whose scores are transformed, and nodes that test set membership."""
+    for transform, name in enumerate(_TRANSFORMS, 1):
+        yield "TreeEnsemble", name, partial(_transformed_trees, transform=transform)
+    members = fixed_node(
+        np.array([[1.0], [2.0], [-3.0], [0.5], [np.nan]], np.float32),
+        tree_roots=[0],
+        nodes_featureids=[0, 0],
+        nodes_splits=tensor_of(np.array([0.0, 0.0], np.float32)),
+        nodes_modes=tensor_of(np.array([_BRANCH_MEMBER] * 2, np.uint8)),
+        membership_values=tensor_of(np.array([1.0, -3.0, np.nan, 2.0, np.nan], np.float32)),
+        nodes_truenodeids=[0, 1],
+        nodes_falsenodeids=[1, 2],
+        nodes_trueleafs=[1, 1],
+        nodes_falseleafs=[0, 1],
+        leaf_weights=tensor_of(np.array([1.0, 20.0, 300.0], np.float32)),
+        leaf_targetids=[0, 0, 0],
+        n_targets=1,
+        aggregate_function=1,
+        post_transform=0,
+    )
+    yield "TreeEnsemble", "members", members
+
+
+def _machines() -> Iterator[tuple[str, str, Generator]]:
+    """Yield a support vector machine whose classes are texts."""
+    x = _distinct(4, 2)
+    machine: dict[str, Any] = {
+        "kernel_type": "RBF",
+        "kernel_params": [0.25, 0.0, 3.0],
+        "support_vectors": [0.5, 1.0, -1.0, 2.0, 1.0, -2.5],
+        "coefficients": [1.0, -0.5, 0.25, 0.5, -0.75, 1.0],
+        "vectors_per_class": [1, 1, 1],
+        "rho": [0.25, 0.5, -0.5],
+    }
+    texts = ["b", "a", "\u00e9"]
+    yield "SVMClassifier", "texts", fixed_node(x, outputs=2, classlabels_strings=texts, **machine)
+
+
+def _far_padding() -> Iterator[tuple[str, str, Generator]]:
+    """Yield padding that is as long as the axis, or longer."""
+    x = _distinct(2, 3)
+    for mode, pads in (
+        ("constant", (3, 0, 5, 4)),
+        ("edge", (3, 0, 5, 4)),
+        ("reflect", (1, 2, 1, 2)),
+        ("wrap", (2, 1, 0, 3)),
+    ):
+        yield "Pad", f"far_{mode}", fixed_node(x, _indices(*pads), mode=mode)
+
+
+def _states() -> Iterator[tuple[str, str, Generator]]:
+    """Yield loops and maps with two states and two results, none of which are in order."""
+    vector = [2]
+    scalar: Sequence[int] = []
+
+    def graph(
+        nodes: Sequence[Any], inputs: Mapping[str, Any], results: Sequence[Any]
+    ) -> GraphProto:
+        infos = [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()]
+        outputs = [helper.make_tensor_value_info(name, *kind) for name, kind in results]
+        return helper.make_graph(nodes, "body", infos, outputs)
+
+    numbers = (_FLOAT, vector)
+    nodes = [
+        helper.make_node("Add", ["first", "second"], ["sum"]),
+        helper.make_node("Mul", ["first", "second"], ["product"]),
+        helper.make_node("Identity", ["second"], ["shifted"]),
+        helper.make_node("Identity", ["go"], ["goes_on"]),
+        helper.make_node("Sub", ["second", "first"], ["difference"]),
+    ]
+    inputs = {"iteration": (_INT64, scalar), "go": (_BOOL, scalar)}
+    results = ("shifted", "sum", "difference", "product")
+    body = graph(
+        nodes,
+        {**inputs, "first": numbers, "second": numbers},
+        [("goes_on", (_BOOL, scalar)), *((name, numbers) for name in results)],
+    )
+    pair = [np.array(values, np.float32) for values in ((1.5, -2.0), (0.5, 3.0))]
+    loop = fixed_node(np.array(4), np.array(True), *pair, outputs=4, body=body)
+    yield "Loop", "two_states", loop
+    inner = [
+        helper.make_node("Sub", ["one", "other"], ["difference"]),
+        helper.make_node("Add", ["one", "other"], ["sum"]),
+    ]
+    map_body = graph(
+        inner, {"one": numbers, "other": numbers}, [("sum", numbers), ("difference", numbers)]
+    )
+    items: list[Any] = [pair[0], pair[1], pair[0] * 3]
+    others: list[Any] = [pair[1], pair[1] + 1, pair[0]]
+    yield "SequenceMap", "two_results", fixed_node(items, others, outputs=2, body=map_body)
