@@ -118,7 +118,7 @@ def plain_name(name: str) -> str:
 def interpret(
     graph: onnx.GraphProto, values: dict[str, Array], compute: Compute, steps: list[Step]
 ) -> list[Array]:
-    """Run a graph node by node, and the branch of an If that is taken; return its outputs.
+    """Run a graph node by node, with the selected branch of an If; return its outputs.
 
     Args:
         graph: the graph.

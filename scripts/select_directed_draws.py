@@ -415,7 +415,7 @@ def type_draws(
     types: dict[str, set[str]] = {}
     for formals, values_of in ((schema.inputs, inputs_of), (schema.outputs, outputs_of)):
         for place, formal in enumerate(formals):
-            # Without a variable, the parameter states its type.
+            # A parameter with a fixed type, such as tensor(int64), has no type variable.
             if "(" not in formal.type_str:
                 shown = partial(types_at, values_of=values_of, place=place, count=len(formals))
                 places.setdefault(formal.type_str, []).append(shown)

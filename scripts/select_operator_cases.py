@@ -223,7 +223,7 @@ def select(
         operator: the operator.
         present: the seeds of the suite by operator and version.
         anew: whether no seed is kept.
-        audit: the folder of an audit that knows the survivors; None to run the mutants.
+        audit: the folder of an audit that has determined the survivors; None to run the mutants.
         count: number of nodes that are drawn for the newest version.
     """
     warnings.simplefilter("ignore")

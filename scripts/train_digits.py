@@ -126,7 +126,7 @@ class PreparedModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Parameters by name, optimizer states as ``V_W1``, steps taken, mean loss of each epoch."""
+    """Parameters by name, optimizer states as ``V_W1``, number of steps, mean loss by epoch."""
 
     tensors: Tensors
     steps: int = 0
