@@ -78,6 +78,10 @@ MAX_CONTRADICTING_SHARE = 0.02
 #: A proof requires this many failing generated nodes that agree, and this many passing ones that do
 #: not contradict.
 MIN_AGREEING, MIN_OTHERS = 4, 4
+#: A condition requires this many failing generated nodes that meet it, and this many right ones
+#: that do not. If a quarter of the nodes that meet it were right, or a quarter of the others wrong,
+#: 11 nodes would not show it with a probability of 0.75 ** 11 = 4 %.
+MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
 #: A condition of two parts requires this many right nodes that lack only the first part, and this
@@ -410,12 +414,21 @@ class _NodeSearch:
                 sample.failed is False and not best.contradicts(sample) for sample in fresh
             )
             proven = agreeing >= MIN_AGREEING and passing >= MIN_OTHERS and self._is_necessary(best)
+            if best.traits:
+                proven = proven and supports_condition(agreeing, self._right_outside(best))
             if (proven or self._cases_support(ranked)) and self._needs_all_parts(best):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
             if self.ran_out_of_time:
                 return False
         return False
+
+    def _right_outside(self, hypothesis: Hypothesis) -> int:
+        """Return the number of right generated nodes that do not meet a condition."""
+        return sum(
+            sample.failed is False and not sample.case and not hypothesis.meets(sample)
+            for sample in self._samples
+        )
 
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that do not meet the condition are right.
@@ -667,6 +680,16 @@ class _NodeSearch:
                 self._clock.add(total - used)
                 used = total
                 yield from items
+
+
+def supports_condition(meeting: int, others: int) -> bool:
+    """Return whether generated nodes suffice to state a condition.
+
+    Args:
+        meeting: number of failing nodes that meet the condition.
+        others: number of right nodes that do not meet it.
+    """
+    return meeting >= MIN_MEETING and others >= MIN_OUTSIDE
 
 
 def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:

@@ -303,8 +303,9 @@ def _features(
         return np.array([*values])[tensor]
 
     size, rank = each(first.size for first, *_ in groups), each(first.ndim for first, *_ in groups)
-    ends = [first.shape[-2:] if first.ndim > 1 else (np.nan, np.nan) for first, *_ in groups]
-    row_counts, columns = map(each, zip(*ends, strict=True))
+    row_counts, columns = map(
+        each, zip(*(_matrix_shape(first) for first, *_ in groups), strict=True)
+    )
     yield Feature("there {are} {k} tensor{s}", len(call.groups), "count", vary=with_tensor_count)
     yield Feature("the tensor's number is {k}", each(flat_indices) + 1, "count")
     yield Feature(f"{x} has {{k}} element{{s}}", size, "count", vary=with_length)
@@ -370,6 +371,13 @@ def _features(
     yield from _operand_flags(call, flat_indices, each)
 
 
+def _matrix_shape(tensor: Array) -> tuple[float, float]:
+    """Return the numbers of rows and columns of a tensor's matrices. A vector is a row."""
+    if not tensor.ndim:
+        return np.nan, np.nan
+    return (tensor.shape[-2] if tensor.ndim > 1 else 1), tensor.shape[-1]
+
+
 def _node_flags(call: Call[Array]) -> Iterator[Feature]:
     """Yield flags of a node: types of scalars, parity of T, choices of attributes."""
     operator = call.operator
@@ -413,8 +421,7 @@ def _tensor_flags(
         ranks = (size - 1) * own_share / 100
         yield Feature(f"{attribute.name} selects an integer rank", ranks % 1 == 0, "flag", 1.5)
     yield Feature("the element is the last one", index == size - 1, "flag")
-    ends = [tensor.shape[-2:] if tensor.ndim > 1 else (np.nan, np.nan) for tensor in firsts]
-    row_counts, columns = map(each, zip(*ends, strict=True))
+    row_counts, columns = map(each, zip(*map(_matrix_shape, firsts), strict=True))
     in_last_row = (index // columns % row_counts == row_counts - 1) & (row_counts > 1)
     in_last_column = (index % columns == columns - 1) & (columns > 1)
     yield Feature("the element is in the last of several rows", in_last_row, "flag", 1.2)

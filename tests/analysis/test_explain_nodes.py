@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from textwrap import dedent
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from onnxopt_cli.analysis.explain_nodes import supports_condition
 from onnxopt_cli.analysis.node_traits import node_traits
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -52,6 +54,15 @@ class Wrong:
 def indented(code):
     """Indent the body of the backend's method."""
     return "\n".join(f"        {line}" for line in dedent(code).strip().splitlines())
+
+
+def test_conditions_of_generated_nodes_are_not_accidental():
+    assert supports_condition(12, 15)
+    for meeting, others in product(range(31), repeat=2):
+        if supports_condition(meeting, others):
+            # If a quarter of the nodes that meet it is right, or a quarter of the others wrong.
+            assert 0.75**meeting < 0.05
+            assert 0.75**others < 0.05
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import ceil, comb
@@ -16,7 +17,13 @@ from onnxopt_cli.analysis.failure_conditions import (
     supports_only_where,
     supports_wherever,
 )
-from onnxopt_cli.analysis.features import Feature, features, fitted_conditions, roundest
+from onnxopt_cli.analysis.features import (
+    Feature,
+    feature_list,
+    features,
+    fitted_conditions,
+    roundest,
+)
 from onnxopt_cli.analysis.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
@@ -286,6 +293,20 @@ def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
 def test_roundest_is_the_number_with_the_fewest_digits(low, high, number):
     assert roundest(low, high) == pytest.approx(number)
     assert low <= roundest(low, high) <= high
+
+
+def test_elements_of_vectors_and_matrices_have_columns():
+    call, _ = next(
+        (call, right) for call, right in suite_calls("Momentum") if call.groups[0][0].shape == (3,)
+    )
+    shapes = ((3,), (2, 3))
+    for tensors in [tuple(np.ones(shape, np.float32) for _ in range(3)) for shape in shapes]:
+        one = replace(call, groups=(tensors,))
+        outputs = {"X_new": np.ones(tensors[0].size), "V_new": np.ones(tensors[0].size)}
+        names = [feature.text for feature in feature_list(one, outputs)]
+        table, _ = features(one, outputs, np.ones(tensors[0].size, np.int16))
+        column = table[names.index("the element's column is {k}")]
+        assert column.tolist() == [0, 1, 2] * (tensors[0].size // 3)
 
 
 def test_threshold_covers_infinite_values_but_not_nan():
