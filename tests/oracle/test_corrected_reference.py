@@ -25,6 +25,9 @@ from onnxopt_cli.oracle.condition_estimate import (
     NoReferenceError,
     condition,
 )
+from onnxopt_cli.oracle.corrections import windows
+from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.oracle.patching import replaced
 
 ELEMENT = helper.np_dtype_to_tensor_dtype
 
@@ -539,6 +542,34 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
     assert passes(last, np.asarray(sums[-1] if length else start, np.float32))
     scanned = np.moveaxis(sums[::-1] if backward[1] else sums, 0, axis).astype(np.float32)
     assert passes(everything, scanned)
+
+
+@hypothesis.given(st.data())
+def test_convolution_in_blocks_equals_one_of_all_windows(data):
+    rank = data.draw(st.integers(1, 2))
+
+    def along(least, most):
+        return [data.draw(st.integers(least, most)) for _ in range(rank)]
+
+    group, kernel = data.draw(st.integers(1, 2)), along(1, 3)
+    shape = (data.draw(st.integers(1, 2)), 2 * group, *along(6, 9))
+    # Sums of small integers are exact in any order.
+    inputs = {
+        "x": np.arange(math.prod(shape)).reshape(shape) % 7.0,
+        "w": np.arange(4 * group * math.prod(kernel)).reshape(2 * group, 2, *kernel) % 5.0,
+        "b": np.arange(2.0 * group),
+    }
+    attributes = {"strides": along(1, 3), "dilations": along(1, 2), "group": group}
+    if data.draw(st.booleans()):
+        attributes["pads"] = [*along(0, 2), *along(0, 2)]
+    else:
+        attributes["auto_pad"] = data.draw(st.sampled_from(["SAME_UPPER", "SAME_LOWER", "VALID"]))
+    node = helper.make_node("Conv", [*inputs], ["y"], **attributes)
+    model = model_of([node], inputs, {"y": inputs["x"]})
+    (whole,) = native_outputs(model, inputs)
+    with replaced((windows, "_MAX_WINDOW_BYTES", data.draw(st.sampled_from([1, 500, 3000])))):
+        (in_blocks,) = native_outputs(model, inputs)
+    assert np.array_equal(in_blocks, whole)
 
 
 @pytest.mark.parametrize("operator", ["AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"])

@@ -8,7 +8,7 @@ corrections.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from math import erf, prod
 from types import SimpleNamespace
 from typing import Any
@@ -468,7 +468,13 @@ def fast_loss(
     return (np.asarray(loss.sum() if reduction == "sum" else loss).astype(x.dtype),)
 
 
-@accelerates("op_conv._conv_implementation", "op_matmul.numpy_matmul", *_GEMM)
+@accelerates("op_conv._conv_implementation")
+def _convolved(original: Any, *args: Any) -> Array:
+    """Limit the memory of convolutions with many windows, and convert 16-bit operands."""
+    return _in_single(partial(windows.convolved_in_blocks, original), *args)
+
+
+@accelerates("op_matmul.numpy_matmul", *_GEMM)
 def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
     """Convert 16-bit operands to float32, because NumPy accumulates 16-bit operands slowly."""
     if not isinstance(x, np.ndarray) or dtype_name(x.dtype) not in _SHORT_TYPES:

@@ -8,7 +8,7 @@ MaxPool are both wrong in some cases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +21,8 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
+# Bytes of the windows of a convolution that are in memory at once.
+_MAX_WINDOW_BYTES = 1 << 27
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
@@ -44,6 +46,67 @@ def fast_columns(
     rows, width = x.shape[1] * prod(kernel_shape), len(x) * prod(count)
     columns = windows.transpose(axes).reshape(rows, width)
     return np.ascontiguousarray(columns), count
+
+
+def convolved_in_blocks(
+    convolve: Callable[..., Array],
+    x: Array,
+    w: Array,
+    b: Array | None,
+    auto_pad: str,
+    dilations: Sequence[int] | None,
+    group: int,
+    kernel_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> Array:
+    """Convolve parts of the output one after the other if all windows would take much memory.
+
+    The output is divided along its longest axis. A sum over a window is the same in each part.
+
+    Args:
+        convolve: the implementation of onnx's reference, which takes the other arguments.
+        x: the images.
+        w: the kernels.
+        b: the bias.
+        auto_pad: as of the node, like the other arguments.
+        dilations: the distances of the elements of a kernel.
+        group: the number of groups.
+        kernel_shape: the shape of a kernel.
+        pads: the padding.
+        strides: the distances of the windows.
+    """
+    rank = x.ndim - 2
+    dilation, stride = (np.array(steps or [1] * rank) for steps in (dilations, strides))
+    extent = (np.array(w.shape[2:]) - 1) * dilation + 1
+    sizes = np.array(x.shape[2:])
+    padding = np.zeros((2, rank), int)
+    if auto_pad in {"SAME_LOWER", "SAME_UPPER"}:
+        total = np.maximum((-(-sizes // stride) - 1) * stride + extent - sizes, 0)
+        padding[:] = total // 2, total - total // 2
+        padding = padding if auto_pad == "SAME_UPPER" else padding[::-1]
+    elif auto_pad != "VALID" and pads is not None:
+        padding[:] = np.reshape(pads, (2, rank))
+    counts = (sizes + padding.sum(axis=0) - extent) // stride + 1
+    # The reference widens a dilated kernel by zeros.
+    window_bytes = x.shape[1] * prod(extent.tolist()) * x.itemsize
+    axis = int(np.argmax(counts))
+    place_bytes = window_bytes * len(x) * prod(counts.tolist()) // max(1, counts[axis])
+    block = int(max(1, _MAX_WINDOW_BYTES // max(1, place_bytes)))
+    if padding.min() < 0 or counts.min() < 1 or block >= counts[axis]:
+        return convolve(x, w, b, auto_pad, dilations, group, kernel_shape, pads, strides)
+    padded, no_pads = _padded_by_zeros(x, padding), [0] * (2 * rank)
+    parts = []
+    for first in range(0, counts[axis], block):
+        count = min(block, counts[axis] - first)
+        start = first * stride[axis]
+        read: list[Any] = [slice(None)] * x.ndim
+        read[2 + axis] = slice(start, start + (count - 1) * stride[axis] + extent[axis])
+        image = padded[tuple(read)]
+        parts.append(
+            convolve(image, w, b, "NOTSET", dilations, group, kernel_shape, no_pads, strides)
+        )
+    return np.concatenate(parts, axis=2 + axis)
 
 
 def _padded_by_zeros(x: Array, pads: Array) -> Array:
