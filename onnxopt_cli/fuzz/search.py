@@ -316,7 +316,10 @@ class Search:
         return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Return an example from which parts that the failure does not need have been removed."""
+        """Return a smaller example with a failure of the same kind, or the given one.
+
+        Parts of the example are removed as long as the failure remains.
+        """
         attempts, costly = _MAX_SHRINK_ATTEMPTS, _MAX_COSTLY_FAILURES
         candidates = smaller(trial.example)
         with suppress(RoundOver):

@@ -211,7 +211,8 @@ def find_numbers(
 ) -> list[int]:
     """Return the sorted numbers in the names with a prefix and a suffix.
 
-    Faults about other text in place of a number, and about gaps, are added to `problems`.
+    A fault is added to `problems` for each name with other text in place of the number, and for
+    missing numbers.
     """
     numbers = []
     for name in names:
