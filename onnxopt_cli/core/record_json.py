@@ -7,6 +7,7 @@ schema cannot express.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, fields
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -24,6 +25,7 @@ from onnxopt_cli.core.result import (
     Result,
     Standing,
 )
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import (
     Drawn,
     NumberText,
@@ -37,6 +39,8 @@ from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
 # Cached, since a file has many cases.
 _path = lru_cache(Path)
+# The shape in the description of a tensor, as in `float32[2,3]`.
+_SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -158,7 +162,11 @@ def explanation_from_json(data: Any) -> Explanation:
         for cause in data["causes"]
     )
     names = ("backend", "operator", "others", "note", "complete")
-    return Explanation(**{name: data[name] for name in names}, causes=tuple(causes))
+    explanation = Explanation(**{name: data[name] for name in names}, causes=tuple(causes))
+    for name in ("known_mistakes", "cases"):
+        if tuple(data.get(name, getattr(explanation, name))) != getattr(explanation, name):
+            raise ValueError(f"an explanation of {explanation.operator} contradicts its {name}")
+    return explanation
 
 
 def _diff_to_json(diff: Diff) -> dict[str, Any]:
@@ -184,7 +192,38 @@ def _diff_from_json(data: Any) -> Diff:
         tuple(map(int, counts)),
         tuple([_element_from_json(element, kind) for element in worst]),
     )
-    return Diff(*parts)
+    diff = Diff(*parts)
+    if contradiction := _contradiction(diff):
+        raise ValueError(f"the output {printable(name)} {contradiction}")
+    if data["agrees"] is not diff.agrees:
+        raise ValueError(f"the output {printable(name)} contradicts its field agrees")
+    return diff
+
+
+def _contradiction(diff: Diff) -> str:
+    """Return which statements about an output exclude each other; empty if none do."""
+    counts = {
+        "mismatches": diff.mismatches,
+        "inconclusive elements": diff.inconclusive,
+        "counts of distances": sum(diff.ulp_counts),
+        "worst elements": len(diff.worst),
+    }
+    for what, count in counts.items():
+        if count > diff.elements:
+            return f"has {count} {what} of {diff.elements} elements"
+    if diff.structure is not None and diff.mismatches:
+        return "was not compared, but has mismatches"
+    shape = _SHAPE.fullmatch(diff.kind)
+    if shape is None or diff.structure is not None:
+        return ""
+    sizes = tuple(map(int, filter(None, shape[1].split(","))))
+    if math.prod(sizes) != diff.elements:
+        return f"is {diff.kind}, but has {diff.elements} elements"
+    for element in diff.worst:
+        inside = (0 <= index < size for index, size in zip(element.index, sizes, strict=False))
+        if len(element.index) != len(sizes) or not all(inside):
+            return f"is {diff.kind}, but has an element at {list(element.index)}"
+    return ""
 
 
 def _element_from_json(data: Any, kind: str) -> Element:

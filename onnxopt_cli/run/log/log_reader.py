@@ -17,14 +17,11 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.run.log.log_header import SCHEMA, Header
-from onnxopt_cli.run.log.log_rules import Rules, check_record
+from onnxopt_cli.run.log.log_rules import ENDS, Rules, check_record
 from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 
 # The first bytes of every log. A file that consists of a part of them is also recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
-
-# The exit codes of completed runs.
-_ENDS = frozenset({0, 1, 2, 5})
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class Log:
     @property
     def finished(self) -> bool:
         """Whether the run was completed."""
-        return self.footer is not None and self.footer["exit_code"] in _ENDS
+        return self.footer is not None and self.footer["exit_code"] in ENDS
 
     @property
     def record(self) -> RunRecord:

@@ -7,19 +7,25 @@ mixed. They cannot detect results that were forged consistently.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
 from onnxopt_cli.core.helper_process import losing_exceptions
+from onnxopt_cli.core.record import Explanation
+from onnxopt_cli.core.record_json import explanation_from_json
 from onnxopt_cli.core.result import (
+    HARMLESS,
     OUTSIDE_IDS,
     SETTLED,
     Outcome,
     Result,
+    Standing,
 )
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import Fault
+from onnxopt_cli.run.expectations.expectations import exit_code
 from onnxopt_cli.run.log.log_header import Header
 
 if TYPE_CHECKING:
@@ -58,6 +64,12 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
 
 Key = tuple[str, str]
 
+#: The exit codes of a run that was not interrupted.
+ENDS = frozenset({0, 1, 2, 5})
+# The outcomes with differences: those of the backend's outputs, or of invalid stored outputs.
+_WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
+# The outcomes with outputs that were compared.
+_COMPARED = _WITH_WRONG_OUTPUTS | {Outcome.PASS, Outcome.VACUOUS, Outcome.SKIP, Outcome.LEAK}
 # The outcomes that a case can have although it was not started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
@@ -103,6 +115,7 @@ class Rules:
         outside = key[0] in OUTSIDE_IDS
         if not outside and key not in self._started and result.outcome not in _NOT_SUBMITTED:
             raise ValueError(f"found a result of {key[0]} on {key[1]}, which has not started")
+        self._require_possible(result)
         self._closed.add(key)
 
     def rerun(self, result: Result) -> None:
@@ -116,6 +129,7 @@ class Rules:
         earlier = self._results.get(key)
         if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
             raise ValueError(f"unexpected rerun record for {key[0]} on {key[1]}")
+        self._require_possible(result)
         self._rerun.add(key)
 
     def resume(self) -> None:
@@ -132,6 +146,15 @@ class Rules:
         counts = Counter(result.outcome.value for result in self._results.values())
         if dict(counts) != record["counts"]:
             raise ValueError("found a footer whose counts are not those of the results")
+        faults = [[Fault(**fault) for fault in record[name]] for name in ("problems", "findings")]
+        results = tuple(self._results.values())
+        codes = {
+            exit_code(results, *faults, part=part)
+            for part in (False, self._header.shard is not None)
+        }
+        if record["exit_code"] in ENDS and record["exit_code"] not in codes:
+            raise ValueError("found a footer whose exit code contradicts the results")
+        self._explanations(map(explanation_from_json, record["explanations"]))
         if not finished:
             return
         count = self._header.cases.count
@@ -141,6 +164,33 @@ class Rules:
             for backend in self._backends:
                 if (case, backend) not in self._results:
                     raise ValueError(f"found no result of {case} on {backend}")
+
+    def _explanations(self, explanations: Iterable[Explanation]) -> None:
+        failing = {key for key, result in self._results.items() if result.failing}
+        on_backend = Counter(backend for _, backend in failing)
+        for explanation in explanations:
+            backend, operator = explanation.backend, explanation.operator
+            cases = [case for cause in explanation.causes for case in cause.cases]
+            others = sum(sum(kinds.values()) for kinds in explanation.others.values())
+            if not {(case, backend) for case in cases} <= failing:
+                raise ValueError(f"found an explanation of a case of {operator} that does not fail")
+            if len(cases) + others > on_backend[backend]:
+                raise ValueError(f"found explanations of more cases of {operator} than fail")
+
+    def _require_possible(self, result: Result) -> None:
+        """Check that a result has only what a run records for its outcome."""
+        where = f"found a result of {result.case} on {result.backend}"
+        outcome, diffs = result.outcome, result.diffs
+        if diffs and outcome not in _COMPARED:
+            raise ValueError(f"{where} that is {outcome} and has compared outputs")
+        if outcome not in _WITH_WRONG_OUTPUTS and not all(diff.agrees for diff in diffs):
+            raise ValueError(f"{where} that is {outcome} with a wrong output")
+        if result.returned and outcome is not Outcome.FAIL:
+            raise ValueError(f"{where} that is {outcome} and has the outputs of a failure")
+        if outcome in HARMLESS and (result.printed or result.content):
+            raise ValueError(f"{where} that is {outcome} and has details of a failure")
+        if not self._header.expectations and result.standing not in {None, Standing.FLAKY}:
+            raise ValueError(f"{where} that is {result.standing}, without an expectation file")
 
     def _require_known(self, key: Key) -> None:
         case, backend = key

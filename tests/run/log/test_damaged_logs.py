@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,74 @@ def test_damaged_log_is_rejected(demo, onnxopt, shard, name):
     assert verdicts(onnxopt, demo) == (2, "none", 2)
     assert (demo / "run.jsonl").read_bytes() == before
     assert not (demo / "all.jsonl").exists()
+
+
+# For each contradiction: the path to a field of a failing result, and its new value.
+CONTRADICTIONS: dict[str, tuple[list[str | int], object]] = {
+    "a wrong output passes": (["outcome"], "pass"),
+    "a wrong output of an unsupported operator": (["outcome"], "unsupported"),
+    "a standing without an expectation file": (["standing"], "expected"),
+    "a wrong output agrees": (["outputs", 0, "agrees"], True),
+    "more mismatches than elements": (["outputs", 0, "mismatches"], 9),
+    "more inconclusive elements than elements": (["outputs", 0, "inconclusive"], 9),
+    "more distances than elements": (["outputs", 0, "ulp_counts"], [1, 9]),
+    "more elements than the shape": (["outputs", 0, "elements"], 9),
+    "an element outside of the shape": (["outputs", 0, "worst", 0, "index"], [9]),
+    "an element of another rank": (["outputs", 0, "worst", 0, "index"], [0, 0]),
+    "a negative error": (["outputs", 0, "max_absolute"], -1),
+    "a negative limit": (["outputs", 0, "worst", 0, "limit"], -1),
+    "a negative tolerance": (["outputs", 0, "tolerance", "factor"], -1),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_result_that_contradicts_itself_is_rejected(demo, onnxopt, name):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl", "--no-explain"))
+    log = records(demo / "run.jsonl")
+    result = next(line["result"] for line in log if line.get("result", {}).get("outcome") == "fail")
+    path, value = CONTRADICTIONS[name]
+    part: Any = result
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = value
+    outcomes = [line["result"]["outcome"] for line in log if line["record"] == "end"]
+    log[-1]["counts"] = {outcome: outcomes.count(outcome) for outcome in outcomes}
+    write(demo / "run.jsonl", log)
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "badge=-")
+    assert (answer.code, answer.out) == (2, "")
+
+
+def test_error_does_not_become_a_pass(demo, onnxopt, shard):
+    for line in shard:
+        if line.get("result", {}).get("outcome") == "error":
+            line["result"] |= {"outcome": "pass", "flaky": "", "standing": None}
+    write(demo / "run.jsonl", [*shard[:-1], other_footer(shard)])
+    assert verdicts(onnxopt, demo) == (2, "none", 2)
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 5, 77])
+def test_exit_code_follows_from_the_results(demo, onnxopt, shard, code):
+    write(demo / "run.jsonl", [*shard[:-1], {**shard[-1], "exit_code": code}])
+    assert verdicts(onnxopt, demo) == (2, "none", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, 0),
+        ({"others": {"not explained": {"fail": 2}}}, 2),
+        ({"cases": ["demo/demo/a"]}, 2),
+        ({"causes": [{"found": "x", "cases": ["demo/demo/a"], "known_mistakes": []}]}, 2),
+    ],
+)
+def test_explanations_are_of_failing_cases(demo, onnxopt, change, code):
+    onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
+    *log, footer = records(demo / "run.jsonl")
+    texts = {"backend": log[0]["backends"][0]["name"], "operator": "Adam", "note": "", "text": ""}
+    empty = {"causes": [], "others": {}, "known_mistakes": [], "cases": [], "complete": True}
+    explanations = [{**texts, **empty, "others": {"not explained": {"fail": 1}}, **change}]
+    write(demo / "run.jsonl", [*log, {**footer, "explanations": explanations}])
+    assert onnxopt("report", "render", "run.jsonl", "--report", "badge=-").code == code
 
 
 @pytest.mark.parametrize("text", ["2026-13-45", "2026-02-30"])

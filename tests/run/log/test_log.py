@@ -186,6 +186,7 @@ def test_report_from_a_log_equals_the_report_of_the_run(demo, onnxopt):
 
 
 NUMBERS = st.floats(width=64) | st.sampled_from([math.inf, math.nan, 0.0])
+MAGNITUDES = st.floats(min_value=0, width=64) | st.just(math.nan)
 TEXTS = st.text(max_size=8)
 TOLERANCES = st.one_of(
     st.none(),
@@ -194,13 +195,13 @@ TOLERANCES = st.one_of(
 )
 ELEMENTS = st.builds(
     Element,
-    st.tuples(st.integers(0, 9)),
+    st.tuples(st.integers(0, 8)),
     NUMBERS,
     NUMBERS,
-    NUMBERS,
-    NUMBERS,
+    MAGNITUDES,
+    MAGNITUDES,
     st.none() | st.integers(0, 2**70),
-    st.none() | NUMBERS,
+    st.none() | MAGNITUDES,
     st.booleans(),
 )
 DIFFS = st.builds(
@@ -209,10 +210,10 @@ DIFFS = st.builds(
     st.just("float32[9]"),
     structure=st.none() | TEXTS,
     tolerance=TOLERANCES,
-    elements=st.integers(0, 9),
-    max_absolute=NUMBERS,
+    elements=st.just(9),
+    max_absolute=MAGNITUDES,
     max_ulp=st.none() | st.integers(0, 2**70),
-    needed_rtol=st.none() | NUMBERS,
+    needed_rtol=st.none() | MAGNITUDES,
     worst=st.lists(ELEMENTS, max_size=2).map(tuple),
 )
 VALUES = st.sampled_from(
@@ -253,12 +254,11 @@ def test_log_returns_the_results_that_were_written(tmp_path_factory, results):
         "2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, "", contents
     )
     # Other outcomes would contradict some of the random fields of the results.
-    results = [
-        replace(result, outcome=Outcome.NOT_RUN, standing=None, flaky="") for result in results
-    ]
+    results = [replace(result, outcome=Outcome.FAIL, standing=None, flaky="") for result in results]
     writer = LogWriter.create(path)
     writer.write(header.to_json())
     for result in results:
+        writer.write({"record": "start", "case": result.case, "backend": result.backend})
         writer.write({"record": "end", "result": result_to_json(result)})
     writer.close()
     log = read_log(path)
