@@ -83,7 +83,7 @@ _MIN_COLUMNS = 20
 TELL_SECONDS = 15.0
 
 
-class Pace(Progress):
+class ProgressDisplay(Progress):
     """Shows the progress of a long task: by a bar on a terminal, otherwise by lines at intervals.
 
     Args:
@@ -112,7 +112,7 @@ class Pace(Progress):
         self._bar = self.add_task(doing, total=seconds)
         self.doing = doing
         self._things, self._cluster, self._seconds = things, cluster, seconds
-        self._began = self._told = monotonic()
+        self._began = self._last_told = monotonic()
 
     def tell(self, done: int, total: int | None, more: Text | str = "") -> None:
         """Update the progress display.
@@ -125,9 +125,9 @@ class Pace(Progress):
             more: text that is appended to the line.
         """
         now = monotonic()
-        if self.disable and now - self._told < TELL_SECONDS:
+        if self.disable and now - self._last_told < TELL_SECONDS:
             return
-        self._told, took = now, now - self._began
+        self._last_told, took = now, now - self._began
         line = Text(f"{self.doing}: {done}{f' of {total}' if total else ''}")
         line.append(f", {done / max(took, 1e-9):.3g} {self._things}/s")
         if self._cluster:
@@ -156,8 +156,10 @@ def show_progress(
     """
     # The console keeps the present sys.stderr, because the task may redirect sys.stderr to hide
     # output of libraries.
-    with Pace(Console(file=sys.stderr, highlight=False), doing, things, cluster) as pace:
-        yield pace.tell
+    with ProgressDisplay(
+        Console(file=sys.stderr, highlight=False), doing, things, cluster
+    ) as display:
+        yield display.tell
 
 
 def tell_problems(problems: Iterable[Fault]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.text import Text
 
 from onnxopt_cli.backends.host import Incident
-from onnxopt_cli.cli.console import Pace, stdout
+from onnxopt_cli.cli.console import ProgressDisplay, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.operators.registry import registry
@@ -41,12 +41,14 @@ class FuzzDisplay:
 
     def __enter__(self) -> Self:
         self._began = monotonic()
-        self._pace = Pace(self._console, "replaying", "examples", self._cluster, self._seconds)
-        self._pace.start()
+        self._progress = ProgressDisplay(
+            self._console, "replaying", "examples", self._cluster, self._seconds
+        )
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pace.stop()
+        self._progress.stop()
 
     def tried(self, examples: int) -> None:
         """Show the progress of the search."""
@@ -58,9 +60,9 @@ class FuzzDisplay:
         self._show(f"shrinking {printable(kind.subject)}")
 
     def _show(self, doing: str) -> None:
-        self._pace.doing = doing
+        self._progress.doing = doing
         failures = f"{self._found} failure{'s' * (self._found != 1)}"
-        self._pace.tell(self._tried, self._examples, failures)
+        self._progress.tell(self._tried, self._examples, failures)
 
     def found(self, finding: Finding, headline: str, path: Path) -> None:
         """Print a finding; lines are not wrapped in a pipe."""

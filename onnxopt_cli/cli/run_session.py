@@ -18,7 +18,7 @@ from onnxopt_cli import _api as api
 from onnxopt_cli.backends.configuration import find_configuration
 from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cli.console import (
-    Pace,
+    ProgressDisplay,
     note,
     show_progress,
     stderr,
@@ -85,7 +85,7 @@ class Display:
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or config.rerun else 0
         self._nonconforming = self._done = 0
-        self.pace = Pace(self._console, "running", "cases", cluster)
+        self.progress = ProgressDisplay(self._console, "running", "cases", cluster)
 
     def _room_for_ids(self) -> int:
         longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
@@ -111,7 +111,7 @@ class Display:
         self._done += 1
         self._nonconforming += not all(result.conforms for result in results)
         status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
-        self.pace.tell(self._done, len(self._plan.cases), Text(status, "red"))
+        self.progress.tell(self._done, len(self._plan.cases), Text(status, "red"))
         if self._verbose:
             self.print(terminal.case_line(results, self._id_width))
             for result in results:
@@ -278,7 +278,7 @@ def execute(config: RunConfig) -> int:
             require_apart(reports, {case.location.path for case in session.plan.cases})
         display = Display(session, targets, cluster)
         display.begin()
-        with display.pace:
+        with display.progress:
             for row in session.rows():
                 display.show(row)
             for result in session.rerun() if config.rerun else ():

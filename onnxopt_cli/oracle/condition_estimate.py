@@ -323,8 +323,8 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
         inputs: the inputs of the model.
 
     Returns:
-        One entry per output of the model. Those of the last nodes are None if onnx's reference
-        cannot run one of them, returns another type, or takes much time or memory.
+        One entry per output of the model. The evaluation ends, and all further entries are None, if
+        onnx's reference cannot run a node, returns another type, or takes much time or memory.
     """
     declared = {info.name: info.type.tensor_type.elem_type for info in model.graph.output}
     values: dict[str, Any] = {}

@@ -231,7 +231,7 @@ class Visits:
         values: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
-        """Return the outputs of a node, with the values and attributes as :meth:`run` takes them.
+        """Return the outputs of a node; values and attributes are like the arguments of :meth:`run`.
 
         Raises:
             Exception: any exception that the reference raises.

@@ -257,7 +257,7 @@ def _padded_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     data, repeats, axis = operands[:3]
     if axis is not None:
-        # Version 1 repeats one axis, by a scalar.
+        # In version 1, the operands are a number of repetitions, a scalar, and an axis.
         return _outside("the repeat", repeats, 0)
     return _of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
 

@@ -30,7 +30,7 @@ _MAX_NAME_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
 _MAX_REASON_CHARS = 300
-# Larger ratios of error and tolerance say no more than their size.
+# A larger ratio of error to tolerance is not shown as a number.
 _MAX_RATIO = 10**7
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}

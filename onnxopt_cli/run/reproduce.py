@@ -324,7 +324,7 @@ def _are_near(output: Array, returned: Array, limit: Array) -> bool:
 def _may_be_right(
     outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
 ) -> bool:
-    """Return whether, by chance, the wrong elements of a mistake may be correct in another order.
+    """Return whether other roundings could, by chance, make the outputs of a mistake correct.
 
     Args:
         outputs: the outputs of the mistake.

@@ -62,7 +62,7 @@ def recurrent_operators() -> list[type]:
 
     def corrected(name: str, base: Any) -> type:
         def initialize(node: Any, onnx_node: onnx.NodeProto, run_params: Any) -> None:
-            # The reference's own initialization refuses activations that it lacks.
+            # The base class refuses activations that the reference does not implement.
             initial = base if _is_plain(onnx_node) else OpRun
             initial.__init__(node, onnx_node, run_params)
 

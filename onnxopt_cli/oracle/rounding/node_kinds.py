@@ -259,7 +259,7 @@ def _moves_data(
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
     """Return the magnitudes of the elements that must still be found among the inputs.
 
-    Not among them are elements that are infinite, NaN or integers (rounding to integers is exact,
+    The following elements need no search: infinities, NaN, integers (rounding to integers is exact,
     too), and elements that equal the element of an input at the same place.
     """
     size = np.abs(result)

@@ -262,7 +262,7 @@ def _finite(array: Array) -> Array:
 class _Convolution:
     """A convolution with stride 1 that contains all elements of a node's output.
 
-    The output of the node may be a part of that of the convolution, as with larger strides.
+    The convolution may have further elements, for example those that larger strides omit.
 
     Attributes:
         x: the padded input: batch, channels, space.
