@@ -231,7 +231,7 @@ class Visits:
         values: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
-        """Return the outputs of a node; values and attributes are like the arguments of :meth:`run`.
+        """Return the outputs of a node, given values and attributes as for :meth:`run`.
 
         Raises:
             Exception: any exception that the reference raises.

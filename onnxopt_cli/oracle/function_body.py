@@ -21,8 +21,8 @@ CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
 # u (mean / deviation)^2. The error of an unstable algorithm is not a measure of the condition.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
-# Operators whose published bodies contain a subtraction. In a graph of several nodes, only the bodies
-# of these operators are expanded.
+# Operators whose published bodies contain a subtraction. In a graph of several nodes, only the
+# bodies of these operators are expanded.
 _SUBTRACTING = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
