@@ -141,8 +141,9 @@ def test_run_without_standard_streams_has_its_verdict(place, closed):
 
 def test_unwritable_files_are_named_and_all_others_are_written(place):
     done = call(
-        place, "ln -s /dev/full badge; onnxopt run demo.yaml --log run.jsonl "
-        "--report json=run.json --report markdown=/dev/full --report junit=run.xml --report badge=badge",
+        place, "ln -s /dev/full badge; "
+        "onnxopt run demo.yaml --log run.jsonl --report json=run.json "
+        "--report markdown=/dev/full --report junit=run.xml --report badge=badge",
     )  # fmt: skip
     assert done.returncode == 2
     assert "cannot write /dev/full: No space left on device" in done.stderr
