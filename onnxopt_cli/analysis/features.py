@@ -365,6 +365,8 @@ def _features(
         yield Feature(f"{first} is above {second}", left > right, "flag", 1.3)
         yield Feature(f"{first} is below {second}", left < right, "flag", 1.3)
         yield Feature(f"{first} equals {second}", left == right, "flag", 1.3)
+        opposite = np.sign(left) * np.sign(right) < 0
+        yield Feature(f"{first} and {second} have opposite signs", opposite, "flag", 1.35)
         yield Feature(f"{first} + {second} is NaN", np.isnan(left + right), "flag", 1.3)
     yield from _node_flags(call)
     yield from _tensor_flags(call, flat_indices, each)
@@ -476,6 +478,12 @@ def _operand_flags(
         for word, special in (("NaN", np.isnan), ("infinite", np.isinf)):
             holds = each(bool(special(group[place]).any()) for group in groups)
             yield Feature(f"an element of {name} is {word}", holds, "flag", 1.2)
+        for text, meets in (
+            (f"all elements of {name} are 0", [not group[place].any() for group in groups]),
+            (f"{name} has no positive element", [not (group[place] > 0).any() for group in groups]),
+            (f"{name} has no negative element", [not (group[place] < 0).any() for group in groups]),
+        ):
+            yield Feature(text, each(meets), "flag", 1.25)
     for first, second in combinations(range(len(operator.tensors)), 2):
         sums = each(bool(np.isnan(group[first] + group[second]).any()) for group in groups)
         names = f"{operator.tensors[first]} + {operator.tensors[second]}"

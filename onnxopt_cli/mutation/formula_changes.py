@@ -226,9 +226,8 @@ def _with_other_tensor(
     """
     values: list[Array] = []
 
-    def record(value: Any, x: Any) -> Any:
-        is_tensor = np.ndim(value) > 0 or not np.ndim(x)
-        values.append(np.asarray(_filled(value, x) if is_tensor else value))
+    def record(value: Any, _: Any) -> Any:
+        values.append(np.asarray(value))
         return value
 
     evaluate(_with_formula(call, place.formula(record)))
@@ -236,12 +235,14 @@ def _with_other_tensor(
         raise ValueError("the formula is evaluated in parts")
     groups = iter(range(len(values)))
 
-    def exchange(_value: Any, _x: Any) -> Any:
+    def exchange(_: Any, x: Any) -> Any:
         group = next(groups)
         chosen, own = choose(values, group), values[group]
-        if choose is _of_all or not chosen.size:
-            return chosen if chosen.size else own
-        return np.resize(chosen, own.shape)
+        if not chosen.size:
+            return own
+        if choose is _of_all or chosen.shape == own.shape:
+            return chosen
+        return np.resize(chosen, np.shape(x))
 
     return evaluate(_with_formula(call, place.formula(exchange)))
 

@@ -301,12 +301,28 @@ def test_elements_of_vectors_and_matrices_have_columns():
     )
     shapes = ((3,), (2, 3))
     for tensors in [tuple(np.ones(shape, np.float32) for _ in range(3)) for shape in shapes]:
-        one = replace(call, groups=(tensors,))
+        single = replace(call, groups=(tensors,))
         outputs = {"X_new": np.ones(tensors[0].size), "V_new": np.ones(tensors[0].size)}
-        names = [feature.text for feature in feature_list(one, outputs)]
-        table, _ = features(one, outputs, np.ones(tensors[0].size, np.int16))
+        names = [feature.text for feature in feature_list(single, outputs)]
+        table, _ = features(single, outputs, np.ones(tensors[0].size, np.int16))
         column = table[names.index("the element's column is {k}")]
         assert column.tolist() == [0, 1, 2] * (tensors[0].size // 3)
+
+
+def test_signs_of_operands_and_tensors_are_features():
+    call, _ = next(
+        (call, right) for call, right in suite_calls("Momentum") if call.groups[0][0].shape == (3,)
+    )
+    operands = ([1.0, -2.0, 3.0], [-1.0, -2.0, -3.0], [0.0, 0.0, 0.0])
+    signed = replace(call, groups=(tuple(np.array(row, np.float32) for row in operands),))
+    outputs = {"X_new": np.ones(3), "V_new": np.ones(3)}
+    names = [feature.text for feature in feature_list(signed, outputs)]
+    table, _ = features(signed, outputs, np.ones(3, np.int16))
+    rows = dict(zip(names, table.tolist(), strict=True))
+    assert rows["X and G have opposite signs"] == [1, 0, 1]
+    assert rows["G has no positive element"] == [1, 1, 1]
+    assert rows["X has no positive element"] == [0, 0, 0]
+    assert rows["all elements of V are 0"] == [1, 1, 1]
 
 
 def test_threshold_covers_infinite_values_but_not_nan():

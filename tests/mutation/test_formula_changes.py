@@ -1,0 +1,75 @@
+"""Changes of one expression of a formula, computed independently."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.mutation.formula_changes import formula_changes
+from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.registry import registry
+
+
+def momentum(*groups, T=1, alpha=0.5):
+    """Return a node of Momentum for tensors X, G, V."""
+    operator = registry().named("Momentum")
+    values = {"alpha": alpha, "beta": 0.25, "norm_coefficient": 0.0, "mode": "standard"}
+    attributes = complete_attributes(operator, values)
+    tensors = [
+        np.array(tensor, np.float32) for kind in zip(*groups, strict=True) for tensor in kind
+    ]
+    scalars = [np.array(0.5, np.float32), np.array(T)]
+    return bind(operator, [*scalars, *tensors], attributes)
+
+
+def changes(call, returned=None):
+    """Return the changes of the formula by name, given wrong outputs of a node."""
+    right = [derived_output.branch for derived_output in bound(call)]
+    failing = [SimpleNamespace(call=call, right=right, returned=returned)] if returned else []
+    return {change.name: change for change in formula_changes(call.operator, failing)}
+
+
+def assert_same(outputs, expected):
+    for output, right in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(output, right, rtol=1e-6)
+
+
+def test_value_of_another_tensor_is_repeated_or_cut_off():
+    first = ([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    second = ([1, 2], [-1, -2], [3, 4])
+    mistakes = changes(momentum(first, second))
+    of_last = mistakes["G of the last tensor used for all"]
+    assert_same(
+        of_last.run(momentum(first, second)),
+        evaluate(momentum((first[0], [-1, -2, -1], first[2]), second)),
+    )
+    of_next = mistakes["V of the next tensor"]
+    assert_same(
+        of_next.run(momentum(second, first)),
+        evaluate(momentum((second[0], second[1], [7, 8]), first)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("alpha limited to at most 0.9", {"alpha": 0.9}),
+        ("alpha taken as 0.9", {"alpha": 0.9}),
+    ],
+)
+def test_constants_are_those_of_a_wrong_element(name, wrong):
+    group = ([1.0, 2.0], [3.0, 4.0], [5.0, 60.0])
+    call = momentum(group, alpha=1.5)
+    returned = evaluate(momentum(group, **wrong))
+    assert_same(changes(call, returned)[name].run(call), returned)
+
+
+def test_count_is_read_as_an_unsigned_byte():
+    group = ([1.0], [2.0], [3.0])
+    read_as_byte = changes(momentum(group))["T read as uint8"]
+    assert_same(read_as_byte.run(momentum(group, T=256)), evaluate(momentum(group, T=0)))
+    assert_same(read_as_byte.run(momentum(group, T=257)), evaluate(momentum(group, T=1)))
