@@ -1,8 +1,8 @@
 """Nodes in forms that random draws seldom have.
 
-Scalars on either side and as results, optional inputs of which only a later one is present,
-subgraphs that declare their outputs in another order than they compute them, and sequences of empty
-tensors.
+Scalars on either side and as results, tensors of many axes, optional inputs of which only a later
+one is present, subgraphs that declare their outputs in another order than they compute them, and
+sequences of empty tensors.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
     yield from _attribute_tensors()
     yield from _texts()
     yield from _reduced_updates()
+    yield from _many_axes()
+    yield from _volumes()
 
 
 def _scalars() -> Iterator[tuple[str, str, Generator]]:
@@ -218,3 +220,46 @@ def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
             yield "ScatterElements", stem, elements
             slices = fixed_node(x, indices[:, None], updates, reduction=reduction)
             yield "ScatterND", stem, slices
+
+
+def _many_axes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield tensors of four to six axes for operators whose generators draw fewer."""
+    x = _distinct(2, 3, 2, 3, 2)
+    places = np.broadcast_to(_indices(2, 0, 1)[:, None], x.shape)
+    scattered = fixed_node(x, places.copy(), -x, axis=-2)
+    yield "ScatterElements", "five_axes", scattered
+    slices = fixed_node(x, np.array([[1, 2, 0], [0, -1, 1]]), _distinct(2, 3, 2) * 3)
+    yield "ScatterND", "five_axes", slices
+    yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)
+    yield "TopK", "five_axes", fixed_node(x, _indices(2), axis=-4, largest=0)
+    yield "Unique", "four_axes", fixed_node(np.trunc(x[0] / 5), axis=-2, outputs=4)
+    classes = np.arange(16).reshape(2, 2, 2, 2) * 5 % 3
+    yield "OneHot", "four_axes", fixed_node(classes, np.array(3), np.array([1.5, -2.0]), axis=2)
+    yield "CumSum", "five_axes", fixed_node(x, np.array(-3), exclusive=1)
+    yield "CumProd", "five_axes", fixed_node(x / 2, np.array(1), reverse=1)
+    matrices = _distinct(2, 1, 2, 2, 3), _distinct(3, 1, 3, 2)
+    yield "MatMul", "five_axes", fixed_node(*matrices)
+    bytes_a, bytes_b = ((matrix * 8 + 60).astype(np.uint8) for matrix in matrices)
+    yield "MatMulInteger", "five_axes", fixed_node(bytes_a, bytes_b, np.uint8(60))
+    yield "DFT", "six_axes", fixed_node(_distinct(1, 2, 3, 2, 2, 2), None, np.array(2))
+
+
+def _volumes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield windows along three axes that differ in length, stride and padding."""
+    x, weights = _distinct(1, 2, 3, 4, 2), _distinct(2, 2, 2, 1, 2)
+    windows: dict[str, Any] = {"strides": [1, 2, 1], "pads": [1, 0, 0, 0, 1, 1]}
+    yield "ConvTranspose", "volume", fixed_node(x, weights, output_padding=[0, 1, 0], **windows)
+    bytes_x, bytes_w = ((values * 8 + 60).astype(np.uint8) for values in (x, weights))
+    zero, scale = np.uint8(60), np.float32(0.5)
+    yield "ConvInteger", "volume", fixed_node(bytes_x, bytes_w, zero, **windows)
+    quantized = fixed_node(
+        bytes_x, scale, zero, bytes_w, scale, zero, np.float32(256), np.uint8(100), **windows
+    )
+    yield "QLinearConv", "volume", quantized
+    pooled, kernel = _distinct(1, 1, 2, 1, 2), [2, 2, 2]
+    largest = _indices(3, 5, 9, 14).reshape(pooled.shape)
+    unpooled = fixed_node(pooled, largest, kernel_shape=kernel, strides=kernel)
+    yield "MaxUnpool", "volume", unpooled
+    scale, bias = np.array([[0.5, 2.0, 1.0, -1.0], [1.0, 0.0, -0.5, 0.25]], np.float32)
+    grouped = fixed_node(_distinct(2, 4, 2, 1, 3), scale, bias, num_groups=2)
+    yield "GroupNormalization", "volume", grouped
