@@ -175,9 +175,11 @@ def _kibibytes(line: bytes) -> int:
 
 
 class Step(Enum):
-    """The next step of a worker that a leak check needs."""
+    """The action that a leak check needs before it continues."""
 
+    #: Run the case again.
     AGAIN = auto()
+    #: Give threads and child processes time to end.
     WAIT = auto()
 
 

@@ -26,8 +26,8 @@ class BackendRule:
     Attributes:
         name: the behaviour of a backend that follows the rule.
         remedy: the advice for a backend that breaks the rule.
-        test: checks a backend and describes its behaviour; raises RuleNotShown, or RuleBroken or
-            any other exception for a broken rule.
+        test: checks a backend and describes its behaviour. Raises RuleNotShown if the rule cannot
+            be tested; RuleBroken or any other exception means that the backend breaks it.
     """
 
     name: str
