@@ -11,9 +11,9 @@ a run are derived from it::
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
@@ -99,7 +99,8 @@ class Number(Text):
         return value
 
     def _holds(self, value: float) -> bool:
-        if not math.isfinite(value) or (self.most is not None and value > self.most):
+        # An integer may be too large to be converted to a float.
+        if not abs(value) <= sys.float_info.max or (self.most is not None and value > self.most):
             return False
         return value > self.least if self.beyond else value >= self.least
 
