@@ -36,7 +36,7 @@ import pytest
         ("run spec --timeout -1", 2, "'--timeout'", "is not in the range"),
         ("run spec --timeout nan", 2, "'--timeout'", "'nan' is not finite"),
         ("run spec --tag x", 2, "has the tag 'x'", "the tags are: published"),
-        ("run spec --resume notes.txt", 2, "notes.txt:1: found no", "onnxopt run --log"),
+        ("run spec --resume notes.txt", 2, "notes.txt:1: found invalid JSON", "onnxopt run --log"),
         ("run spec --resume missing", 2, "the log missing is missing", "onnxopt run --log"),
         ("report render notes.txt --report json=x", 2, "notes.txt:1:", "onnxopt run --log"),
         ("show Adma", 2, "no such path, suite or case: Adma", "did you mean Adam?"),
