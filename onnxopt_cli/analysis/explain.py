@@ -1170,9 +1170,9 @@ def _compared(
     mistake: Implementation,
     outcomes: Counter[bool],
 ) -> Callable[[Call[Array]], Sequence[Array] | None]:
-    """Return a function that submits nodes and counts which wrong outputs equal a mistake's.
+    """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
 
-    The function raises an error if too many of them do not.
+    The function raises an error if the mistake does not reproduce too many of them.
     """
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:

@@ -373,7 +373,7 @@ def _around(
     before: Callable[[Any, Operands], Operands] = lambda _, operands: operands,
     after: Callable[[Any, Operands, Results], Results] = lambda _, __, results: results,
 ) -> Iterator[Implementation]:
-    """Yield implementations whose formula is evaluated between two functions.
+    """Yield mistakes that change the operands before the formula, or the results after it.
 
     Args:
         operator: the operator.

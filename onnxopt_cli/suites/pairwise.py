@@ -314,7 +314,7 @@ class _Design:
         with np.errstate(all="ignore"):
             first, second = (
                 operator.formula(
-                    # A sum over all tensors starts from a scalar, which is varied, too.
+                    # A sum over all tensors includes a scalar, which is varied, too.
                     *(scalar * (by if self._author.carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in self._ordinary),
                     **attributes,

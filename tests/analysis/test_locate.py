@@ -303,7 +303,7 @@ def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnx
     located = json.loads((tmp_path / "l.json").read_text())
     assert {finding["node"] for finding in located["wrong"]} == {"the_b"}
     assert {finding["backend"] for finding in located["wrong"]} == {"acme"}
-    # The node has the inputs that the run had.
+    # The inputs of the node have the dimensions that the options of the run set.
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
     assert [*onnx.load_tensor(case).dims] == [3, 4]
     # Options on the command line precede those of the run.

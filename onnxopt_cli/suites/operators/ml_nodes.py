@@ -210,7 +210,7 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     nodes = draft.state().permutation(count).tolist()
     free_leaves = draft.state().permutation(leaves).tolist()
     roots: list[int] = []
-    # The two branches of each node: a number of a node and 0, or of a leaf and 1.
+    # The two branches of each node: the number of a node and 0, or the number of a leaf and 1.
     branches: dict[int, list[tuple[int, int]]] = {}
     for depth in depths:
         root = nodes.pop()

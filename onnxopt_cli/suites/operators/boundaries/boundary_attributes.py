@@ -30,7 +30,7 @@ def _indices(*values: int) -> Array:
 
 
 def _distinct(*shape: int) -> Array:
-    """Return a tensor of float32 with distinct elements in no order."""
+    """Return a tensor of float32 with distinct elements in an irregular order."""
     count = int(np.prod(shape))
     return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
@@ -66,7 +66,7 @@ def _tables() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _groups() -> Iterator[tuple[str, str, Generator]]:
-    """Yield three groups, of each of which the numbers of input and output channels differ."""
+    """Yield convolutions of three groups with different numbers of input and output channels."""
     x, weights = _distinct(1, 6, 3, 3), _distinct(9, 2, 2, 2)
     yield "Conv", "three_groups", fixed_node(x, weights, _distinct(9), group=3)
     transposed = _distinct(6, 3, 2, 2)

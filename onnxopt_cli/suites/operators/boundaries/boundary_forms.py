@@ -27,7 +27,7 @@ def _indices(*values: int) -> Array:
 
 
 def _distinct(*shape: int) -> Array:
-    """Return a tensor of float32 with distinct elements in no order."""
+    """Return a tensor of float32 with distinct elements in an irregular order."""
     count = int(np.prod(shape))
     return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
@@ -67,7 +67,7 @@ def _scalars() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes that omit an optional input before one that they have."""
+    """Yield nodes that omit an optional input, but not one after it."""
     signal = _distinct(2, 5, 3, 2)
     yield "DFT", "axis_alone", fixed_node(signal, None, np.array(1))
     yield "DFT", "negative_axis_alone", fixed_node(signal, None, np.array(-3), inverse=1)
@@ -158,7 +158,7 @@ def _graphs() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _sequences() -> Iterator[tuple[str, str, Generator]]:
-    """Yield sequences of which some tensors, or all, are empty."""
+    """Yield sequences in which some or all tensors are empty."""
     empty, full = np.zeros((0, 2), np.float32), _distinct(2, 2)
     items: list[Any] = [empty, full, empty]
     yield "SequenceLength", "empty_items", fixed_node(items)
@@ -210,7 +210,7 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
-    """Yield updates of which several have the same position, with each reduction."""
+    """Yield scatters with several updates of the same position, for each reduction."""
     for dtype in ("float32", "int64", "int32"):
         x, updates = (np.array(n, DTYPES[dtype]) for n in ([5, -3, 7, 2], [4, -2, 3, 6, -9]))
         indices = _indices(1, -1, 1, 3, 0)

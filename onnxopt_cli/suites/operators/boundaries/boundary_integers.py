@@ -17,9 +17,9 @@ from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.boundary_types import loop
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
 
-# The least integer whose lower 32 bits are zero.
+# The least positive integer whose lower 32 bits are zero.
 _WORD = 2**32
-# Categories whose lower 32 bits are the same.
+# Two pairs of categories that agree in their lower 32 bits.
 _CATEGORIES = (5, _WORD + 5, -1, _WORD - 1)
 _TEXTS = ("a", "b", "c", "d")
 

@@ -97,7 +97,7 @@ class LengthDraft(NodeDraft):
 
 
 class DeepDraft(NodeDraft):
-    """A draft in which shapes of any rank have a rank over 4."""
+    """A draft whose shapes have ranks over 4 wherever the generator accepts any rank."""
 
     def shape(self, least: int = 1, most: int = _ANY_RANK, *, smallest: int = 1) -> Shape:
         """Choose a shape."""
