@@ -246,8 +246,9 @@ def test_limits_of_the_system_are_reported_as_usage_errors(place, script, code, 
 def test_error_states_that_python_cannot_be_started(place, onnxopt, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "executable", str(place / "demo.yaml"))
-    answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
-    assert (answer.code, "Python cannot be started" in answer.err) == (2, True)
+    for arguments in (["-b", "onnx-reference"], ["--cluster", "local:1"]):
+        answer = onnxopt("run", "demo.yaml", "-k", "right", *arguments)
+        assert (answer.code, "Python cannot be started" in answer.err) == (2, True)
 
 
 @pytest.mark.isolated

@@ -19,6 +19,7 @@ import pickle
 import re
 import signal
 import stat
+import sys
 import tempfile
 import threading
 from collections import Counter, deque
@@ -138,6 +139,12 @@ class Cluster:
         self.versions = versions(self.packages)
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", self.where)
         self.local = match is not None
+        if self.local and not os.access(sys.executable, os.X_OK):
+            # Dask would print a traceback of each of its processes.
+            raise UsageError(
+                f"Python cannot be started: {printable(sys.executable)} is not executable",
+                hint="a local cluster consists of Python processes; run without --cluster",
+            )
         self._where = "this machine"
         if not match:
             self._where = _scheduler_address(self.where, insecure=self.insecure)
