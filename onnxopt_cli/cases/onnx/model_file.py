@@ -186,7 +186,10 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     except Malformed as error:
         raise Malformed(f"has external data in {location!r}, which {error}") from None
     if allowance < 0:
-        raise TooLarge(f"brings the model to more than {PROTOBUF_LIMIT} bytes")
+        raise TooLarge(
+            f"brings the model to more than {PROTOBUF_LIMIT} bytes, the limit of a protobuf "
+            "message; onnxopt passes a model with its external data as one message"
+        )
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
 
