@@ -1,5 +1,5 @@
-// Filter, sort, links to cases, copy buttons. Without this script the page shows all results, or of
-// very many cases the first, in the order of the run.
+// Filters and sorts cases, opens linked cases, and copies commands. Without this script, the page shows
+// the cases in the order of the run: all of them, or the first 1000.
 "use strict";
 (() => {
   const form = document.getElementById("filter");
@@ -10,7 +10,7 @@
   const cells = [...(document.getElementById("cells")?.content.children ?? [])];
   const labels = cells.map((cell) => cell.dataset.label);
   const firstRow = body.rows[0];
-  // Of very many rows, only those that are shown are created.
+  // Beyond the first 1000 rows, only those that are shown are created.
   const created = (id, operator, places) => {
     const row = firstRow.cloneNode(true);
     row.dataset.operator = operator;
@@ -94,7 +94,7 @@
     });
   };
 
-  // The address has the state, so that a view can be shared.
+  // The filter and the order are part of the address, so that a link leads to the same view.
   const encoded = (value) => encodeURIComponent(value).replace(/%(2F|40|3A)/g, decodeURIComponent);
   const remember = () => {
     const parts = names.filter((name) => state[name]).map((name) => `${name}=${encoded(state[name])}`);
@@ -172,7 +172,7 @@
     }
   });
   addEventListener("hashchange", arrive);
-  // Paper shows what is folded on a screen.
+  // Unfold everything before printing.
   addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) details.open = true;
   });
