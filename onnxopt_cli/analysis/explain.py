@@ -1172,7 +1172,7 @@ def _compared(
 ) -> Callable[[Call[Array]], Sequence[Array] | None]:
     """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
 
-    The function raises an error if the mistake does not reproduce too many of them.
+    The function raises an error once too many wrong outputs differ from those of the mistake.
     """
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:
