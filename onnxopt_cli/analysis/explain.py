@@ -1139,7 +1139,7 @@ def _samples(
 
 
 def _extremeness(observation: Observation) -> float:
-    """Return the largest order of magnitude of an input, which is small for ordinary values.
+    """Return the largest distance of an input element from 1, in orders of magnitude.
 
     Extreme values hide other operands: a constant has no effect on a sum of 1e30.
     """

@@ -163,7 +163,7 @@ def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | 
 
 
 def with_length(call: Call[Array], number: float) -> Call[Array] | None:
-    """Return a node whose tensors have one dimension of another length."""
+    """Return a node whose tensors are vectors of the given length."""
     length = int(number)
     if not 0 < length <= MAX_INPUT_ELEMENTS:
         return None
