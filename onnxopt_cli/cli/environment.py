@@ -35,6 +35,10 @@ _HINTS = {
     errno.ENOSYS: "the kernel lacks a system call, or a container's filter blocks it",
     errno.EPERM: "a container's filter or a security module forbids it",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "a part of the path is a file; name another place",
+    errno.ELOOP: "a link on the path leads to itself; name another place",
+    errno.EISDIR: "the path is a folder; name a file",
+    errno.ENXIO: "the path is a socket or pipe; name a regular file",
 }
 
 # Code that loads the libraries of most commands and the schemas of onnx.

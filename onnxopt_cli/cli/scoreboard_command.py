@@ -52,6 +52,7 @@ def command(
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
     from onnxopt_cli.scoreboard.measure import Conditions, measure
+    from onnxopt_cli.scoreboard.result_store import make_folder
     from onnxopt_cli.scoreboard.score_model import read_scores
     from onnxopt_cli.scoreboard.scoreboard_file import Tier, read_scoreboard_file
     from onnxopt_cli.scoreboard.site import check_available, write_site
@@ -59,6 +60,8 @@ def command(
 
     scoreboard = read_scoreboard_file(file)
     check_available(scoreboard.site)
+    if not no_run:
+        make_folder(scoreboard.results)
     silence_output()
     execution = Execution.of(options)
     machines = ClusterConfig.of(options)

@@ -32,6 +32,7 @@ from onnxopt_cli import __version__
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import FreeNames, clipped, printable
+from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.page_templates import template_environment
 from onnxopt_cli.report.view.causes import FailureGroup
@@ -53,6 +54,7 @@ _ASSETS = ("scoreboard.css", "scoreboard.js")
 # The file that lists the files of the site. A later site removes listed files that it does not
 # replace.
 _LIST = "scoreboard-files.json"
+_MAX_LIST_BYTES = 64 << 20
 _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
@@ -72,7 +74,8 @@ def check_available(site: Path) -> None:
     """Require that the site can be written.
 
     Raises:
-        UsageError: if the folder contains files, but is not the folder of a site.
+        UsageError: if the folder contains files, but is not the folder of a site, or links lead
+            out of it.
     """
     make_folder(site)
     if not (site / _LIST).is_file() and any(site.iterdir()):
@@ -80,6 +83,12 @@ def check_available(site: Path) -> None:
             f"{printable(str(site))} is not empty, and not the site of a scoreboard",
             hint="name another folder as site",
         )
+    for folder in _FOLDERS:
+        if (site / folder).is_symlink():
+            raise UsageError(
+                f"{printable(str(site / folder))} is a link; pages would be written elsewhere",
+                hint="remove the link, or name another folder as site",
+            )
 
 
 def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
@@ -117,8 +126,8 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 def _listed_files(site: Path) -> set[str]:
     """Return the listed files of an earlier site; skip names that a site never writes."""
     try:
-        names = json.loads((site / _LIST).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        names = json.loads(read_regular_file(site / _LIST, _MAX_LIST_BYTES))
+    except (Malformed, ValueError, RecursionError):
         return set()
     if not isinstance(names, list):
         return set()

@@ -74,6 +74,34 @@ def test_folder_with_other_files_is_refused_as_site(onnxopt, workplace):
     assert not (workplace / "results").exists()
 
 
+def test_site_is_not_written_through_links(onnxopt, workplace):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "board.toml").write_text('suites = ["demo.yaml"]\n[backends]\na = "numpy"\n')
+    (workplace / "elsewhere").mkdir()
+    (workplace / "site").mkdir()
+    (workplace / "site" / "cases").symlink_to("../elsewhere")
+    # A site whose list is a file of any size.
+    with (workplace / "site" / "scoreboard-files.json").open("wb") as file:
+        file.truncate(40 << 30)
+    answer = onnxopt("scoreboard", "board.toml")
+    assert (answer.code, "is a link" in answer.err) == (2, True)
+    (workplace / "site" / "cases").unlink()
+    assert onnxopt("scoreboard", "board.toml").code == 0
+    assert not [*(workplace / "elsewhere").iterdir()]
+
+
+@pytest.mark.parametrize("key", ["site", "results"])
+@pytest.mark.parametrize("path", ["demo.yaml", "demo.yaml/x", "loop/x"])
+def test_path_that_cannot_be_a_folder_is_reported_before_the_run(onnxopt, workplace, key, path):
+    (workplace / "demo.yaml").write_text(CASE)
+    (workplace / "loop").symlink_to("loop")
+    text = f'suites = ["demo.yaml"]\n{key} = "{path}"\n[backends]\na = "numpy"\n'
+    (workplace / "board.toml").write_text(text)
+    answer = onnxopt("scoreboard", "board.toml")
+    assert (answer.code, "cannot create" in answer.err) == (2, True)
+    assert not answer.out
+
+
 def test_versions_of_an_adapter_are_separate_backends(onnxopt, workplace):
     (workplace / "demo.yaml").write_text(CASE)
     (workplace / "board.toml").write_text(
