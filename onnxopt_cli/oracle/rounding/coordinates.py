@@ -41,7 +41,7 @@ def moved_coordinates(
     """Perturb coordinates and cubic weights of onnx's reference in a block.
 
     Args:
-        error: returns absolute errors, given the numbers in whose roundings they are expressed.
+        error: returns absolute errors, given the magnitudes to which they are proportional.
         selects: whether the node selects elements by coordinates, instead of interpolating.
     """
     from onnx.reference.ops import op_grid_sample, op_resize

@@ -84,7 +84,8 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
             gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    # The largest group is last and therefore decides. Groups of one size have a fixed order.
+    # If a pattern belongs to several groups, the last one, which is the largest, decides. Groups of
+    # equal size are sorted by their words, so that the result does not depend on their order.
     groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
     for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}
