@@ -296,7 +296,7 @@ class _Geometry:
         return windows.reshape(*windows.shape[:-rank], prod(windows.shape[-rank:]))
 
     def within(self, *, padding: bool) -> Array:
-        """Return which elements of each window are in the input; ``padding`` includes the padding."""
+        """Return which elements of each window are in the input, or in the padded input."""
         places = np.indices(self._covered.tolist())
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
