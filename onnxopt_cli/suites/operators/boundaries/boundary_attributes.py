@@ -86,6 +86,10 @@ def _groups() -> Iterator[tuple[str, str, Generator]]:
         *(x, weights, _distinct(1, 24, 2, 2) / 16, _distinct(9)), group=3, offset_group=3
     )
     yield "DeformConv", "three_groups", deformed
+    # Positions far outside the kernel and the image, and weights beyond the range from 0 to 1.
+    offsets, mask = _distinct(1, 8, 2, 2) / 2, _distinct(1, 4, 2, 2) / 4
+    far = fixed_node(_distinct(1, 1, 3, 3), _distinct(1, 1, 2, 2), offsets, None, mask)
+    yield "DeformConv", "far_offsets", far
 
 
 def _saturation() -> Iterator[tuple[str, str, Generator]]:

@@ -171,6 +171,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
             yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
     yield from _computed()
     yield from _thresholds()
+    yield from _neighbors()
     yield from _smallest()
     yield from _ranges()
     for stem, trips, condition in (
@@ -246,6 +247,21 @@ def _thresholds() -> Iterator[tuple[str, str, Generator]]:
     for dtype, values in rows.items():
         x = np.array(values, DTYPES[dtype])[:, None]
         yield "TreeEnsembleClassifier", f"threshold_{dtype}", fixed_node(x, outputs=2, **trees)
+
+
+def _neighbors() -> Iterator[tuple[str, str, Generator]]:
+    """Yield comparisons of numbers that narrower types do not distinguish."""
+    steps = {"float64": 2.0**-40, "float32": 2.0**-20}
+    for dtype, step in steps.items():
+        near = np.array([[1.0, 1.0 + step, 1.0 - step], [-1.0, -1.0 - step, -1.0 + step]])
+        x = near.astype(DTYPES[dtype])
+        for operator in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
+            yield operator, f"neighbors_{dtype}", fixed_node(x, x[:, :1].copy())
+        for operator in ("ArgMax", "ArgMin"):
+            yield operator, f"neighbors_{dtype}", fixed_node(x, axis=1)
+    small, large = np.array([[3, -1], [2, 5]]), np.array([[2**53 + 1, 2], [3, 2**24 + 1]])
+    yield "MatMul", "large_second", fixed_node(small, large)
+    yield "Gemm", "large_second", fixed_node(small, large, np.array([2**53 + 1, -(2**24) - 1]))
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
