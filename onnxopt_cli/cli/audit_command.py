@@ -26,7 +26,7 @@ from onnxopt_cli.config.run_config import (
     Judging,
     RunConfig,
 )
-from onnxopt_cli.core.files import require_place, write_atomically
+from onnxopt_cli.core.files import require_place, require_unused, write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
 from onnxopt_cli.workers.interruption import Interruption
@@ -105,6 +105,9 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     tell_problems(problems)
     if not chosen:
         return 2
+    if (path := options["json_path"]) is not None:
+        used = {case.location.path for case in chosen}
+        require_unused([(f"--json {path}", path)], {*used, *options["join"]})
     if options["injected"]:
         if options["cluster"] or options["shard"] or options["join"]:
             raise click.UsageError("--injected excludes --cluster, --shard and --join")

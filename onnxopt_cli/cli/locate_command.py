@@ -19,7 +19,7 @@ from onnxopt_cli.config.run_config import (
     ModelInputs,
     RunConfig,
 )
-from onnxopt_cli.core.files import require_place
+from onnxopt_cli.core.files import require_place, require_unused
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -74,9 +74,12 @@ def command(
         case = _case(target, config)
     if not config.backends:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
-    for name, path in (("--json", config.json), ("--html", config.html)):
-        if path is not None and str(path) != "-":
-            require_place(name, path)
+    named = (("--json", config.json), ("--html", config.html))
+    outputs = [(name, path) for name, path in named if path is not None and str(path) != "-"]
+    for name, path in outputs:
+        require_place(name, path)
+    used = {case.location.path, *map(Path, case.files()), *filter(None, [saved])}
+    require_unused(((f"{name} {path}", path) for name, path in outputs), used)
     with interruptible() as interruption:
         located = api.locate(
             case,

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import monotonic, sleep
 from types import ModuleType
+from unicodedata import normalize
 
 from onnxopt_cli.errors import UsageError
 
@@ -59,6 +60,31 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
         if new and isinstance(error, FileExistsError):
             raise
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -> None:
+    """Require that no output replaces another output, or a file that the command uses.
+
+    Args:
+        outputs: each output's option, as the user wrote it, and path.
+        files: other files that the command reads or writes; some may not exist.
+
+    Raises:
+        UsageError: naming the first output that would replace a file.
+    """
+    identities = set(map(_identity, files))
+    for option, path in outputs:
+        if _identity(path) in identities:
+            raise UsageError(
+                f"{option} would replace another file that the command uses",
+                hint="give the output another path",
+            )
+        identities.add(_identity(path))
+
+
+def _identity(path: Path) -> str:
+    """Return a text that is equal for all paths of a file, also if a file system ignores case."""
+    return normalize("NFC", os.path.realpath(path)).casefold()
 
 
 def require_place(option: str, path: Path) -> None:

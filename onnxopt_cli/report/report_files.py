@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from unicodedata import normalize
 
 from onnxopt_cli.config.run_config import REPORT_FORMATS
-from onnxopt_cli.core.files import require_place, write_atomically
+from onnxopt_cli.core.files import require_place, require_unused, write_atomically
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.view.result_view import ELSEWHERE
@@ -55,22 +53,15 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
     Raises:
         UsageError: naming the first report that would replace a file.
     """
-    identities = set(map(_identity, files))
-    for name, path in reports:
-        # Several reports may share a device or a pipe.
-        if name == SUMMARY or str(path) == _STDOUT or (path.exists() and not path.is_file()):
-            continue
-        if _identity(path) in identities:
-            raise UsageError(
-                f"--report {name}={path} would replace another file that the command uses",
-                hint="give the report another path",
-            )
-        identities.add(_identity(path))
-
-
-def _identity(path: Path) -> str:
-    """Return a text that is equal for all paths of a file, also if a file system ignores case."""
-    return normalize("NFC", os.path.realpath(path)).casefold()
+    # Several reports may share a device or a pipe.
+    require_unused(
+        (
+            (f"--report {name}={path}", path)
+            for name, path in reports
+            if name != SUMMARY and str(path) != _STDOUT and (path.is_file() or not path.exists())
+        ),
+        files,
+    )
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:

@@ -68,6 +68,24 @@ def test_report_does_not_replace_other_files(demo, onnxopt, options):
     assert {name: (demo / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "audit demo.yaml --json demo.yaml",
+        "audit demo.yaml --json link",
+        "locate demo.yaml -k plain -b numpy --json demo.yaml",
+        "locate demo.yaml -k plain -b numpy --html ./link",
+        "locate demo.yaml -k plain -b numpy --html out --json out",
+    ],
+)
+def test_result_of_another_command_does_not_replace_its_input(demo, onnxopt, command):
+    (demo / "link").symlink_to("demo.yaml")
+    before = (demo / "demo.yaml").read_bytes()
+    answer = onnxopt(*command.split())
+    assert (answer.code, "would replace another file" in answer.err) == (2, True)
+    assert (demo / "demo.yaml").read_bytes() == before
+
+
 def test_report_does_not_replace_a_case_file_of_a_folder(demo, onnxopt):
     answer = onnxopt("run", ".", "-q", "--report", "json=demo.yaml")
     assert answer.code == 2
