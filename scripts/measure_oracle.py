@@ -9,8 +9,8 @@ folder by default, and a chain of 2,000 nodes. For each of them, a process of it
   ``onnx.reference.ReferenceEvaluator``, its construction included;
 - the same for the reference's part of ``onnxopt locate``: the values of all nodes, an estimate of
   each node, one of the model, and the contributions of the nodes;
-- the memory that the estimate takes, and for comparison the size of the model, plus twice the
-  inputs and outputs of its largest node, plus 300 MB.
+- the memory that the estimate takes beyond the loaded model (Linux only), and for comparison the
+  size of the model, plus twice the inputs and outputs of its largest node, plus 300 MB.
 
 With ``--locate``, the command runs on each public model, and its time, processor time and largest
 process are printed, too. One BLAS thread is used.
@@ -116,10 +116,12 @@ def measured(path: Path, words: Sequence[str]) -> str:
     (case,) = collect([str(path)], model_inputs=chosen).cases
     problem = case.load()
     model, inputs = problem.model, problem.inputs
-    before = peak_bytes(resource.getrusage(resource.RUSAGE_SELF))
+    # Reset the peak of this process, which loading the model has raised (Linux only).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = own_bytes("VmRSS")
     # The first estimate also loads the operators of the reference.
     first = seconds(lambda: all_readings(model, inputs))
-    memory = peak_bytes(resource.getrusage(resource.RUSAGE_SELF)) - before
+    memory = own_bytes("VmHWM") - before
     estimate = min(first, seconds(lambda: all_readings(model, inputs)))
     compared = model.ByteSize() + 2 * largest_node_bytes(model, inputs) + FIXED_BYTES
     try:
@@ -142,6 +144,12 @@ def seconds(action: Callable[[], object]) -> float:
     began = process_time()
     action()
     return process_time() - began
+
+
+def own_bytes(name: str) -> int:
+    """Return a size of this process: ``VmRSS`` for its memory, ``VmHWM`` for its peak."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) << 10
 
 
 def peak_bytes(usage: resource.struct_rusage) -> int:
