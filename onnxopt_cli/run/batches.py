@@ -49,7 +49,7 @@ class _Batch:
 
 
 def in_batches(executor: Executor) -> Executor:
-    """Return the backend, or one that runs its cases in batches if it has the option ``batch``."""
+    """Return an executor that runs batches of cases if the backend has the option ``batch``."""
     size = executor.specification.batch
     return executor if size == 1 else BatchExecutor(executor, size)
 

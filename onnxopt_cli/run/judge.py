@@ -128,8 +128,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Compare outputs with each correct result; return the matching one, its diffs and a note.
 
-    If no correct result matches, the one with the fewest wrong elements is returned; it is not one
-    of a contested reading.
+    If no correct result matches, return the one with the fewest wrong elements. Results by the
+    second reading of a contested question are then left out.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
