@@ -107,12 +107,12 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         for future in as_completed([pool.submit(select, name, kinds) for name in names]):
             name, selected = future.result()
-            kept = {
+            kept_seeds = {
                 stem: own
                 for stem, own in seeds.get(name, {}).items()
                 if stem.partition(":")[0] not in kinds
             }
-            seeds[name] = selected | kept
+            seeds[name] = selected | kept_seeds
             print(f"{name}: {', '.join(selected)}", flush=True)
             lines = [f"{json.dumps(name)}: {json.dumps(seeds[name])}" for name in sorted(seeds)]
             write_atomically(TARGET, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
@@ -417,8 +417,8 @@ def type_draws(
         for place, formal in enumerate(formals):
             # A parameter with a fixed type, such as tensor(int64), has no type variable.
             if "(" not in formal.type_str:
-                shown = partial(types_at, values_of=values_of, place=place, count=len(formals))
-                places.setdefault(formal.type_str, []).append(shown)
+                types_of = partial(types_at, values_of=values_of, place=place, count=len(formals))
+                places.setdefault(formal.type_str, []).append(types_of)
                 types.setdefault(formal.type_str, set()).update(tensor_types(formal))
     for variable, names in types.items():
         for name in sorted(names):

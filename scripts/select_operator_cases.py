@@ -181,22 +181,22 @@ def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int,
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
     for newer, older in pairwise(schemas(operator)):
         version = older.since_version
-        own = {seed: draw_seeded(older, seed) for seed in seeds.get(version, [])}
+        own_nodes = {seed: draw_seeded(older, seed) for seed in seeds.get(version, [])}
         is_equal = parameters(newer) == parameters(older)
-        kept = covering(own, MAX_EQUAL_CASES if is_equal else MAX_OTHER_CASES)
+        kept_seeds = covering(own_nodes, MAX_EQUAL_CASES if is_equal else MAX_OTHER_CASES)
         if is_equal:
-            seeds[version] = kept
+            seeds[version] = kept_seeds
             continue
         range_of_seeds = range(FIRST_SEED, FIRST_SEED + FURTHER_SEEDS)
         drawn = {
             candidate.seed: candidate.node
             for candidate in valid_nodes(
-                older, [seed for seed in range_of_seeds if seed not in own]
+                older, [seed for seed in range_of_seeds if seed not in own_nodes]
             )
         }
-        covered = {value for seed in kept for value in attribute_values(own[seed])}
+        covered = {value for seed in kept_seeds for value in attribute_values(own_nodes[seed])}
         further = covering(drawn, MAX_FURTHER_CASES, attribute_values, covered)
-        seeds[version] = [*kept, *further]
+        seeds[version] = [*kept_seeds, *further]
     return seeds
 
 
