@@ -733,7 +733,9 @@ class _Search:
         return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
 
     def _is_common(self, conditions: Sequence[Condition]) -> bool:
-        """Return whether most passing cases of the run meet conditions as well."""
+        """Return whether most passing cases of the run, if there are enough, meet conditions."""
+        if len(self._passing_cases) < MIN_OTHERS:
+            return False
         met = sum(self._meets(conditions, each) for each in self._passing_cases)
         return met > MAX_PASSING_SHARE * len(self._passing_cases)
 

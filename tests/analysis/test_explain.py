@@ -677,8 +677,10 @@ def test_generated_inputs_refute_accidental_conditions(
     run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
-    (cause,) = found["causes"]
-    assert re.match(words, cause["found"]), cause["found"]
+    # A condition that describes a range with one limit may lack the support of generated inputs.
+    assert found["causes"] or " < " in condition
+    for cause in found["causes"]:
+        assert re.match(words, cause["found"]), cause["found"]
 
 
 MOVED = """\
