@@ -920,7 +920,8 @@ class _Search:
         random = Random(0)  # noqa: S311 - not a secret
         remaining = submitted
         for _ in range(drawn):
-            call = changed(random, random.choice(random.choice(bases)), (1, 2, 3, 4, 5, 6))
+            group = random.choice(bases) if len(bases) > 1 else bases[0]
+            call = changed(random, random.choice(group), (1, 2, 3, 4, 5, 6))
             mistaken = candidate.mistake.run(call) if call else []
             if call is None or not mistaken:
                 continue

@@ -90,7 +90,7 @@ MIN_CASES_SHARE = 0.25
 #: A condition that holds for a larger share of inputs and of their elements is not informative.
 MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack only one part: the number that must pass, the largest share that may fail.
-MIN_PASSING, MAX_FAILING_SHARE = 10, 0.1
+MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
 #: Of inputs that lack only one part, the share that may fail if failures have several reasons.
 MAX_OTHER_REASONS = 0.4
 #: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
