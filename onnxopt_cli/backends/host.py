@@ -19,7 +19,7 @@ from onnxopt_cli.backends.resolve import create_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.backends.unsupported import error_text, out_of_memory
 from onnxopt_cli.config.run_config import LoweringMode
-from onnxopt_cli.core.result import SETTLED, Outcome
+from onnxopt_cli.core.result import RAISED_AT, SETTLED, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
@@ -207,7 +207,7 @@ def _error_source() -> str:
     if not own_places:
         return ""
     path, line = own_places[-1]
-    return f"raised at {printable(path)}:{line}"
+    return f"{RAISED_AT}{printable(path)}:{line}"
 
 
 def _failure(error: BaseException) -> Outcome:

@@ -146,8 +146,10 @@ class ProgressDisplay(Progress):
 @contextmanager
 def show_progress(
     doing: str, things: str, cluster: Cluster | None = None
-) -> Iterator[Callable[[int, int], None]]:
+) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of a long task; yield a callback that takes the done and total counts.
+
+    The total is None if it is unknown.
 
     Args:
         doing: name of the task.

@@ -55,6 +55,8 @@ NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
 #: Outcomes that a rerun cannot change.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
+#: Begins the line that names the file and line of the backend's code that raised an error.
+RAISED_AT = "raised at "
 #: Beginning of the note of a pass by absolute accuracy alone: a common implementation of the
 #: operator, such as the sigmoid by way of tanh, has no relative accuracy for these inputs.
 ABSOLUTE_ONLY = "absolute accuracy only"

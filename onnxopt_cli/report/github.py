@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.result import Location, Outcome, Result
+from onnxopt_cli.core.result import RAISED_AT, Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault
@@ -31,7 +31,7 @@ _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM}
 # The place of an exception, as :mod:`onnxopt_cli.backends.host` states it, or a frame of a Python
 # traceback.
 _FRAME = re.compile(
-    r"^(?:raised at (?P<path>.+):(?P<line>\d{1,7})"
+    rf"^(?:{RAISED_AT}(?P<path>.+):(?P<line>\d{{1,7}})"
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )

@@ -30,6 +30,7 @@ from onnxopt_cli.report.charts import (
 )
 from onnxopt_cli.report.page_templates import template_environment
 from onnxopt_cli.report.view.accuracy import Accuracy
+from onnxopt_cli.report.view.result_view import printed_text
 from onnxopt_cli.report.view.run_view import RunView, operator_of
 from onnxopt_cli.report.view.verdict import (
     EXPECTED_FAILURE,
@@ -125,6 +126,7 @@ def page_environment() -> Environment:
         in_words=in_words,
         numbers=numbers,
         operator_of=operator_of,
+        printed_text=printed_text,
         verdict_class=_verdict_class,
     )
     return environment

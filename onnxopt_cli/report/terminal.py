@@ -27,7 +27,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report.view.accuracy import COLUMNS, accuracy_rows
 from onnxopt_cli.report.view.causes import FailureGroup, mistake_command
 from onnxopt_cli.report.view.comparison import Change, Direction
-from onnxopt_cli.report.view.result_view import OutputView, ResultView, remark
+from onnxopt_cli.report.view.result_view import OutputView, ResultView, printed_text, remark
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import (
     EXPECTED_FAILURE,
@@ -200,7 +200,8 @@ def failure_panel(
     # The location of an invalid case is the place to fix.
     location = str(result.location) if result.outcome is Outcome.INVALID else ""
     message = view.message if complete else remark(result, "-v shows them")
-    printed, node_line = result.printed.splitlines(), _node_line(result, about)
+    printed = printed_text(result.printed, None if complete else _MAX_PRINTED_LINES)
+    node_line = _node_line(result, about)
     texts = (
         (printable(about if complete else clipped(about, _MAX_ABOUT_CHARS)), "italic"),
         (node_line if complete else clipped(node_line, _MAX_ABOUT_CHARS), "italic"),
@@ -208,7 +209,7 @@ def failure_panel(
         (printable(message, lines=True), ""),
         (printable(result.expectation), "yellow"),
         (printable(result.note), "yellow"),
-        ("\n".join(printed if complete else printed[-_MAX_PRINTED_LINES:]), "dim"),
+        (printed, "dim"),
     )
     parts: list[RenderableType] = [Text(text, style) for text, style in texts if text]
     wrong = view.wrong

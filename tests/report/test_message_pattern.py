@@ -32,6 +32,11 @@ from onnxopt_cli.report.view.message_pattern import merged_patterns, message_pat
             ["Tensor { dims: [1, 2], kind: (a", "Tensor { dims: []"],
             "Tensor …",
         ),
+        (
+            ["RunError: ('Conv', 22, 'only 2 axes')", "RunError: ('Gelu', 20, 'only 3 axes')"],
+            "RunError: only … axes",
+        ),
+        (["KeyError: 'x'", "KeyError: 'weight'"], "KeyError: …"),
         (["shape of X is 3x4", "shape of q is 12x1"], "shape of … is …"),
     ],
 )

@@ -8,10 +8,12 @@ from io import StringIO
 
 import pytest
 from places import REPOSITORY
+from report_records import result
 from rich.console import Console
 from two_cases import BACKEND, CASE
 
 import onnxopt_cli as onnxopt
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.terminal import failure_panel
 from onnxopt_cli.report.view.result_view import ResultView
 
@@ -306,3 +308,23 @@ def test_command_to_run_again_has_all_options_that_affect_the_verdict(workplace,
     assert {*options, "--operators"} <= set(words)
     again = onnxopt(*words)
     assert (again.code, "does not conform: 1 error" in again.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown_lines"),
+    [
+        ("", []),
+        ("raised at vendor.py:4", ["raised at vendor.py:4"]),
+        ("loading\nready", ["printed by the backend:", "loading", "ready"]),
+        ("a\nb\nc\nd", ["printed by the backend, last 3 lines:", "b", "c", "d"]),
+    ],
+)
+def test_output_of_the_backend_is_distinguished_from_the_message(printed, shown_lines):
+    fields = {"message": "ValueError: wrong", "printed": printed}
+    failing = result(backend="acme", outcome=Outcome.ERROR, **fields)
+    console = Console(width=80, file=StringIO())
+    console.print(failure_panel(ResultView(failing, {})))
+    lines = [line.strip("│ ") for line in console.file.getvalue().splitlines()[1:-1]]
+    after_message = lines[lines.index("ValueError: wrong") + 1 :]
+    assert after_message[: len(shown_lines)] == shown_lines
+    assert after_message[len(shown_lines)].startswith("again: ")

@@ -255,9 +255,13 @@ class AdapterEnvironment:
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
         try:
             new = work / _ENVIRONMENT
-            count = len(self._pinned())
+            # Only a lock names all packages. The installer reports a package when it finds it, so
+            # the last one does not count before the installer ends.
+            count = len(self._pinned()) if self.adapter.lock else None
             with open_progress(f"installing {self._title}", "packages") as tick:
-                packages = self._install(new, lambda done: tick(min(done, count), count))
+                packages = self._install(
+                    new, lambda done: tick(min(done, count - 1) if count else done, count)
+                )
             self._require(packages)
             manifest = {"adapter": self.adapter.path.name, "packages": packages}
             (new / _MANIFEST).write_text(json.dumps(manifest))

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"#?0x[0-9a-fA-F]+|(?<!\w)[-+#]?\d[\d.e+-]*(?!\w)")
 _IDENTIFIER = re.compile(
     r"(?<![\w.:])(?:::)?(?:\w*[a-z][A-Z]\w*|\w*[\d_]\w*|\w+(?:(?:::|\.)\w+)+)(?:(?:::|\.)\w+)*"
 )
-_TYPE_NAME = re.compile(r"^[\w.]+(?=:\s)")
+_TYPE_NAME = re.compile(r"^[\w.]+:(?=\s)")
 _WORD = re.compile(r"\w+")
 # Other words of one letter, such as X or y, are names of tensors; these are English words.
 _ONE_LETTER_WORDS = frozenset("aAI")
@@ -41,7 +41,8 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     """Return one line of a message with a placeholder for each part that is specific to a case.
 
     These parts are quoted text, text in brackets, paths, numbers, identifiers, element types and
-    operators. The type of an exception at the beginning is kept.
+    operators. The type of an exception at the beginning is kept. If the whole message is quoted or
+    in brackets, such as an exception with a tuple of arguments, its quoted sentences are kept.
 
     Args:
         message: the line.
@@ -50,13 +51,12 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     text = message[:_MAX_PATTERN_SOURCE_CHARS]
     match = _TYPE_NAME.match(text)
     head = match[0] if match else ""
-    text = _QUOTED.sub(PLACEHOLDER, text[len(head) :])
-    for _ in range(_MAX_NESTING):
-        shorter = _INNERMOST_BRACKETS.sub(PLACEHOLDER, text)
-        if shorter == text:
-            break
-        text = shorter
-    text = _OPEN_BRACKET.sub(PLACEHOLDER, text)
+    source = text[len(head) :]
+    text = _without_enclosed_text(source)
+    if not _WORD.search(text):
+        sentences = [quoted[0][1:-1] for quoted in _QUOTED.finditer(source)]
+        sentences = [sentence for sentence in sentences if len(sentence.split()) > 1]
+        text = _without_enclosed_text(" ".join(sentences)) if sentences else text
     for accidental in (_PATH, _NUMBER, _IDENTIFIER):
         text = accidental.sub(PLACEHOLDER, text)
     names = _TYPES.union(operators)
@@ -66,7 +66,18 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
         return PLACEHOLDER if is_letter or word[0] in names else word[0]
 
     text = _WORD.sub(replaced, text)
-    return head + _PLACEHOLDERS.sub(PLACEHOLDER, " ".join(text.split()))
+    return f"{head} {_PLACEHOLDERS.sub(PLACEHOLDER, ' '.join(text.split()))}".strip()
+
+
+def _without_enclosed_text(text: str) -> str:
+    """Return a text with a placeholder for each quoted part and each part in brackets."""
+    text = _QUOTED.sub(PLACEHOLDER, text)
+    for _ in range(_MAX_NESTING):
+        shorter = _INNERMOST_BRACKETS.sub(PLACEHOLDER, text)
+        if shorter == text:
+            break
+        text = shorter
+    return _OPEN_BRACKET.sub(PLACEHOLDER, text)
 
 
 def merged_patterns(patterns: Collection[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from onnxopt_cli.core.diff import (
     place,
     wrong_outputs,
 )
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import RAISED_AT, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.tolerance import (
     ErrorBound,
@@ -207,6 +207,23 @@ def remark(result: Result, where: str = "") -> str:
     return "\n".join(clipped(line, _MAX_LINE_CHARS) for line in lines)
 
 
+def printed_text(printed: str, most: int | None = None) -> str:
+    """Return the output that a backend printed, below a heading that separates it from the message.
+
+    A single line that names the place of an error needs no heading.
+
+    Args:
+        printed: see :attr:`Result.printed`.
+        most: number of lines at the end that are kept; None for all.
+    """
+    lines = printed.splitlines()
+    if not lines or (len(lines) == 1 and printed.startswith(RAISED_AT)):
+        return printed
+    if most is not None and len(lines) > most:
+        return "\n".join([f"printed by the backend, last {most} lines:", *lines[-most:]])
+    return "\n".join(["printed by the backend:", *lines])
+
+
 def failure_text(result: Result, where: str = "") -> str:
     """Return the details of a failure as lines of plain text.
 
@@ -216,7 +233,7 @@ def failure_text(result: Result, where: str = "") -> str:
     """
     message = remark(result, where)
     lines = [printable(message, lines=True)] if message else []
-    lines += [printable(result.printed, lines=True)] if result.printed else []
+    lines += [printable(printed_text(result.printed), lines=True)] if result.printed else []
     lines += [printable(note) for note in (result.flaky, result.expectation, result.note) if note]
     for diff in result.wrong:
         output = OutputView.of(diff, result)
