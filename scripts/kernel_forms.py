@@ -897,7 +897,7 @@ def dequantized(_: Attributes, x: Array, scale: Array, *zero: Array) -> list[Arr
 
 
 def sums_of(operator: str, total: Sum) -> Callable[..., list[Array]]:
-    """Return the form of a reduction that adds by an algorithm."""
+    """Return a form of a reduction operator that adds its terms by the algorithm ``total``."""
 
     def same(x: Array) -> Array:
         return x

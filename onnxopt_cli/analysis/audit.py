@@ -123,7 +123,7 @@ class Verdict:
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
         stillborn: whether the implementation fails on every node on which it has an effect. Such a
             mutant counts neither as rejected nor as surviving.
-        inputs: number of further inputs on which a mutant ran that no trial rejects.
+        inputs: number of further inputs on which a mutant ran because no trial rejects it.
     """
 
     name: str

@@ -94,8 +94,8 @@ MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
 REPEATED_RTOL = 1e-3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Cost of a mistake; cost of a failing case, and of a failing generated node, that is not explained;
-# largest total of the last two.
+# The cost of a mistake, of a failing case that is not explained, and of a failing generated node
+# that is not explained. The last number is the largest total cost of such cases and nodes.
 _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 # Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5

@@ -119,8 +119,8 @@ def sample(
         call: the node.
         right: the expected outputs with their limits.
         returned: outputs of the backend; None if they are right.
-        mistaken: outputs of a known mistake. The effect sought is then this mistake, which is
-            visible only where it changes the result.
+        mistaken: outputs of a known mistake; None for the backend's own effects. If given, an
+            effect is visible wherever the mistake changes the result.
     """
     wrong: dict[str, Array] = {}
     visible: dict[str, Array] = {}

@@ -173,7 +173,7 @@ def _run_folder(folder: Path) -> Iterator[Path]:
 
 
 def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the folders and files in environment variables, with the code in these folders."""
+    """Yield the files and folders that environment variables name, and the code in the folders."""
     for name, value in environment.items():
         if _HOLDS_OPTIONS.fullmatch(name):
             for option in value.split():

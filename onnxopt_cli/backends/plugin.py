@@ -154,7 +154,7 @@ def _takes_two(function: FunctionType) -> bool:
 
 
 def _instance(plugin: object, method: str) -> object:
-    """Return the plugin, or an instance of a class whose method can only be called on instances."""
+    """Return an instance if the plugin is a class with an ordinary method; else the plugin."""
     plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
     return plugin() if isinstance(plugin, type) and plain else plugin
 
@@ -171,7 +171,8 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
     if is_path(source):
-        # The files beside an adapter of onnxopt are other adapters, named as their runtimes.
+        # The other adapters of onnxopt are in the same folder. They have the names of their
+        # runtimes, which they would hide if this folder were on the import path.
         is_shipped = bool(specification.adapter) and specification.adapter != source
         module = _load_file(backend, Path(source), with_folder=not is_shipped)
         package, package_name = module, Path(source).stem

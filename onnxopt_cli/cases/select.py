@@ -184,8 +184,9 @@ _MAX_DEPTH = 100
 class _Pattern:
     """A pattern of -k, matched against ids.
 
-    Two kinds of texts are not parsed as expressions: a text that matches an id literally, since ids
-    may contain parentheses or blanks, and a single word, since an operator is called And.
+    Some texts are not parsed as expressions. A text that matches an id literally is not, because
+    ids may contain parentheses or blanks. A single word is not either: ``and`` selects the cases of
+    the operator And.
 
     Args:
         text: the text of the pattern.

@@ -125,7 +125,10 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
 
 
 def accepted_results(diffs: Sequence[Diff]) -> str:
-    """Return a line with the elements that agree with an alternative accepted result, or ``""``."""
+    """Return a line with the number of elements that agree with each alternative accepted result.
+
+    The line is empty if no element does.
+    """
     parts = [
         f"{printable(diff.name)[:_MAX_NAME_CHARS]}: {count} of {diff.elements} by {label}"
         for diff in diffs

@@ -739,8 +739,9 @@ class _FirstRun:
         visited: the nodes that ran.
         types: for each of these nodes, the dtypes of its outputs.
         range_events: the events by which intermediate results leave the range of their types.
-        special_events: other events by which NaN or infinity may result: a fast algorithm spreads
-            them, or a sum overflows in another order of its terms.
+        special_events: other events by which outputs may become NaN or infinite: a fast algorithm
+            mixes such a value with other elements, or a sum overflows in another order of its
+            terms.
     """
 
     shared: _Shared

@@ -195,14 +195,14 @@ def _largest_shares(
     candidates: Sequence[int],
     movements: Callable[[Sequence[float]], list[Array | None]],
 ) -> list[Contribution]:
-    """Return the largest shares of nodes in the movements of each output, largest first.
+    """Return the nodes that move each output most, with their shares in descending order.
 
     Args:
         model: the model.
         names: the names of its nodes in the order of visits.
         candidates: the indices of nodes that move the outputs.
-        movements: returns the movements of the outputs by the sum of those of all nodes, each
-            multiplied by its factor.
+        movements: given a factor for each node, returns how far the outputs move if the error of
+            each node is multiplied by its factor.
     """
     if not candidates:
         return []

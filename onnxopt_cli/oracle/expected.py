@@ -39,8 +39,8 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.oracle.number_texts import number_texts
 
 _WRONG_TEXTS = (
-    "the stored texts do not state the values that the model writes: the case is wrong, not the "
-    "backend"
+    "the stored strings are not texts of the numbers that the model casts to strings: the case is "
+    "wrong, not the backend"
 )
 
 

@@ -153,7 +153,7 @@ def _empty(folder: str, deadline: float) -> None:
 
 
 def _open(name: str, folder: int | None = None) -> int:
-    """Open a folder, but no link to one, and give its owner all permissions."""
+    """Open a folder, but not a link to one; if its permissions prevent this, change them first."""
     try:
         descriptor = os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:

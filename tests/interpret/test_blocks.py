@@ -181,7 +181,10 @@ def compare_parts(content, location, random, monkeypatch):
 
 @pytest.mark.slow
 def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
-    """Compare with complete tensors in the widest type, for correct and for wrong outputs."""
+    """Compare verdicts by blocks with those by complete tensors, whose limits have the widest type.
+
+    Some outputs are correct, others are wrong.
+    """
     random = np.random.default_rng(3)
     outcomes = set()
     for case in collect([str(CASES)]).cases[::29]:

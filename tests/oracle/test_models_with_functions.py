@@ -50,7 +50,7 @@ EQUIVALENT = {
         ),
         "c = Constant <value = float {0.3}> () y = Mul(x, c)",
     ),
-    "a type as an attribute of another name": (
+    "a type that is passed in an attribute of another name": (
         model(
             "F <k>(x) => (y) { c = Cast <to: int = @k> (x) d = Exp(c) y = Cast <to = 1> (d) }",
             call="y = my.F <k = 10> (x)",

@@ -53,7 +53,7 @@ _RESULT_TYPES = {
 def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Iterator[RuleResult]:
     """Yield the result of each rule for a backend.
 
-    After a backend that does not start, or that hangs, the remaining rules are not checked.
+    If the backend does not start, or hangs, the remaining rules are not checked.
 
     Args:
         text: the backend as the user specified it.

@@ -95,9 +95,9 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
         settings: the source of the inputs of a model without test data.
 
     Returns:
-        The cases of the data sets beside a ``model.onnx``, or that of a model of onnx's light
-        corpus, and the problems of the directory. Any other model, and every model if the settings
-        state its inputs, is a case without stored outputs.
+        The cases, and the problems of the directory. A ``model.onnx`` yields the cases of the data
+        sets beside it, a model of onnx's light corpus its own case. Any other model yields a case
+        without stored outputs, and so does every model if ``settings`` states its inputs.
     """
     folder = path.parent
     if settings != DRAWN_INPUTS:

@@ -60,8 +60,8 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
-    Functions that contain such an operator are inlined. The result imports ai.onnx, and no longer
-    imports the domains of replaced operators that are not used. A model without such operators is
+    Functions that contain such an operator are inlined. The result imports ai.onnx. It imports the
+    domains of replaced operators only if other nodes use them. A model without such operators is
     copied.
 
     Args:

@@ -97,7 +97,10 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that calls a second reading; unlike a partial, it can be a method."""
+    """Return a function that calls a second reading with the original function.
+
+    A ``functools.partial`` would not do: as an attribute of a class, it is not bound to instances.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return second(first, *args, **kwargs)

@@ -200,7 +200,11 @@ def _run(
 def _activations(
     kind: str, directions: int, attributes: dict[str, Any]
 ) -> Iterator[Callable[[Array], Array]]:
-    """Yield the activations of all directions, each with the next of the stated parameters."""
+    """Yield the activations of all directions.
+
+    An activation with parameters takes the next values of the attributes ``activation_alpha`` and
+    ``activation_beta``, or its defaults if no values are left.
+    """
     stated = attributes.get("activations") or ()
     usual = _USUAL[kind] * directions
     # The stated default of RNN has two names per direction, too many for its one activation.

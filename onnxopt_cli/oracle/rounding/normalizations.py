@@ -87,10 +87,10 @@ class ErrorModel:
     """The allowed errors of a node's averages, and the errors to inject in a perturbed run.
 
     Attributes:
-        roundoff: the relative error of an average that is allowed for each of its roundings.
+        roundoff: the relative error that is allowed for each rounding of an average.
         observed: the errors that are allowed because sequential algorithms have them.
         mean_roundoff: the largest relative error of a mean by any stable algorithm.
-        roundings: returns the roundings of this run, between -1 and 1, given the averages.
+        roundings: given averages, returns their roundings in this run, between -1 and 1.
         step: the share of an allowed error that is injected.
     """
 

@@ -21,7 +21,11 @@ def _floats(draft: NodeDraft, count: int) -> list[float]:
 
 
 def _rows(draft: NodeDraft, features: int, among: Sequence[str] = ("float32",)) -> Array:
-    """Draw the rows of a table; onnx's reference often returns another type for other inputs."""
+    """Draw the rows of a table.
+
+    They are float32 by default, because onnx's reference often returns outputs of a wrong type if
+    the inputs have another one.
+    """
     return draft.tensor(
         draft.dtype(0, among), (draft.size(1, 4), features), styles=("plain", "halves")
     )
