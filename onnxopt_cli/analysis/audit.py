@@ -118,7 +118,7 @@ class Verdict:
         about: its defect in one sentence.
         excess: for each trial, the largest error / tolerance of an output; None if the trial was
             skipped.
-        equivalent: whether the implementation equals the operator on every input.
+        equivalent: whether the implementation equals the operator on all inputs that were tried.
         distinguishing: attributes and inputs on which a survivor differs from the operator.
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
         stillborn: whether the implementation fails on every node on which it has an effect. Such a

@@ -19,8 +19,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
-# Otherwise the error of a weight is this share of a rounding of the sum of the magnitudes of its
-# terms.
+# Otherwise the error of a weight is this share of the error of a coordinate that is as large as the
+# sum of the magnitudes of its terms.
 _EXACT_RATIO = 2.0**6
 _WEIGHT_SHARE = 1 / 16
 
