@@ -83,6 +83,11 @@ WRONG_OUTPUTS = {
     "a whole number is rounded down": ("Floor", [f32(2)], [1]),
     "neighbours are exchanged": ("Transpose", [f32(1, 1.0000001)], [1.0000001, 1]),
     "a sum of the small overflows": ("ReduceLogSumExp", [f32(1, 2)], [np.inf]),
+    "a sum overflows in the published body": ("ReduceLogSumExp", [f32(800, 800)], [np.inf]),
+    "a sum vanishes in the published body": ("ReduceLogSumExp", [f32(-800, -800)], [-np.inf]),
+    "Softplus overflows in its body": ("Softplus", [f32(1, 100)], [1.3132616, np.inf]),
+    "Softplus overflows in double, too": ("Softplus", [f32(1, 1000)], [1.3132616, np.inf]),
+    "Softplus of 16 bits overflows": ("Softplus", [np.float16([20])], np.float16([np.inf])),
     "neighbours are gathered the other way round": (
         "Gather",
         [f32(1, 1.0000001, 3), np.array([0, 1, 2])],
@@ -116,8 +121,8 @@ CORRECT_OUTPUTS = {
         np.float32(0.5) * f32(-3.3) * (1 + np.float32(-0.99903315)),
     ),
     "Softplus by the published body": ("Softplus", [f32(-18)], [0]),
-    "a sum that overflows in the published form": ("ReduceLogSumExp", [f32(800, 800)], np.inf),
-    "the same sum as it is": ("ReduceLogSumExp", [f32(800, 800)], 800.693147),
+    "a sum of large exponentials": ("ReduceLogSumExp", [f32(800, 800)], 800.693147),
+    "Softplus of large operands": ("Softplus", [f32(20, 100, 1000, 3e38)], [20, 100, 1000, 3e38]),
 }
 
 
