@@ -182,6 +182,16 @@ class Hypothesis:
             return sample.effects.get(self.mistake.name) is not Effect.NONE
         return self._shows(sample)
 
+    def leaves_out(self, sample: NodeSample) -> bool:
+        """Return whether a node would be wrong without the condition, which it does not meet.
+
+        A node on which the mistake has no effect does not show whether the condition matters.
+        """
+        if self.meets(sample):
+            return False
+        effect = sample.effects.get(self.mistake.name) if self.mistake else None
+        return effect is not Effect.NONE
+
     def differs(self, sample: NodeSample) -> bool:
         """Return whether a failing node has wrong outputs other than those of the mistake."""
         return (
@@ -424,9 +434,9 @@ class _NodeSearch:
         return False
 
     def _right_outside(self, hypothesis: Hypothesis) -> int:
-        """Return the number of right generated nodes that do not meet a condition."""
+        """Return the number of right generated nodes that show that a condition matters."""
         return sum(
-            sample.failed is False and not sample.case and not hypothesis.meets(sample)
+            sample.failed is False and not sample.case and hypothesis.leaves_out(sample)
             for sample in self._samples
         )
 
@@ -494,7 +504,7 @@ class _NodeSearch:
         ]
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))
-        outside = [sample for sample in generated if not hypothesis.meets(sample)]
+        outside = [sample for sample in generated if hypothesis.leaves_out(sample)]
         if not agreeing or not hypothesis.traits:
             return ""
         wrong = sum(bool(sample.failed) for sample in outside)

@@ -10,8 +10,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnxopt_cli.analysis.explain_nodes import supports_condition
-from onnxopt_cli.analysis.node_traits import node_traits
+from onnxopt_cli.analysis.explain_nodes import Hypothesis, supports_condition
+from onnxopt_cli.analysis.mistake_effects import Effect, NodeSample
+from onnxopt_cli.analysis.node_traits import Trait, node_traits
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
@@ -218,6 +219,23 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
     changed = onnxopt(*run, "--expect", "known.yaml")
     assert changed.code == 1
     assert "without formula" in changed.out
+
+
+def test_only_nodes_that_a_mistake_changes_support_its_condition():
+    # Nodes without a zero pass, but the mistake would not change them either.
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
+    )
+    values = np.zeros(2, np.float32)
+    mistake = SimpleNamespace(name="overflow of exp")
+    has_zero = Trait("x has a zero", 1.0)
+    statement = Hypothesis((has_zero,), mistake, 0.0)
+    sample = NodeSample("", model, {"x": values}, [values], [values], failed=False)
+    for effect, shows in ((Effect.NONE, False), (Effect.ALIKE, True), (Effect.UNLIKE, True)):
+        sample.effects = {mistake.name: effect}
+        assert statement.leaves_out(sample) is shows
+    sample.traits = frozenset({has_zero})
+    assert not statement.leaves_out(sample)
 
 
 def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
