@@ -513,9 +513,7 @@ def _estimate(
             # an error for 16-bit operands.
             return _estimate_in_single(model, inputs, math, encountered)
         raise NoReferenceError(_failure(error)) from error
-    bodies = _evaluate_bodies(model, inputs, shared, evaluations[0].accumulation)
-    for evaluation, body in zip(evaluations, bodies, strict=False):
-        _ignore_overflow(body, evaluation.exact)
+    bodies = _evaluate_bodies(model, inputs, shared, evaluations)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
     outputs = list(map(_conditioned_output, columns))
     for index, evaluation in enumerate(_evaluate_identities(model, inputs, shared)):
@@ -666,9 +664,32 @@ def _evaluate_bodies(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
     shared: _Shared,
+    evaluations: Sequence[_Evaluation],
+) -> list[_Evaluation]:
+    """Evaluate the function bodies that ONNX publishes for a model's nodes.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        shared: the state that evaluations share.
+        evaluations: the evaluations of the model itself, one per output.
+
+    Returns:
+        One evaluation per output; none if no node has an accepted body.
+    """
+    bodies = _evaluate_stable_bodies(model, inputs, shared, evaluations[0].accumulation)
+    for body, evaluation in zip(bodies, evaluations, strict=False):
+        _ignore_overflow(body, evaluation.exact)
+    return bodies
+
+
+def _evaluate_stable_bodies(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    shared: _Shared,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[_Evaluation]:
-    """Evaluate the function bodies that ONNX publishes for a model's nodes; empty without any."""
+    """Evaluate the published bodies of the operators whose bodies are stable; empty if none is."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The scale of a window's error already bounds the roundings of the published body.
         return []
