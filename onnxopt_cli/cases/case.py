@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import onnx
 
@@ -167,6 +168,15 @@ class Case:
 
     def __str__(self) -> str:
         return self.id
+
+
+def files_of(cases: Iterable[Case]) -> set[Path]:
+    """Return the files that define cases or contain their data."""
+    paths: set[Path] = set()
+    for case in cases:
+        paths.add(case.location.path)
+        paths.update(map(Path, case.files()))
+    return paths
 
 
 def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:

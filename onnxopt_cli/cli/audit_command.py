@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.completion import complete_operator
 from onnxopt_cli.cli.console import show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
@@ -106,8 +107,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if not chosen:
         return 2
     if (path := options["json_path"]) is not None:
-        used = {case.location.path for case in chosen}
-        require_unused([(f"--json {path}", path)], {*used, *options["join"]})
+        require_unused([(f"--json {path}", path)], {*files_of(chosen), *options["join"]})
     if options["injected"]:
         if options["cluster"] or options["shard"] or options["join"]:
             raise click.UsageError("--injected excludes --cluster, --shard and --join")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.completion import complete_target
 from onnxopt_cli.cli.console import note, show_progress, stdout
 from onnxopt_cli.cli.shared_options import PATH, option, options_of, require_built_in
@@ -78,7 +79,7 @@ def command(
     outputs = [(name, path) for name, path in named if path is not None and str(path) != "-"]
     for name, path in outputs:
         require_place(name, path)
-    used = {case.location.path, *map(Path, case.files()), *filter(None, [saved])}
+    used = {*files_of([case]), *filter(None, [saved])}
     require_unused(((f"{name} {path}", path) for name, path in outputs), used)
     with interruptible() as interruption:
         located = api.locate(

@@ -17,6 +17,7 @@ from rich.text import Text
 from onnxopt_cli import _api as api
 from onnxopt_cli.backends.configuration import find_configuration
 from onnxopt_cli.backends.source_snapshot import snapshot_files
+from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.console import (
     ProgressDisplay,
     note,
@@ -275,7 +276,7 @@ def execute(config: RunConfig) -> int:
             )
         )
         if reports:
-            require_apart(reports, {case.location.path for case in session.plan.cases})
+            require_apart(reports, files_of(session.plan.cases))
         display = Display(session, targets, cluster)
         display.begin()
         with display.progress:

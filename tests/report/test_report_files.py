@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from onnx_directories import make_plain
 from two_cases import BACKEND, CASE
 
 OFF = ["-b", "python:vendor.py:Off", "--no-explain"]
@@ -90,6 +91,17 @@ def test_report_does_not_replace_a_case_file_of_a_folder(demo, onnxopt):
     answer = onnxopt("run", ".", "-q", "--report", "json=demo.yaml")
     assert answer.code == 2
     assert (demo / "demo.yaml").read_text() == CASE
+
+
+def test_result_does_not_replace_a_data_file_of_a_case(demo, onnxopt):
+    folder = make_plain(demo / "plain")
+    files = [folder / "model.onnx", *sorted(folder.glob("test_data_set_0/*"))]
+    for file in files:
+        before = file.read_bytes()
+        for command in (["run", "--report", f"json={file}"], ["audit", "--json", str(file)]):
+            answer = onnxopt(*command, str(folder))
+            assert (answer.code, "would replace another file" in answer.err) == (2, True)
+        assert file.read_bytes() == before
 
 
 def test_report_of_a_saved_run_does_not_replace_it(demo, onnxopt):
