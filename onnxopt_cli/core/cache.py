@@ -81,7 +81,7 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    # foreign() checks a folder and its parent, so this checks three levels.
+    # foreign(folder) accepts a parent that all users may write to if it has the sticky bit.
     if reason := foreign(folder) or foreign(folder.parent):
         return reason
     return "" if is_private(status) else "other users have access to it"

@@ -38,7 +38,8 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
                 hint = nearest(name, REPORT_FORMATS, hint)
             raise UsageError(f"--report takes FORMAT=PATH, not {request!r}", hint=hint)
         path = Path(target)
-        require_place("--report", path)
+        if target != _STDOUT:
+            require_place("--report", path)
         reports.append((name, path))
     return reports
 

@@ -40,6 +40,15 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
         assert (demo / f"out.{name}").read_text(encoding="utf-8").startswith(start)
 
 
+def test_report_on_standard_output_needs_no_writable_folder(demo, onnxopt):
+    assert onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl").code == 0
+    # No file can be created at this path.
+    (demo / "-").mkdir()
+    answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
+    assert answer.code == 0
+    assert json.loads(answer.out)["results"]
+
+
 def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
     options = ["--report", "junit=new/reports/junit.xml", "--log", "new/logs/run.jsonl"]
     assert onnxopt("run", "demo.yaml", *OFF, *options).code == 1
