@@ -179,8 +179,7 @@ def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int
 
 def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
     """Compute what ``onnxopt locate`` computes by the reference, except the model's estimate."""
-    from onnxopt_cli.analysis.model_walk import ModelWalk
-    from onnxopt_cli.analysis.value_store import ValueStore
+    from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
     from onnxopt_cli.oracle.condition_estimate import (
         all_readings,
         node_contributions,

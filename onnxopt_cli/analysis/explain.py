@@ -2,10 +2,10 @@
 
 An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
 mistakes, reproduces the outputs of some failing cases and is right in every case that the backend
-passes. Together they reproduce as many failing cases as possible. Failing cases that no mistake
-reproduces are described by a condition. A backend that raises errors, but returns no wrong values,
-gets no explanation, because an error may have any reason. A mistake that reproduces wrong values
-may account for errors, too.
+passes. Together they reproduce as many failing cases as possible. For failing cases that no mistake
+reproduces, :mod:`~onnxopt_cli.analysis.explain_remaining` looks for another cause. A backend that
+raises errors, but returns no wrong values, gets no explanation, because an error may have any
+reason. A mistake that reproduces wrong values may account for errors, too.
 """
 
 from __future__ import annotations
@@ -15,61 +15,49 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice, pairwise, product
+from itertools import combinations, islice, product
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from random import Random
 from time import monotonic, process_time
 
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.failure_conditions import (
-    FailureCondition,
-    failure_condition,
-    supports_change,
+from onnxopt_cli.analysis.explain_remaining import (
+    CHANGES_WHEN_REPEATED,
+    CauseSearch,
+    case_ids,
+    changes_when_repeated,
+    contradicts,
+    spread,
 )
-from onnxopt_cli.analysis.generated_inputs import changed
-from onnxopt_cli.analysis.lowered_nodes import (
-    Submit,
-    WrongNode,
-    wrong_nodes,
-)
-from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
+from onnxopt_cli.analysis.failure_conditions import SubmitCall
+from onnxopt_cli.analysis.lowered_nodes import Submit, WrongNode, wrong_nodes
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.record import (
-    NOT_TRIED,
-    UNEXPLAINED,
-    Cause,
-    Explanation,
-)
+from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
-from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError
-from onnxopt_cli.interpret.bound.error_bound import bound
-from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation, both
-from onnxopt_cli.mutation.formula_changes import formula_changes
-from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, distinct, named
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.mutation.known_mistakes import (
+    all_known_mistakes,
+    distinct,
+    ignores_attribute,
+    is_likely,
+)
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.reproduce import (
     WITHOUT_FORMULA,
     Observation,
     agrees_with,
     conforms,
-    differ,
     observe,
     refuses,
     reproduces,
-    reproduces_wrong_elements,
     returned_arrays,
-    returns,
 )
 from onnxopt_cli.run.rerun import ModelRunner, call_model
 
@@ -86,41 +74,10 @@ MAX_ADDED_MISTAKES = 2
 MAX_LEFT_RATIO = 3
 #: Seconds for which a backend may be queried even if the search took all of its time.
 QUERY_SECONDS = 8
-#: Generated inputs on which a mistake is wrong: the number submitted to confirm it, and the
-#: number of inputs drawn to find them.
-SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
-#: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
-#: share of the backend's wrong results equals those of the mistake.
-MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
-#: Changes of the formula: seconds in which they are tried; number of changes that are tested on
-#: generated inputs, once without and once with a condition; and number of failing cases from which
-#: the constants of changes are determined.
-CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
-#: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
-#: in the second share of the passing cases.
-MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
-#: Generated inputs on which a change of the formula is wrong: how many are submitted, and how many
-#: inputs are generated to find them.
-SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE = 60, 500
-#: Number of inputs near to failing cases on which a mistake is tested before its condition is
-#: sought.
-NEAR_INPUTS = 16
-#: While the condition of a mistake is sought, this number of wrong outputs may differ from those of
-#: the mistake, in addition to the share MAX_RIGHT_SHARE.
-MIN_CONTRADICTING = 3
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
-#: Number of known mistakes for which a condition is sought, and of failing cases that each of them
-#: must reproduce first.
-MAX_RESTRICTED, RESTRICTED_CASES = 4, 6
 #: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
 SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
-#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; the share
-#: of them that must do so; and the statement in reports.
-REPEATED_CASES, MIN_CHANGING_SHARE = 12, 1 / 3
-CHANGES_WHEN_REPEATED = (
-    "the same node with the same inputs returns other outputs when it runs again"
-)
 
 
 def least_seconds(run: float) -> float:
@@ -324,7 +281,6 @@ class _Search:
         self._reproducing: list[_Candidate] = []
         self._possible: list[_Candidate] = []
         self._condition_cause: Cause | None = None
-        self._condition_cases: frozenset[Observation] = frozenset()
         self._began = False
         self._tried_single = False
         self._complete = False
@@ -393,7 +349,7 @@ class _Search:
         mistakes = [
             mistake
             for mistake in all_known_mistakes(self.operator)
-            if self._is_likely(mistake) is likely
+            if is_likely(self.operator, mistake) is likely
         ]
         for number, mistake in enumerate(mistakes if self._wrong else ()):
             self._report(f"{number} of {len(mistakes)} mistakes")
@@ -405,15 +361,6 @@ class _Search:
         if not likely:
             self._tried_single = True
             self._complete = not self._left(self._reproducing)
-
-    def _is_likely(self, mistake: Implementation) -> bool:
-        """Return whether a mistake is listed for the operator, or made by many programs."""
-        listed = mistake.name in {deviation.name for deviation in self.operator.known_mistakes}
-        return listed or self._ignores_attribute(mistake) or mistake.precision == np.float32
-
-    def _ignores_attribute(self, mistake: Implementation) -> bool:
-        prefixes = tuple(f"{attribute.name} taken as" for attribute in self.operator.attributes)
-        return mistake.name.startswith(prefixes)
 
     def try_combined(self, *, likely: bool) -> Iterator[None]:
         """Try combinations of known mistakes for cases that no single mistake reproduces."""
@@ -448,7 +395,9 @@ class _Search:
         }
         chosen = [candidate for candidate in self._possible if candidate.mistake.name in listed]
         ignoring = [
-            candidate for candidate in self._possible if self._ignores_attribute(candidate.mistake)
+            candidate
+            for candidate in self._possible
+            if ignores_attribute(self.operator, candidate.mistake)
         ]
         couples = [*product(ignoring, chosen), *combinations(chosen, 2)]
         return [*filter(None, (second.combined(first) for first, second in couples))]
@@ -478,7 +427,7 @@ class _Search:
         reproduced = []
         # If a candidate reproduces all cases, further ones are only counted as equivalent mistakes.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
-        few = _spread(self._in_order(cases), first)
+        few = spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
             if reproduces(candidate.mistake, observation, self.judging):
                 reproduced.append(observation)
@@ -571,398 +520,50 @@ class _Search:
     # Generated inputs ---------------------------------------------------------------------------
 
     def find_condition(self, ask: ModelRunner | None) -> None:
-        """Test the cover on generated inputs, then look for a condition of the failures remaining.
+        """Test the cover on generated inputs, then look for a cause of the failures remaining.
 
         Args:
             ask: submits a model to a backend; None if backends are not available.
         """
         submit = _submitting(partial(ask, self.backend)) if ask else None
-        cover = self._unrefuted_cover(submit)
+        cover = self._uncontradicted_cover(submit)
         remaining = self._in_order(self._left(cover))
         if not remaining:
             return
         self._report("conditions of failing cases")
-
-        def submit_explained(call: Call[Array]) -> Sequence[Array] | None:
-            """Return the expected outputs where a mistake of the cover explains the wrong ones."""
-            returned = submit(call) if submit else None
-            if returned and any(returns(candidate.mistake, call, returned) for candidate in cover):
-                return evaluate(call)
-            return returned
-
-        if submit and self._changes_when_repeated(remaining, submit):
-            self._condition_cause = Cause(CHANGES_WHEN_REPEATED, _ids(remaining))
-            self._condition_cases = frozenset(remaining)
+        if submit and changes_when_repeated(remaining, submit):
+            self._condition_cause = Cause(CHANGES_WHEN_REPEATED, case_ids(remaining))
             return
         explained = self._in_order(self._all_wrong.difference(remaining))
         passing = [*self._read_passing(), *explained]
-        changes = self._formula_changes(remaining, passing) if submit else []
-        if submit and self._find_unrestricted(changes, passing, submit):
-            return
-        mistakes = [] if cover else self._restricted_mistakes(remaining)
-        likely = [mistake for mistake in mistakes if self._is_likely(mistake)]
-        if self._find_restricted(likely, remaining, passing, submit):
-            return
-        unlikely = [mistake for mistake in mistakes if mistake not in likely]
-        unlikely += self._possible_changes(changes, remaining, passing)
-        self._find_condition_or_restricted(unlikely, remaining, passing, submit, submit_explained)
+        mistakes = [candidate.mistake for candidate in cover]
+        self._condition_cause = CauseSearch(
+            self.operator, self.judging, remaining, passing, mistakes, submit
+        ).cause()
 
-    def _find_condition_or_restricted(
-        self,
-        unlikely: Sequence[Implementation],
-        remaining: Sequence[Observation],
-        passing: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
-        submit_explained: Callable[[Call[Array]], Sequence[Array] | None],
-    ) -> None:
-        """Look for a condition, with one of some mistakes or for any wrong outputs."""
-        samples = _samples(remaining, passing)
-        condition = None
-        # "Negated wherever ..." is plainer than a mistake that no program is known to make.
-        if unlikely and has_common_content(samples):
-            condition = failure_condition(samples, submit and submit_explained)
-        if not (condition and condition.names_content):
-            if self._find_restricted(unlikely, remaining, passing, submit):
-                return
-            condition = condition or failure_condition(samples, submit and submit_explained)
-        if condition:
-            self._set_condition(remaining, condition, Cause(condition.text, ()))
-
-    def _unrefuted_cover(
-        self, submit: Callable[[Call[Array]], Sequence[Array] | None] | None
-    ) -> list[_Candidate]:
-        """Return a cover that generated inputs do not contradict; drop refuted candidates."""
+    def _uncontradicted_cover(self, submit: SubmitCall | None) -> list[_Candidate]:
+        """Return a cover that generated inputs do not contradict; drop other candidates."""
         cover = self._supported_cover() if self._wrong else []
-        while refuted := self._refuted(cover, submit):
-            # If a combination is refuted, its parts may still be right.
+        while contradicted := self._contradicted(cover, submit):
+            # If a combination is contradicted, its parts may still be right.
             self._reproducing = [
-                candidate for candidate in self._reproducing if not refuted <= {*candidate.names}
+                candidate
+                for candidate in self._reproducing
+                if not contradicted <= {*candidate.names}
             ]
             cover = self._supported_cover()
         return cover
 
-    def _find_restricted(
-        self,
-        mistakes: Iterable[Implementation],
-        remaining: Sequence[Observation],
-        passing: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
-    ) -> bool:
-        """Look for a mistake that a condition restricts; return whether one was found."""
-        for mistake in mistakes:
-            if submit and not self._reproduces_near(mistake, remaining, submit):
-                continue
-            outcomes = Counter[bool]()
-            compared = _compared(submit, mistake, outcomes) if submit else None
-            samples = _samples(remaining, passing, mistake)
-            try:
-                condition = failure_condition(samples, compared, mistake)
-            except _ContradictedError:
-                continue
-            if (
-                condition
-                and condition.conditions
-                and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
-            ):
-                cause = self._cause_of(mistake, f", but only where {condition.where}")
-                self._set_condition(remaining, condition, cause, mistake)
-                return True
-        return False
-
-    @staticmethod
-    def _reproduces_near(
-        mistake: Implementation,
-        remaining: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None],
-    ) -> bool:
-        """Return whether a mistake reproduces the wrong elements of inputs near to failing cases.
-
-        This test is much faster than the search for a condition.
-        """
-        random = Random(0)  # noqa: S311 - not a secret
-        outcomes = Counter[bool]()
-        compared = _compared(submit, mistake, outcomes)
-        with suppress(_ContradictedError):
-            for _ in range(2 * NEAR_INPUTS):
-                call = changed(random, random.choice(remaining).call, (1,))
-                if call is not None:
-                    compared(call)
-                if outcomes.total() == NEAR_INPUTS:
-                    break
-        return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
-
-    def _cause_of(self, mistake: Implementation, where: str = "") -> Cause:
-        """Return a known mistake or a change of the formula as a cause, without cases."""
-        text = f"{mistake.name!r}{where}"
-        if named(self.operator, mistake.name):
-            return Cause(text, (), (mistake.name,))
-        return Cause(f"consistent with the change {text}", ())
-
-    # Changes of the formula ---------------------------------------------------------------------
-
-    def _formula_changes(
-        self, remaining: Sequence[Observation], passing: Sequence[Observation]
-    ) -> list[_Candidate]:
-        """Return changes of the formula that reproduce the wrong elements of the cases remaining.
-
-        Of changes with the same outputs, only the plainest is kept.
-        """
-        ordinary = sorted(remaining, key=_extremeness)[:CONSTANT_CASES]
-        few = [*ordinary, *_spread(remaining, RESTRICTED_CASES)]
-        end = process_time() + CHANGE_SECONDS
-        changes: dict[object, _Candidate] = {}
-        for change in formula_changes(self.operator, ordinary):
-            if process_time() > end:
-                break
-            if len(_reproduced(change, few)) < MIN_REPRODUCED_SHARE * len(few):
-                continue
-            reproduced = _reproduced(change, remaining)
-            if len(reproduced) >= MIN_REPRODUCED_SHARE * len(remaining):
-                outputs = [
-                    hash(output.tobytes())
-                    for observation in (*remaining, *passing)
-                    for output in change.run(observation.call)
-                ]
-                candidate = _Candidate((change.name,), change, frozenset(reproduced))
-                changes.setdefault(tuple(outputs), candidate)
-        return [*changes.values()]
-
-    def _find_unrestricted(
-        self,
-        changes: Sequence[_Candidate],
-        passing: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None],
-    ) -> bool:
-        """Look for a change that agrees with the cases; return whether one was found.
-
-        Roundings decide in a few cases, since a change may be discontinuous.
-        """
-        tested = 0
-        for candidate in sorted(changes, key=lambda candidate: -len(candidate.cases)):
-            most = max(1, int(MAX_CONTRADICTING_SHARE * len(passing)))
-            contradicting = (
-                observation
-                for observation in passing
-                if not agrees_with(candidate.mistake, observation, self.judging)
-            )
-            if len([*islice(contradicting, most + 1)]) > most:
-                continue
-            cases = [
-                observation
-                for observation in self._in_order(candidate.cases)
-                if reproduces(candidate.mistake, observation, self.judging)
-            ]
-            if len(cases) < MIN_REPRODUCED_SHARE * len(candidate.cases):
-                continue
-            if self._is_confirmed(candidate.mistake, cases, passing, submit):
-                cause = self._cause_of(candidate.mistake)
-                self._condition_cause = replace(cause, cases=_ids(cases))
-                self._condition_cases = frozenset(cases)
-                return True
-            tested += 1
-            if tested == MAX_TESTED_CHANGES:
-                break
-        return False
-
-    def _is_confirmed(
-        self,
-        change: Implementation,
-        remaining: Sequence[Observation],
-        passing: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None],
-    ) -> bool:
-        """Return whether generated inputs agree with a change of the formula."""
-        candidate, unlike = _Candidate((change.name,), change), 0
-        failing = [observation.call for observation in remaining]
-        right_calls = [observation.call for observation in passing] or failing
-        bases = (failing, right_calls)
-        counts = Counter[str]()
-        numbers = SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE
-        for outcome in self._outcomes(candidate, [candidate], submit, bases, *numbers):
-            counts[outcome] += 1
-            unlike = counts["right"] + counts["other"]
-            if unlike > 1:
-                return False
-        return supports_change(counts["alike"], unlike)
-
-    def _possible_changes(
-        self,
-        changes: Sequence[_Candidate],
-        remaining: Sequence[Observation],
-        passing: Sequence[Observation],
-    ) -> list[Implementation]:
-        """Return a few changes for which a condition may be found, the most likely first."""
-        few = passing[:FIRST_CASES_LIKELY]
-        complete = [
-            candidate.mistake for candidate in changes if len(candidate.cases) == len(remaining)
-        ]
-        against = [
-            sum(not agrees_with(change, observation, self.judging) for observation in few)
-            for change in complete
-        ]
-        order = sorted(range(len(complete)), key=against.__getitem__)
-        return [complete[place] for place in order[:MAX_RESTRICTED]]
-
-    def _set_condition(
-        self,
-        remaining: Sequence[Observation],
-        condition: FailureCondition,
-        cause: Cause,
-        mistake: Implementation | None = None,
-    ) -> None:
-        met = [
-            observation
-            for observation, each in zip(remaining, _samples(remaining, (), mistake), strict=True)
-            if condition.meets(each)
-        ]
-        self._condition_cause = replace(cause, cases=_ids(met))
-        self._condition_cases = frozenset(met)
-
-    def _changes_when_repeated(
-        self,
-        remaining: Sequence[Observation],
-        submit: Callable[[Call[Array]], Sequence[Array] | None],
-    ) -> bool:
-        """Return whether a third of a few failing nodes return other outputs when rerun.
-
-        Such a backend keeps state, and no condition on the inputs describes its failures. The
-        outputs of the other nodes may hardly depend on the state.
-        """
-        few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
-        differing = sum(self._differs_again(observation, submit) for observation in few)
-        return differing >= MIN_CHANGING_SHARE * len(few)
-
-    @staticmethod
-    def _differs_again(
-        observation: Observation, submit: Callable[[Call[Array]], Sequence[Array] | None]
-    ) -> bool:
-        responses = [submit(observation.call) for _ in range(2)]
-        if observation.is_plain:
-            responses.insert(0, observation.returned)
-        return any(
-            bool(earlier and later) and differ(observation.right, earlier or (), later or ())
-            for earlier, later in pairwise(responses)
-        )
-
-    def _restricted_mistakes(self, remaining: Sequence[Observation]) -> list[Implementation]:
-        """Return mistakes that reproduce all wrong elements, but also change right ones.
-
-        Mistakes that change the fewest passing cases come first, since conditions that restrict
-        them to the failing cases are the simplest.
-        """
-        few = _spread(remaining, RESTRICTED_CASES)
-        mistakes = [
-            mistake
-            for mistake in all_known_mistakes(self.operator)
-            if not mistake.rounds
-            and mistake.precision is None
-            and all(reproduces_wrong_elements(mistake, observation) for observation in few)
-            and all(reproduces_wrong_elements(mistake, observation) for observation in remaining)
-        ]
-        passing = [*islice(self._read_passing(), FIRST_CASES_LIKELY)]
-        against = {
-            mistake.name: sum(
-                not agrees_with(mistake, observation, self.judging) for observation in passing
-            )
-            for mistake in mistakes
-        }
-        mistakes.sort(key=lambda mistake: (against[mistake.name], not self._is_likely(mistake)))
-        return mistakes[:MAX_RESTRICTED]
-
-    def _refuted(
-        self,
-        cover: Sequence[_Candidate],
-        submit: Callable[[Call[Array]], Sequence[Array] | None] | None,
+    def _contradicted(
+        self, cover: Sequence[_Candidate], submit: SubmitCall | None
     ) -> frozenset[str]:
         """Return the names of the first candidate that generated inputs contradict, if any."""
+        mistakes = [candidate.mistake for candidate in cover]
         for candidate in cover:
-            if candidate.mistake.rounds:
-                if not self._rounds_alike(candidate):
-                    return frozenset(candidate.names)
-                continue
-            # A computation in a coarser type may be right in another order of operations.
-            if submit is None or candidate.mistake.precision is not None:
-                continue
-            bases = [
-                observation.call
-                for observation in (*self._in_order(candidate.cases), *self._passing)
-            ]
-            counts = Counter(self._outcomes(candidate, cover, submit, [bases]))
-            total, wrong = counts.total(), counts["alike"] + counts["other"]
-            if counts["right"] > MAX_RIGHT_SHARE * total or counts["alike"] < (
-                MIN_ALIKE_SHARE * wrong
-            ):
+            reproduced = self._in_order(candidate.cases)
+            if contradicts(candidate.mistake, reproduced, self._passing, mistakes, submit):
                 return frozenset(candidate.names)
         return frozenset()
-
-    def _outcomes(
-        self,
-        candidate: _Candidate,
-        cover: Sequence[_Candidate],
-        submit: Callable[[Call[Array]], Sequence[Array] | None],
-        bases: Sequence[Sequence[Call[Array]]],
-        submitted: int = SUBMITTED_TO_CONFIRM,
-        drawn: int = DRAWN_TO_CONFIRM,
-    ) -> Iterator[str]:
-        """Yield a word about the backend for each generated input on which a mistake is wrong.
-
-        The word is "right" if the backend is right, "alike" if it returns the outputs of a mistake
-        of the cover, and "other" if it returns other wrong outputs.
-
-        Args:
-            candidate: the mistake.
-            cover: other mistakes of the backend, which also count as alike.
-            submit: submits a node.
-            bases: groups of nodes; each input derives from a node of a random group.
-            submitted: number of inputs that the mistake gets wrong and that are submitted.
-            drawn: number of inputs that are drawn.
-        """
-        random = Random(0)  # noqa: S311 - not a secret
-        remaining = submitted
-        for _ in range(drawn):
-            group = random.choice(bases) if len(bases) > 1 else bases[0]
-            call = changed(random, random.choice(group), (1, 2, 3, 4, 5, 6))
-            mistaken = candidate.mistake.run(call) if call else []
-            if call is None or not mistaken:
-                continue
-            right = [derived_output.branch for derived_output in bound(call)]
-            if not _is_wrong(right, mistaken):
-                continue
-            returned = submit(call)
-            if returned is None:
-                continue
-            remaining -= 1
-            if not _is_wrong(right, returned):
-                yield "right"
-            else:
-                alike = any(returns(candidate.mistake, call, returned) for candidate in cover)
-                yield "alike" if alike else "other"
-            if not remaining:
-                return
-
-    def _rounds_alike(self, candidate: _Candidate) -> bool:
-        """Return whether the backend's values are nearer to a mistake than to the expected ones.
-
-        The tolerance of such a mistake is as wide as the effect of its roundings, so that agreement
-        within the tolerance does not confirm it.
-        """
-        shares: list[float] = []
-        for observation in self._in_order(candidate.cases):
-            for right, own, returned in zip(
-                observation.right,
-                candidate.mistake.run(observation.call),
-                observation.returned,
-                strict=False,
-            ):
-                if own.shape != returned.shape:
-                    continue
-                wrong = right.wrong(returned) & np.isfinite(returned) & np.isfinite(own)
-                returned_wide, own_wide = (
-                    array[wrong].astype(np.float64) for array in (returned, own)
-                )
-                error = np.abs(returned_wide - right.expected[wrong])
-                shares += (np.abs(returned_wide - own_wide) / error).tolist()
-        return not shares or float(np.median(shares)) <= 0.5  # noqa: PLR2004 - nearer
 
     # Reading cases ------------------------------------------------------------------------------
 
@@ -1039,7 +640,8 @@ class _Search:
         remaining = self._left(cover)
         if self._condition_cause:
             causes = (*causes, self._condition_cause)
-            remaining -= self._condition_cases
+            accounted = frozenset(self._condition_cause.cases)
+            remaining = frozenset(each for each in remaining if each.case not in accounted)
         unexplained = {UNEXPLAINED: Counter({"fail": len(remaining)})} if remaining else {}
         if cover:
             unexplained |= {"not reproduced": errors, NOT_TRIED: self._not_tried}
@@ -1074,7 +676,7 @@ class _Search:
                 observation for observation in errors if refuses(candidate.mistake, observation)
             ]
             errors[:] = [observation for observation in errors if observation not in accounted]
-            ids = _ids([*self._in_order(candidate.cases), *accounted])
+            ids = case_ids([*self._in_order(candidate.cases), *accounted])
             causes.append(Cause(text, ids, candidate.names))
 
         for candidate in cover:
@@ -1118,99 +720,9 @@ class _Search:
         return None
 
 
-def _samples(
-    failing: Sequence[Observation],
-    passing: Sequence[Observation],
-    mistake: Implementation | None = None,
-) -> list[Sample]:
-    """Return observations as samples; those of ``passing`` count as right."""
-    pairs = [
-        *((observation, observation.returned) for observation in failing),
-        *((observation, None) for observation in passing),
-    ]
-    return [
-        sample(
-            observation.call,
-            observation.right,
-            returned,
-            (mistake.run(observation.call) or None) if mistake else None,
-        )
-        for observation, returned in pairs
-    ]
-
-
-def _extremeness(observation: Observation) -> float:
-    """Return the largest distance of an input element from 1, in orders of magnitude.
-
-    Extreme values hide other operands: a constant has no effect on a sum of 1e30.
-    """
-    logarithms = [0.0]
-    for tensor in observation.call.inputs:
-        finite = np.isfinite(tensor)
-        size = np.abs(tensor[finite & (tensor != 0)].astype(np.float64))
-        logarithms += np.abs(np.log10(size)).tolist()
-        logarithms += [np.inf] * (not finite.all())
-    return max(logarithms)
-
-
-def _reproduced(mistake: Implementation, observations: Iterable[Observation]) -> list[Observation]:
-    """Return the cases whose wrong elements a mistake reproduces."""
-    return [
-        observation
-        for observation in observations
-        if reproduces_wrong_elements(mistake, observation)
-    ]
-
-
-class _ContradictedError(Exception):
-    """A backend returns other wrong elements than a mistake."""
-
-
-def _compared(
-    submit: Callable[[Call[Array]], Sequence[Array] | None],
-    mistake: Implementation,
-    outcomes: Counter[bool],
-) -> Callable[[Call[Array]], Sequence[Array] | None]:
-    """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
-
-    The function raises an error once too many wrong outputs differ from those of the mistake.
-    """
-
-    def compare(call: Call[Array]) -> Sequence[Array] | None:
-        returned = submit(call)
-        right = [derived_output.branch for derived_output in bound(call)] if returned else []
-        if returned and _is_wrong(right, returned):
-            observation = Observation("", call, Expected({}, {}), returned)
-            outcomes[reproduces_wrong_elements(mistake, observation)] += 1
-            if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():
-                raise _ContradictedError
-        return returned
-
-    return compare
-
-
-def _submitting(ask: Submit) -> Callable[[Call[Array]], Sequence[Array] | None]:
+def _submitting(ask: Submit) -> SubmitCall:
     """Return a function that submits the model of a call."""
     return lambda call: ask(*call_model(call))
-
-
-def _spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-    """Return some cases, spread evenly over the smaller half of all cases, which run fastest."""
-    small = cases[: max(count, len(cases) // 2)]
-    return small[:: -(-len(small) // count)] if small else small
-
-
-def _ids(observations: Iterable[Observation]) -> tuple[str, ...]:
-    return tuple(observation.case for observation in observations)
-
-
-def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
-    """Return whether outputs differ from the expected ones in structure or values."""
-    return len(outputs) != len(right) or any(
-        (branch.expected.dtype, branch.expected.shape) != (output.dtype, output.shape)
-        or bool(branch.wrong(output).any())
-        for branch, output in zip(right, outputs, strict=True)
-    )
 
 
 def _has_right_values(result: Result) -> bool:

@@ -26,12 +26,11 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain import (
+from onnxopt_cli.analysis.explain import SearchClock, least_seconds
+from onnxopt_cli.analysis.explain_remaining import (
     CHANGES_WHEN_REPEATED,
     MIN_CHANGING_SHARE,
     REPEATED_CASES,
-    SearchClock,
-    least_seconds,
 )
 from onnxopt_cli.analysis.mistake_effects import (
     IGNORED,

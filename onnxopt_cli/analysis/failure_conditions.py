@@ -47,7 +47,7 @@ from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.call import Call
 
 #: Submits a node to a backend; returns None if the backend returns no outputs.
-Submit = Callable[[Call[Array]], Sequence[Array] | None]
+SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of rounds of inputs that distinguish conditions; inputs drawn and submitted in each round.
 LEARNING_ROUNDS = 6
@@ -134,7 +134,7 @@ class FailureCondition:
 
 
 def failure_condition(
-    samples: Sequence[Sample], submit: Submit | None, mistake: Implementation | None = None
+    samples: Sequence[Sample], submit: SubmitCall | None, mistake: Implementation | None = None
 ) -> FailureCondition | None:
     """Return the condition under which a backend fails; None if none is found.
 
@@ -171,7 +171,7 @@ class _Path:
 
 class _Search:
     def __init__(
-        self, samples: Sequence[Sample], submit: Submit | None, mistake: Implementation | None
+        self, samples: Sequence[Sample], submit: SubmitCall | None, mistake: Implementation | None
     ) -> None:
         self._samples, self._submit, self._mistake = list(samples), submit, mistake
         self._given = sum(each.failed for each in samples)
@@ -385,7 +385,7 @@ class _Search:
     # Inputs -------------------------------------------------------------------------------------
 
     def _observe(self, call: Call[Array]) -> Sample | None:
-        """Submit a node, and add the result to the samples."""
+        """SubmitCall a node, and add the result to the samples."""
         returned = self._submit(call) if self._submit else None
         if returned is None:
             return None
@@ -532,7 +532,7 @@ class _Search:
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
+        """SubmitCall new inputs; yield whether each meets the conditions, and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)

@@ -22,9 +22,8 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.analysis.explain import explain
-from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, count_nodes, name_nodes
+from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, ValueStore, count_nodes, name_nodes
 from onnxopt_cli.analysis.subgraph import smallest_failing
-from onnxopt_cli.analysis.value_store import ValueStore
 from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.progress import OpenProgress, hide_progress

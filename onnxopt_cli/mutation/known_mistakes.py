@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
+import numpy as np
+
 from onnxopt_cli.interpret.implementation import (
     Implementation,
     both,
@@ -71,6 +73,18 @@ def named(operator: Operator, *names: str) -> Implementation | None:
         mistake = by_name.get(name)
         combined = both(combined, mistake) if combined and mistake else None
     return combined
+
+
+def is_likely(operator: Operator, mistake: Implementation) -> bool:
+    """Return whether a mistake is listed for the operator, or made by many programs."""
+    listed = mistake.name in {known.name for known in operator.known_mistakes}
+    return listed or ignores_attribute(operator, mistake) or mistake.precision == np.float32
+
+
+def ignores_attribute(operator: Operator, mistake: Implementation) -> bool:
+    """Return whether a mistake takes an attribute as its default or another fixed value."""
+    prefixes = tuple(f"{attribute.name} taken as" for attribute in operator.attributes)
+    return mistake.name.startswith(prefixes)
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:

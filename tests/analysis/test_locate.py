@@ -15,8 +15,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.analysis.model_walk import ModelWalk
-from onnxopt_cli.analysis.value_store import ValueStore
+from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
 from onnxopt_cli.oracle.condition_estimate import (
     NoReferenceError,
     reference_values,

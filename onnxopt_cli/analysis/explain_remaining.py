@@ -1,0 +1,520 @@
+"""Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
+
+:mod:`~onnxopt_cli.analysis.explain` finds known mistakes that agree with the cases of a run. This
+module submits further inputs to the backend. They may contradict such a mistake. For the failing
+cases that remain, they support one of these causes, which are sought in this order:
+
+1. The outputs depend on earlier runs.
+2. The backend computes a changed formula.
+3. The backend has a known mistake, or computes a changed formula, but only under a condition.
+4. The backend fails under a condition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from random import Random
+from time import process_time
+
+import numpy as np
+
+from onnxopt_cli.analysis.failure_conditions import (
+    FailureCondition,
+    SubmitCall,
+    failure_condition,
+    supports_change,
+)
+from onnxopt_cli.analysis.generated_inputs import changed
+from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
+from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.record import Cause
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.mutation.formula_changes import formula_changes
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, is_likely, named
+from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.operator import Operator
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.run.reproduce import (
+    Observation,
+    agrees_with,
+    differ,
+    reproduces,
+    reproduces_wrong_elements,
+    returns,
+)
+
+#: Generated inputs on which a mistake is wrong: the number submitted to confirm it, and the
+#: number of inputs drawn to find them.
+SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
+#: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
+#: share of the backend's wrong results equals those of the mistake.
+MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
+#: The roundings of a mistake are those of the backend if the ratio of the backend's distance from
+#: the mistake to its distance from the expected value has at most this median.
+MAX_DISTANCE_RATIO = 0.5
+#: Changes of the formula: seconds in which they are tried; number of changes that are tested on
+#: generated inputs, once without and once with a condition; and number of failing cases from which
+#: the constants of changes are determined.
+CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
+#: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
+#: in the second share of the passing cases.
+MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
+#: Generated inputs on which a change of the formula is wrong: how many are submitted, and how many
+#: inputs are generated to find them.
+SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE = 60, 500
+#: Number of inputs near to failing cases on which a mistake is tested before its condition is
+#: sought.
+NEAR_INPUTS = 16
+#: While the condition of a mistake is sought, this number of wrong outputs may differ from those of
+#: the mistake, in addition to the share MAX_RIGHT_SHARE.
+MIN_CONTRADICTING = 3
+#: Number of known mistakes for which a condition is sought, of failing cases that each of them must
+#: reproduce first, and of passing cases by which they are ordered.
+MAX_RESTRICTED, RESTRICTED_CASES, PASSING_CASES = 4, 6, 36
+#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; the share
+#: of them that must do so; and the statement in reports.
+REPEATED_CASES, MIN_CHANGING_SHARE = 12, 1 / 3
+CHANGES_WHEN_REPEATED = (
+    "the same node with the same inputs returns other outputs when it runs again"
+)
+
+
+def contradicts(
+    mistake: Implementation,
+    reproduced: Sequence[Observation],
+    passing: Sequence[Observation],
+    cover: Sequence[Implementation],
+    submit: SubmitCall | None,
+) -> bool:
+    """Return whether roundings or generated inputs show that a backend lacks a mistake.
+
+    Args:
+        mistake: the mistake.
+        reproduced: the failing cases that it reproduces.
+        passing: passing cases.
+        cover: the mistake, and the other mistakes of the backend.
+        submit: submits a generated node; None if the backend is not available.
+    """
+    if mistake.rounds:
+        return not _rounds_alike(mistake, reproduced)
+    # A computation in a coarser type may be right in another order of operations.
+    if submit is None or mistake.precision is not None:
+        return False
+    bases = [observation.call for observation in (*reproduced, *passing)]
+    counts = Counter(_outcomes(mistake, cover, submit, [bases]))
+    wrong = counts["alike"] + counts["other"]
+    return (
+        counts["right"] > MAX_RIGHT_SHARE * counts.total()
+        or counts["alike"] < MIN_ALIKE_SHARE * wrong
+    )
+
+
+def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
+    """Return whether a third of a few failing nodes return other outputs when rerun.
+
+    Such a backend keeps state, and no condition on the inputs describes its failures. The outputs
+    of the other nodes may hardly depend on the state.
+    """
+    few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
+    differing = sum(_differs_again(observation, submit) for observation in few)
+    return differing >= MIN_CHANGING_SHARE * len(few)
+
+
+@dataclass(frozen=True, eq=False)
+class CauseSearch:
+    """The search for a cause of the failing cases that no known mistake of a cover reproduces.
+
+    Attributes:
+        operator: the operator.
+        judging: how the run judged outputs.
+        remaining: the failing cases that the cover does not reproduce.
+        passing: the other cases: those that the backend passes or that the cover reproduces.
+        cover: known mistakes of the backend.
+        submit: submits a generated node; None if the backend is not available.
+    """
+
+    operator: Operator
+    judging: Judging
+    remaining: Sequence[Observation]
+    passing: Sequence[Observation]
+    cover: Sequence[Implementation]
+    submit: SubmitCall | None
+
+    def cause(self) -> Cause | None:
+        """Return the cause and its cases; None if none is found."""
+        changes = self._formula_changes() if self.submit else {}
+        if self.submit and (cause := self._unrestricted(changes, self.submit)):
+            return cause
+        mistakes = [] if self.cover else self._restricted_mistakes()
+        likely = [mistake for mistake in mistakes if is_likely(self.operator, mistake)]
+        if cause := self._restricted(likely):
+            return cause
+        unlikely = [mistake for mistake in mistakes if mistake not in likely]
+        return self._condition_or_restricted([*unlikely, *self._possible_changes(changes)])
+
+    # Changes of the formula ---------------------------------------------------------------------
+
+    def _formula_changes(self) -> dict[Implementation, list[Observation]]:
+        """Return changes of the formula, and the cases whose wrong elements each reproduces.
+
+        Of changes with the same outputs, only the plainest is kept.
+        """
+        ordinary = sorted(self.remaining, key=_extremeness)[:CONSTANT_CASES]
+        few = [*ordinary, *spread(self.remaining, RESTRICTED_CASES)]
+        end = process_time() + CHANGE_SECONDS
+        changes: dict[Implementation, list[Observation]] = {}
+        known_outputs: set[tuple[int, ...]] = set()
+        for change in formula_changes(self.operator, ordinary):
+            if process_time() > end:
+                break
+            if len(_reproduced(change, few)) < MIN_REPRODUCED_SHARE * len(few):
+                continue
+            reproduced = _reproduced(change, self.remaining)
+            if len(reproduced) < MIN_REPRODUCED_SHARE * len(self.remaining):
+                continue
+            outputs = tuple(
+                hash(output.tobytes())
+                for observation in (*self.remaining, *self.passing)
+                for output in change.run(observation.call)
+            )
+            if outputs not in known_outputs:
+                known_outputs.add(outputs)
+                changes[change] = reproduced
+        return changes
+
+    def _unrestricted(
+        self, changes: Mapping[Implementation, Sequence[Observation]], submit: SubmitCall
+    ) -> Cause | None:
+        """Return a change that agrees with cases and generated inputs; None if there is none.
+
+        Roundings decide in a few cases, since a change may be discontinuous.
+        """
+        tested = 0
+        most = max(1, int(MAX_CONTRADICTING_SHARE * len(self.passing)))
+        for change in sorted(changes, key=lambda change: -len(changes[change])):
+            contradicting = (
+                observation
+                for observation in self.passing
+                if not agrees_with(change, observation, self.judging)
+            )
+            if len([*islice(contradicting, most + 1)]) > most:
+                continue
+            cases = [
+                observation
+                for observation in changes[change]
+                if reproduces(change, observation, self.judging)
+            ]
+            if len(cases) < MIN_REPRODUCED_SHARE * len(changes[change]):
+                continue
+            if self._is_confirmed(change, cases, submit):
+                return self._cause_of(change, cases)
+            tested += 1
+            if tested == MAX_TESTED_CHANGES:
+                break
+        return None
+
+    def _is_confirmed(
+        self, change: Implementation, cases: Sequence[Observation], submit: SubmitCall
+    ) -> bool:
+        """Return whether generated inputs agree with a change of the formula."""
+        failing = [observation.call for observation in cases]
+        right_calls = [observation.call for observation in self.passing] or failing
+        bases = (failing, right_calls)
+        numbers = SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE
+        counts, unlike = Counter[str](), 0
+        for outcome in _outcomes(change, [change], submit, bases, *numbers):
+            counts[outcome] += 1
+            unlike = counts["right"] + counts["other"]
+            if unlike > 1:
+                return False
+        return supports_change(counts["alike"], unlike)
+
+    def _possible_changes(
+        self, changes: Mapping[Implementation, Sequence[Observation]]
+    ) -> list[Implementation]:
+        """Return a few changes for which a condition may be found, the most likely first."""
+        complete = [
+            change for change, cases in changes.items() if len(cases) == len(self.remaining)
+        ]
+        return self._by_wrong_passing_cases(complete)[:MAX_RESTRICTED]
+
+    # Conditions ---------------------------------------------------------------------------------
+
+    def _restricted_mistakes(self) -> list[Implementation]:
+        """Return mistakes that reproduce all wrong elements, but also change right ones."""
+        few = spread(self.remaining, RESTRICTED_CASES)
+        mistakes = [
+            mistake
+            for mistake in all_known_mistakes(self.operator)
+            if not mistake.rounds
+            and mistake.precision is None
+            and all(reproduces_wrong_elements(mistake, observation) for observation in few)
+            and all(
+                reproduces_wrong_elements(mistake, observation) for observation in self.remaining
+            )
+        ]
+        mistakes.sort(key=lambda mistake: not is_likely(self.operator, mistake))
+        return self._by_wrong_passing_cases(mistakes)[:MAX_RESTRICTED]
+
+    def _by_wrong_passing_cases(self, mistakes: Sequence[Implementation]) -> list[Implementation]:
+        """Return mistakes in the order of the number of passing cases that they change.
+
+        The conditions that restrict the first ones to the failing cases are the simplest.
+        """
+        few = self.passing[:PASSING_CASES]
+        return sorted(
+            mistakes,
+            key=lambda mistake: sum(
+                not agrees_with(mistake, observation, self.judging) for observation in few
+            ),
+        )
+
+    def _condition_or_restricted(self, unlikely: Sequence[Implementation]) -> Cause | None:
+        """Return a condition, with one of some mistakes or for any wrong outputs."""
+        submit = self._submit_unexplained if self.submit else None
+        samples = _samples(self.remaining, self.passing)
+        condition = None
+        # "Negated wherever ..." is plainer than a mistake that no program is known to make.
+        if unlikely and has_common_content(samples):
+            condition = failure_condition(samples, submit)
+        if not (condition and condition.names_content):
+            if cause := self._restricted(unlikely):
+                return cause
+            condition = condition or failure_condition(samples, submit)
+        return Cause(condition.text, case_ids(self._meeting(condition))) if condition else None
+
+    def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
+        """Return the backend's outputs, or the expected ones if the cover explains them."""
+        returned = self.submit(call) if self.submit else None
+        if returned and any(returns(mistake, call, returned) for mistake in self.cover):
+            return evaluate(call)
+        return returned
+
+    def _restricted(self, mistakes: Iterable[Implementation]) -> Cause | None:
+        """Return a mistake that a condition restricts; None if there is none."""
+        for mistake in mistakes:
+            if self.submit and not self._reproduces_near(mistake, self.submit):
+                continue
+            outcomes = Counter[bool]()
+            compared = _compared(self.submit, mistake, outcomes) if self.submit else None
+            samples = _samples(self.remaining, self.passing, mistake)
+            try:
+                condition = failure_condition(samples, compared, mistake)
+            except _ContradictedError:
+                continue
+            if (
+                condition
+                and condition.conditions
+                and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
+            ):
+                met = self._meeting(condition, mistake)
+                return self._cause_of(mistake, met, f", but only where {condition.where}")
+        return None
+
+    def _reproduces_near(self, mistake: Implementation, submit: SubmitCall) -> bool:
+        """Return whether a mistake reproduces the wrong elements of inputs near to failing cases.
+
+        This test is much faster than the search for a condition.
+        """
+        random = Random(0)  # noqa: S311 - not a secret
+        outcomes = Counter[bool]()
+        compared = _compared(submit, mistake, outcomes)
+        with suppress(_ContradictedError):
+            for _ in range(2 * NEAR_INPUTS):
+                call = changed(random, random.choice(self.remaining).call, (1,))
+                if call is not None:
+                    compared(call)
+                if outcomes.total() == NEAR_INPUTS:
+                    break
+        return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
+
+    def _meeting(
+        self, condition: FailureCondition, mistake: Implementation | None = None
+    ) -> list[Observation]:
+        """Return the remaining cases that meet a condition."""
+        samples = _samples(self.remaining, (), mistake)
+        pairs = zip(self.remaining, samples, strict=True)
+        return [observation for observation, each in pairs if condition.meets(each)]
+
+    def _cause_of(
+        self, mistake: Implementation, cases: Iterable[Observation], where: str = ""
+    ) -> Cause:
+        """Return a known mistake or a change of the formula as the cause of some cases."""
+        text = f"{mistake.name!r}{where}"
+        if named(self.operator, mistake.name):
+            return Cause(text, case_ids(cases), (mistake.name,))
+        return Cause(f"consistent with the change {text}", case_ids(cases))
+
+
+def case_ids(observations: Iterable[Observation]) -> tuple[str, ...]:
+    """Return the ids of cases."""
+    return tuple(observation.case for observation in observations)
+
+
+def spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
+    """Return some cases, spread evenly over the smaller half of all cases, which run fastest."""
+    small = cases[: max(count, len(cases) // 2)]
+    return small[:: -(-len(small) // count)] if small else small
+
+
+def _outcomes(
+    mistake: Implementation,
+    cover: Sequence[Implementation],
+    submit: SubmitCall,
+    bases: Sequence[Sequence[Call[Array]]],
+    submitted: int = SUBMITTED_TO_CONFIRM,
+    drawn: int = DRAWN_TO_CONFIRM,
+) -> Iterator[str]:
+    """Yield a word about the backend for each generated input on which a mistake is wrong.
+
+    The word is "right" if the backend is right, "alike" if it returns the outputs of a mistake of
+    the cover, and "other" if it returns other wrong outputs.
+
+    Args:
+        mistake: the mistake.
+        cover: the mistakes of the backend, this one among them.
+        submit: submits a node.
+        bases: groups of nodes; each input derives from a node of a random group.
+        submitted: number of inputs that the mistake gets wrong and that are submitted.
+        drawn: number of inputs that are drawn.
+    """
+    random = Random(0)  # noqa: S311 - not a secret
+    remaining = submitted
+    for _ in range(drawn):
+        group = random.choice(bases) if len(bases) > 1 else bases[0]
+        call = changed(random, random.choice(group), (1, 2, 3, 4, 5, 6))
+        mistaken = mistake.run(call) if call else []
+        if call is None or not mistaken:
+            continue
+        right = [derived_output.branch for derived_output in bound(call)]
+        if not _is_wrong(right, mistaken):
+            continue
+        returned = submit(call)
+        if returned is None:
+            continue
+        remaining -= 1
+        if not _is_wrong(right, returned):
+            yield "right"
+        else:
+            alike = any(returns(known, call, returned) for known in cover)
+            yield "alike" if alike else "other"
+        if not remaining:
+            return
+
+
+def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) -> bool:
+    """Return whether the backend's values are nearer to a mistake than to the expected ones.
+
+    The tolerance of such a mistake is as wide as the effect of its roundings, so that agreement
+    within the tolerance does not confirm it.
+    """
+    ratios: list[float] = []
+    for observation in reproduced:
+        for right, own, returned in zip(
+            observation.right,
+            mistake.run(observation.call),
+            observation.returned,
+            strict=False,
+        ):
+            if own.shape != returned.shape:
+                continue
+            wrong = right.wrong(returned) & np.isfinite(returned) & np.isfinite(own)
+            returned_wide, own_wide = (array[wrong].astype(np.float64) for array in (returned, own))
+            error = np.abs(returned_wide - right.expected[wrong])
+            ratios += (np.abs(returned_wide - own_wide) / error).tolist()
+    return not ratios or float(np.median(ratios)) <= MAX_DISTANCE_RATIO
+
+
+class _ContradictedError(Exception):
+    """A backend returns other wrong elements than a mistake."""
+
+
+def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[bool]) -> SubmitCall:
+    """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
+
+    The function raises an error once too many wrong outputs differ from those of the mistake.
+    """
+
+    def compare(call: Call[Array]) -> Sequence[Array] | None:
+        returned = submit(call)
+        right = [derived_output.branch for derived_output in bound(call)] if returned else []
+        if returned and _is_wrong(right, returned):
+            observation = Observation("", call, Expected({}, {}), returned)
+            outcomes[reproduces_wrong_elements(mistake, observation)] += 1
+            if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():
+                raise _ContradictedError
+        return returned
+
+    return compare
+
+
+def _differs_again(observation: Observation, submit: SubmitCall) -> bool:
+    """Return whether a node returns other outputs when it runs again."""
+    responses = [submit(observation.call) for _ in range(2)]
+    if observation.is_plain:
+        responses.insert(0, observation.returned)
+    return any(
+        bool(earlier and later) and differ(observation.right, earlier or (), later or ())
+        for earlier, later in pairwise(responses)
+    )
+
+
+def _samples(
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    mistake: Implementation | None = None,
+) -> list[Sample]:
+    """Return observations as samples; those of ``passing`` count as right."""
+    pairs = [
+        *((observation, observation.returned) for observation in failing),
+        *((observation, None) for observation in passing),
+    ]
+    return [
+        sample(
+            observation.call,
+            observation.right,
+            returned,
+            (mistake.run(observation.call) or None) if mistake else None,
+        )
+        for observation, returned in pairs
+    ]
+
+
+def _extremeness(observation: Observation) -> float:
+    """Return the largest distance of an input element from 1, in orders of magnitude.
+
+    Extreme values hide other operands: a constant has no effect on a sum of 1e30.
+    """
+    logarithms = [0.0]
+    for tensor in observation.call.inputs:
+        finite = np.isfinite(tensor)
+        size = np.abs(tensor[finite & (tensor != 0)].astype(np.float64))
+        logarithms += np.abs(np.log10(size)).tolist()
+        logarithms += [np.inf] * (not finite.all())
+    return max(logarithms)
+
+
+def _reproduced(mistake: Implementation, observations: Iterable[Observation]) -> list[Observation]:
+    """Return the cases whose wrong elements a mistake reproduces."""
+    return [
+        observation
+        for observation in observations
+        if reproduces_wrong_elements(mistake, observation)
+    ]
+
+
+def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
+    """Return whether outputs differ from the expected ones in structure or values."""
+    return len(outputs) != len(right) or any(
+        (branch.expected.dtype, branch.expected.shape) != (output.dtype, output.shape)
+        or bool(branch.wrong(output).any())
+        for branch, output in zip(right, outputs, strict=True)
+    )
