@@ -77,9 +77,10 @@ MAX_CONTRADICTING_SHARE = 0.02
 #: A proof requires this many failing generated nodes that agree, and this many passing ones that do
 #: not contradict.
 MIN_AGREEING, MIN_OTHERS = 4, 4
-#: A condition requires this many failing generated nodes that meet it, and this many right ones
-#: that do not. If a quarter of the nodes that meet it were right, or a quarter of the others wrong,
-#: 11 nodes would not show it with a probability of 0.75 ** 11 = 4 %.
+#: A condition requires this many failing nodes that meet it, and this many right ones that do not.
+#: They must have been generated after the condition was chosen. If a quarter of the nodes that meet
+#: it were right, or a quarter of the others wrong, 11 nodes would not show it with a probability of
+#: 0.75 ** 11 = 4 %.
 MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
@@ -400,43 +401,48 @@ class _NodeSearch:
             Whether a hypothesis was accepted, and failing cases remain for another one.
         """
         best_text = ""
+        # The number of nodes that were known when a hypothesis became the best one, by its text.
+        known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._hypotheses()
             if not ranked or self.ran_out_of_time or best_text == ranked[0].text:
                 break
             best_text = ranked[0].text
+            known.setdefault(best_text, len(self._samples))
             self._generate()
         for _ in range(_MAX_PROOFS):
             ranked = self._hypotheses()
             if not ranked:
                 return False
             best = ranked[0]
-            before = len(self._samples)
+            first = known.setdefault(best.text, len(self._samples))
             self._generate()
             if not self._is_consistent(best):
                 continue
-            fresh = self._samples[before:]
-            agreeing = sum(
-                best.explains(sample) for sample in self._open_failures() if not sample.case
-            )
-            passing = sum(
-                sample.failed is False and not best.contradicts(sample) for sample in fresh
-            )
-            proven = agreeing >= MIN_AGREEING and passing >= MIN_OTHERS and self._is_necessary(best)
-            if best.traits:
-                proven = proven and supports_condition(agreeing, self._right_outside(best))
-            if (proven or self._cases_support(ranked)) and self._needs_all_parts(best):
+            supported = self._is_proven(best, self._samples[first:])
+            if not best.traits:
+                supported = supported or self._cases_support(ranked)
+            if supported and self._needs_all_parts(best):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
             if self.ran_out_of_time:
                 return False
         return False
 
-    def _right_outside(self, hypothesis: Hypothesis) -> int:
-        """Return the number of right generated nodes that show that a condition matters."""
-        return sum(
-            sample.failed is False and not sample.case and hypothesis.leaves_out(sample)
-            for sample in self._samples
+    def _is_proven(self, hypothesis: Hypothesis, fresh: Sequence[NodeSample]) -> bool:
+        """Return whether nodes that were generated after a hypothesis was chosen confirm it."""
+        agreeing = sum(
+            hypothesis.explains(sample) and not _any_explains(self._accepted, sample)
+            for sample in fresh
+        )
+        right = [sample for sample in fresh if sample.failed is False]
+        passing = sum(not hypothesis.contradicts(sample) for sample in right)
+        outside = sum(map(hypothesis.leaves_out, right))
+        return (
+            agreeing >= MIN_AGREEING
+            and passing >= MIN_OTHERS
+            and self._is_necessary(hypothesis)
+            and (not hypothesis.traits or supports_condition(agreeing, outside))
         )
 
     def _is_necessary(self, hypothesis: Hypothesis) -> bool:
@@ -489,13 +495,28 @@ class _NodeSearch:
                 text = hypothesis.text
                 if hypothesis.has_exceptions(self._samples):
                     text += f", if {hypothesis.dependence} changes the result"
-                text += self._evidence(hypothesis, causes_before)
+                text += self._evidence(hypothesis, causes_before, len(ids))
                 causes_before.append(hypothesis)
                 causes.append(Cause(text, ids, names))
         return tuple(causes)
 
-    def _evidence(self, hypothesis: Hypothesis, before: Sequence[Hypothesis]) -> str:
-        """Return how many generated nodes agree, without those that earlier causes explain."""
+    def _evidence(
+        self, hypothesis: Hypothesis, before: Sequence[Hypothesis], failing_cases: int
+    ) -> str:
+        """Return the numbers of nodes that agree with a condition, and of others that fail.
+
+        Args:
+            hypothesis: the hypothesis; the evidence of one without a condition is empty.
+            before: earlier causes; generated nodes that they explain are not counted.
+            failing_cases: number of failing cases that the hypothesis explains.
+        """
+        if not hypothesis.traits:
+            return ""
+        if self._submit is None:
+            passing = sum(
+                sample.failed is False and not hypothesis.meets(sample) for sample in self._samples
+            )
+            return f" (seen in {failing_cases} cases that fail, in none of {passing} that pass)"
         generated = [
             sample
             for sample in self._samples
@@ -504,11 +525,9 @@ class _NodeSearch:
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))
         outside = [sample for sample in generated if hypothesis.leaves_out(sample)]
-        if not agreeing or not hypothesis.traits:
-            return ""
         wrong = sum(bool(sample.failed) for sample in outside)
-        of_others = f", {wrong} of {len(outside)} others" if outside else ""
-        return f" ({agreeing} of {agreeing + against} generated nodes{of_others})"
+        of_others = f"{wrong} of {len(outside)} others"
+        return f" ({agreeing} of {agreeing + against} generated nodes, {of_others})"
 
     def _open_failures(self) -> list[NodeSample]:
         """Return the failing nodes that no accepted hypothesis explains."""

@@ -316,7 +316,8 @@ class CauseSearch:
                 and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
             ):
                 met = self._meeting(condition, mistake)
-                return self._cause_of(mistake, met, f", but only where {condition.where}")
+                where = f", but only where {condition.where} ({condition.evidence})"
+                return self._cause_of(mistake, met, where)
         return None
 
     def _reproduces_near(self, mistake: Implementation, submit: SubmitCall) -> bool:

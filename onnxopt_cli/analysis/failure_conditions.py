@@ -114,12 +114,15 @@ class FailureCondition:
         text: the statement, with the evidence for it.
         conditions: the parts; empty if two conditions cannot be distinguished.
         effect: the outputs that are wrong, and the content of their wrong elements.
+        evidence: the numbers of inputs that meet all parts and fail, and of those that pass; empty
+            without parts.
         meets: returns whether an element of a sample meets all parts.
     """
 
     text: str
     conditions: tuple[Condition, ...]
     effect: str
+    evidence: str
     meets: Callable[[Sample], bool]
 
     @property
@@ -566,7 +569,7 @@ class _Search:
                     f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
                 )
                 text = f"cannot tell whether it fails {either}"
-                return FailureCondition(text, (), "", lambda _: True)
+                return FailureCondition(text, (), "", "", lambda _: True)
         if not self._needs_both(best.conditions):
             return None
         failing = [each for each in self._samples if each.failed]
@@ -582,6 +585,7 @@ class _Search:
             f"{effect} wherever {where} ({evidence})",
             best.conditions,
             effect,
+            evidence,
             partial(self._meets, best.conditions),
         )
 
@@ -730,7 +734,7 @@ class _Search:
         counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
         text = f"found wrong only where {condition.text} ({counts})"
         parts = (condition,)
-        return FailureCondition(text, parts, "wrong", partial(self._meets, parts))
+        return FailureCondition(text, parts, "wrong", counts, partial(self._meets, parts))
 
     def _is_common(self, conditions: Sequence[Condition]) -> bool:
         """Return whether most passing cases of the run, if there are enough, meet conditions."""
