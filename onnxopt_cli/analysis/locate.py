@@ -238,12 +238,8 @@ class _Search:
         store: ValueStore,
         open_progress: OpenProgress,
     ) -> None:
-        self._case, self._problem, self._plan, self._open_progress = (
-            case,
-            problem,
-            plan,
-            open_progress,
-        )
+        self._case, self._problem, self._plan = case, problem, plan
+        self._open_progress = open_progress
         model = _without_functions(problem.model)
         self._walk = ModelWalk(
             model,

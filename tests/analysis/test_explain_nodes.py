@@ -10,7 +10,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnxopt_cli.analysis.explain_nodes import Hypothesis, supports_condition
+from onnxopt_cli import Execution, Isolation, load_cases, run
+from onnxopt_cli.analysis.explain_nodes import Hypothesis, explain_nodes, supports_condition
 from onnxopt_cli.analysis.mistake_effects import Effect, NodeSample
 from onnxopt_cli.analysis.node_traits import Trait, node_traits
 from onnxopt_cli.cases.case import Problem
@@ -257,3 +258,20 @@ def test_equal_outputs_with_special_values_are_alike(shape):
     mistake = node_mistakes("", "Tile", 22)["repeats reversed"]
     assert elements_alike(mistake, [output], [output], [right]) >= 3
     assert not elements_alike(mistake, [output], [-output], [right])
+
+
+@pytest.mark.slow
+def test_condition_requires_generated_nodes_if_the_backend_can_run_again(workplace):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
+        "def wrong(model, inputs):\n"
+        "    (output,) = native_outputs(model, inputs)\n"
+        "    return [output + (output.dtype == 'float64')]\n"
+    )
+    cases = [case for case in load_cases("operators") if case.operators == ("Softplus",)]
+    results = [*run(cases, "python:wrong.py:wrong", execution=Execution(isolation=Isolation.NONE))]
+    by_id = {case.id: case for case in cases}
+    (saved,) = explain_nodes(results, by_id, ())
+    (cause,) = saved.causes
+    assert cause.found.startswith("wrong wherever X is float64 (seen in 4 cases that fail, ")
+    assert explain_nodes(results, by_id, (), ask=lambda *_: None) == []
