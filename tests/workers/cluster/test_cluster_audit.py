@@ -40,7 +40,7 @@ def test_audit_by_two_workers_equals_that_of_one_machine(two, tmp_path, onnxopt,
     assert audits[0] == audits[1]
     line = r"auditing: (\d+) of \1, [\d.e+-]+ steps/s, workers: [12], 0 s left"
     assert re.search(f"^{line}$", answer.err, re.MULTILINE), answer.err
-    assert "would show" in audits[0][1]
+    assert "an input that kills it" in audits[0][1]
     assert '"output": "loss_new"' in audits[0][2]
 
 
