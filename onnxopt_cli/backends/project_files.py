@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.adapter.adapter_file import adapter_source
 from onnxopt_cli.backends.configuration import has_settings, searched_folders
-from onnxopt_cli.backends.resolve import known_backends
+from onnxopt_cli.backends.resolve import known_backends, unknown_backend
 from onnxopt_cli.backends.specification import (
     ENVIRONMENT,
     Specification,
@@ -24,7 +24,7 @@ from onnxopt_cli.backends.specification import (
     parse_specification,
 )
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
 
@@ -199,9 +199,7 @@ def _require_known(specification: Specification) -> None:
     backend_names = [backend.name for backend in known_backends()]
     name = specification.name
     if name and name not in backend_names:
-        listed = f"{', '.join(backend_names)}, python:FILE:ATTRIBUTE, exec:COMMAND or adapter:NAME"
-        hint = nearest(name, backend_names, listed)
-        raise UsageError(f"unknown backend {printable(repr(name))}", hint=hint)
+        raise unknown_backend(name, backend_names)
 
 
 def _short_name(specification: Specification) -> str:

@@ -34,6 +34,7 @@ from onnxopt_cli.operators.registry import registry
 
 # importlib.metadata and each kind of backend are imported where they are used, for a fast start.
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
@@ -43,6 +44,8 @@ ENTRY_POINTS = "onnxopt.backends"
 
 #: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
+# The words before the colon of backends that have no name of their own.
+_KINDS = ("python", "exec", "adapter")
 # Suffixes of the distributions that contain the package onnxruntime.
 _ONNXRUNTIME_BUILDS = ("", "-gpu", "-directml", "-openvino", "-qnn", "-training")
 
@@ -151,13 +154,33 @@ def _backend(specification: Specification) -> Backend:
     if specification.name == "onnx-reference":
         specification.require_known(("unsupported",))
         return ReferenceBackend()
-    names = [*BUILT_IN, *installed]
-    kinds = "python:module:attribute, exec:COMMAND and adapter:NAME"
-    listed = f"known are {', '.join(names)}, {kinds}"
-    raise UsageError(
-        f"unknown backend {printable(repr(specification.name))}",
-        hint=f"{nearest(specification.name, names)} {listed}".strip(),
-    )
+    raise unknown_backend(specification.name, [*BUILT_IN, *installed])
+
+
+def unknown_backend(name: str, names: Sequence[str]) -> UsageError:
+    """Return the error for a backend that does not exist, with a hint.
+
+    Args:
+        name: the backend as the user wrote it.
+        names: the names of all backends.
+    """
+    listed = f"known are {', '.join(names)}, python:module:attribute, exec:COMMAND and adapter:NAME"
+    hint = nearest(name, names) or _other_kind(name)
+    return UsageError(f"unknown backend {printable(repr(name))}", hint=f"{hint} {listed}".strip())
+
+
+def _other_kind(name: str) -> str:
+    """Return a hint if a name resembles a plugin, a command or an adapter; otherwise no text."""
+    from difflib import get_close_matches
+
+    prefix, colon, rest = name.partition(":")
+    if colon and (kinds := get_close_matches(prefix.lower(), _KINDS, n=1)):
+        return f"did you mean {kinds[0]}:{printable(rest)}?"
+    if name.endswith(".py"):
+        return f"did you mean python:{printable(name)}:ATTRIBUTE?"
+    if prefix.endswith(".py") and rest:
+        return f"did you mean python:{printable(name)}?"
+    return ""
 
 
 def known_backends() -> list[KnownBackend]:

@@ -72,9 +72,9 @@ def _counts(score: MutationScore) -> Table:
         most = max(score.right, key=lambda verdict: verdict.largest)
         used = f"largest error / tolerance {numbers.error(most.largest)} ({most.name})"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
-    table.add_column()
+    table.add_column(overflow="fold")
     table.add_column(justify="right")
-    table.add_column(style="dim")
+    table.add_column(style="dim", overflow="fold")
     for label, verdicts, rejected, note in (
         ("known mistakes", score.named, True, "killed"),
         ("mutants", score.automatic, True, automatic_note),

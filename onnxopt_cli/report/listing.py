@@ -182,6 +182,8 @@ def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[Render
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    for column in table.columns:
+        column.overflow = "fold"
     if table.row_count:
         yield heading(title)
         yield table

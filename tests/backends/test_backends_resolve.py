@@ -90,6 +90,22 @@ def test_unknown_backend_error_suggests_and_lists_names(name, near):
     assert "known are numpy, onnxruntime, onnx-reference" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("my_backend.py:Adam", "python:my_backend.py:Adam"),
+        ("folder/my_backend.py", "python:folder/my_backend.py:ATTRIBUTE"),
+        ("pyhton:my_backend.py:Adam", "python:my_backend.py:Adam"),
+        ("Exec:./runner", "exec:./runner"),
+        ("adaptor:tract", "adapter:tract"),
+    ],
+)
+def test_unknown_backend_error_suggests_the_missing_prefix(name, suggestion):
+    with pytest.raises(UsageError, match="unknown backend") as caught:
+        resolve_backend(name)
+    assert caught.value.hint.startswith(f"did you mean {suggestion}? known are ")
+
+
 def test_escape_sequences_in_names_are_escaped():
     with pytest.raises(UsageError) as caught:
         resolve_backend("\x1b[31mred")

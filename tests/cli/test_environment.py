@@ -158,6 +158,12 @@ def test_output_fits_a_terminal_of_40_columns(place, arguments):
     assert code == (2 if arguments[0] == "run" else 0)
 
 
+def test_tables_of_a_case_are_not_truncated_in_40_columns(place):
+    code, printed = call_on_terminal(place, "show", "demo.yaml", COLUMNS="40")
+    assert code == 0
+    assert "…" not in printed
+
+
 def test_terminal_output_has_colour_unless_disabled(place):
     colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
     assert colour.search(call_on_terminal(place, "run", "demo.yaml")[1])

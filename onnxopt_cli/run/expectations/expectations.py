@@ -74,7 +74,7 @@ class Expectations:
         if problems:
             raise UsageError(
                 printable("\n".join(map(str, problems)), lines=True),
-                hint="onnxopt schema expect describes the format",
+                hint="onnxopt schema expect describes the format; --update-expect writes a file",
             )
         return cls(tuple(layers), datetime.now(UTC).date(), judging or Judging())
 
