@@ -211,8 +211,9 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
         yield "Pow", f"negative_bases_{dtype}", powers
     integer_exponents = np.array([2, 3, -1, 0, 4, 0, -2, -3])
     yield "Pow", "integer_exponents", fixed_node(bases.astype(np.float32), integer_exponents)
-    roots = np.array([9, 2, -3, 16], np.int32)
-    fractions = np.array([0.5, 3.0, 3.0, 0.25], np.float32)
+    # Results just above integers: neither a rounding of the power nor the conversion decides.
+    roots = np.array([10, 5, 2, 17], np.int32)
+    fractions = np.array([0.5, 1.5, 2.375, 0.25], np.float32)
     yield "Pow", "fractional_exponents", fixed_node(roots, fractions)
     yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
     yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
