@@ -26,19 +26,11 @@ from onnxopt_cli.cases.case_template import (
     derived_outputs,
 )
 from onnxopt_cli.cases.tensors.declared import RandomTensor
-from onnxopt_cli.cases.yaml.case_writer import (
-    CaseTemplate,
-    TemplateInput,
-)
-from onnxopt_cli.operators.operator import (
-    Operator,
-)
+from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
+from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.suites.doubles import doubles
 from onnxopt_cli.suites.extremes import extremes, special_values
-from onnxopt_cli.suites.pairwise import (
-    AROUND_BLOCKS,
-    LITERAL,
-)
+from onnxopt_cli.suites.pairwise import AROUND_BLOCKS, LITERAL
 from onnxopt_cli.suites.rank_templates import (
     far_rank_templates,
     rank_templates,

@@ -16,23 +16,18 @@ from onnx import GraphProto, TensorProto, helper
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.boundary_types import set_two_trees
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _FLOAT, _INT64, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 # Values of post_transform of TreeEnsemble.
 _TRANSFORMS = ("softmax", "logistic", "softmax_zero")
 _BRANCH_MEMBER = 6
-
-
-def _indices(*values: int) -> Array:
-    return np.array(values, np.int64)
-
-
-def _distinct(*shape: int) -> Array:
-    """Return a tensor of float32 with distinct elements in an irregular order."""
-    count = int(np.prod(shape))
-    return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
 
 def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
@@ -49,12 +44,14 @@ def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
 def _tables() -> Iterator[tuple[str, str, Generator]]:
     """Yield tables whose keys, values and default are tensors."""
     texts = np.array(["a", "", "\u00e9"], object)
-    for stem, keys, values, default in (
-        ("int64_float64", _indices(5, -1, 9), np.array([1 / 3, -2.5, 1e300]), np.array([0.1])),
-        ("text_int16", texts, np.array([7, -300, 2], np.int16), np.array([-9], np.int16)),
-        ("float64_text", np.array([0.1, np.nan, -2.5]), texts, np.array(["z"], object)),
-    ):
-        unknown = {"int64_float64": 6, "text_int16": "A", "float64_text": 0.1 + 2**-50}[stem]
+    doubles, shorts = np.array([1 / 3, -2.5, 1e300]), np.array([7, -300, 2], np.int16)
+    double_keys = np.array([0.1, np.nan, -2.5])
+    tables: Sequence[tuple[str, Array, Any, Array, Array]] = (
+        ("int64_float64", int64s(5, -1, 9), 6, doubles, np.array([0.1])),
+        ("text_int16", texts, "A", shorts, np.array([-9], np.int16)),
+        ("float64_text", double_keys, 0.1 + 2**-50, texts, np.array(["z"], object)),
+    )
+    for stem, keys, unknown, values, default in tables:
         x = np.array([*keys.tolist()[::-1], unknown], keys.dtype)
         encoder = fixed_node(
             x,
@@ -67,11 +64,11 @@ def _tables() -> Iterator[tuple[str, str, Generator]]:
 
 def _groups() -> Iterator[tuple[str, str, Generator]]:
     """Yield convolutions of three groups with different numbers of input and output channels."""
-    x, weights = _distinct(1, 6, 3, 3), _distinct(9, 2, 2, 2)
-    yield "Conv", "three_groups", fixed_node(x, weights, _distinct(9), group=3)
-    transposed = _distinct(6, 3, 2, 2)
-    yield "ConvTranspose", "three_groups", fixed_node(x, transposed, _distinct(9), group=3)
-    bytes_x, bytes_w = ((v * 8 + 60).astype(np.uint8) for v in (x, weights))
+    x, weights = distinct(1, 6, 3, 3), distinct(9, 2, 2, 2)
+    yield "Conv", "three_groups", fixed_node(x, weights, distinct(9), group=3)
+    transposed = distinct(6, 3, 2, 2)
+    yield "ConvTranspose", "three_groups", fixed_node(x, transposed, distinct(9), group=3)
+    bytes_x, bytes_w = ((part * 8 + 60).astype(np.uint8) for part in (x, weights))
     zero, scale = np.uint8(7), np.float32(0.5)
     yield "ConvInteger", "three_groups", fixed_node(bytes_x, bytes_w, zero, zero, group=3)
     scales = (np.arange(9) % 3 + 1).astype(np.float32) / 4
@@ -83,12 +80,14 @@ def _groups() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "QLinearConv", "three_groups", quantized
     deformed = fixed_node(
-        *(x, weights, _distinct(1, 24, 2, 2) / 16, _distinct(9)), group=3, offset_group=3
+        *(x, weights, distinct(1, 24, 2, 2) / 16, distinct(9)),
+        group=3,
+        offset_group=3,
     )
     yield "DeformConv", "three_groups", deformed
     # Positions far outside the kernel and the image, and weights beyond the range from 0 to 1.
-    offsets, mask = _distinct(1, 8, 2, 2) / 2, _distinct(1, 4, 2, 2) / 4
-    far = fixed_node(_distinct(1, 1, 3, 3), _distinct(1, 1, 2, 2), offsets, None, mask)
+    offsets, mask = distinct(1, 8, 2, 2) / 2, distinct(1, 4, 2, 2) / 4
+    far = fixed_node(distinct(1, 1, 3, 3), distinct(1, 1, 2, 2), offsets, None, mask)
     yield "DeformConv", "far_offsets", far
 
 
@@ -141,7 +140,7 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
     """Yield a support vector machine whose classes are texts."""
-    x = _distinct(4, 2)
+    x = distinct(4, 2)
     machine: dict[str, Any] = {
         "kernel_type": "RBF",
         "kernel_params": [0.25, 0.0, 3.0],
@@ -155,15 +154,15 @@ def _machines() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _far_padding() -> Iterator[tuple[str, str, Generator]]:
-    """Yield padding that is as long as the axis, or longer."""
-    x = _distinct(2, 3)
+    """Yield padding longer than the axis or, for reflect and wrap, as long as the mode allows."""
+    x = distinct(2, 3)
     for mode, pads in (
         ("constant", (3, 0, 5, 4)),
         ("edge", (3, 0, 5, 4)),
         ("reflect", (1, 2, 1, 2)),
         ("wrap", (2, 1, 0, 3)),
     ):
-        yield "Pad", f"far_{mode}", fixed_node(x, _indices(*pads), mode=mode)
+        yield "Pad", f"far_{mode}", fixed_node(x, int64s(*pads), mode=mode)
 
 
 def _states() -> Iterator[tuple[str, str, Generator]]:

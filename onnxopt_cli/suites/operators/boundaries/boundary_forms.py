@@ -15,21 +15,16 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
 
 _FLOAT = TensorProto.FLOAT
 # Shapes of the results of a branch.
 _RESULTS = ((2,), (1,), (1, 1))
-
-
-def _indices(*values: int) -> Array:
-    return np.array(values, np.int64)
-
-
-def _distinct(*shape: int) -> Array:
-    """Return a tensor of float32 with distinct elements in an irregular order."""
-    count = int(np.prod(shape))
-    return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
 
 def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
@@ -49,62 +44,66 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
 def _scalars() -> Iterator[tuple[str, str, Generator]]:
     """Yield scalars as inputs and as results of operators that change shapes."""
     scalar, single = np.float32(2.5), np.array([[5.5]], np.float32)
-    none = _indices()
+    none = int64s()
     yield "Reshape", "to_scalar", fixed_node(single, none)
-    yield "Reshape", "of_scalar", fixed_node(scalar, _indices(1, 1))
-    yield "Squeeze", "to_scalar", fixed_node(single, _indices(0, 1))
+    yield "Reshape", "of_scalar", fixed_node(scalar, int64s(1, 1))
+    yield "Squeeze", "to_scalar", fixed_node(single, int64s(0, 1))
     yield "Squeeze", "of_scalar", fixed_node(scalar)
-    yield "Unsqueeze", "of_scalar", fixed_node(scalar, _indices(-1, 0))
+    yield "Unsqueeze", "of_scalar", fixed_node(scalar, int64s(-1, 0))
     yield "Expand", "of_scalar", fixed_node(scalar, none)
     yield "Tile", "of_scalar", fixed_node(scalar, none)
     yield "Identity", "scalar", fixed_node(scalar)
     yield "Transpose", "of_scalar", fixed_node(scalar)
-    yield "Gather", "to_scalar", fixed_node(_distinct(4), np.array(-3))
-    yield "GatherND", "to_scalar", fixed_node(_distinct(2, 3), _indices(1, -2))
+    yield "Gather", "to_scalar", fixed_node(distinct(4), np.array(-3))
+    yield "GatherND", "to_scalar", fixed_node(distinct(2, 3), int64s(1, -2))
     yield "ConstantOfShape", "scalar", fixed_node(none, value=tensor_of(np.array([7], np.int64)))
     yield "DynamicQuantizeLinear", "scalar", fixed_node(scalar, outputs=3)
-    yield "SplitToSequence", "scalar_size", fixed_node(_distinct(5, 2), np.array(2))
+    yield "SplitToSequence", "scalar_size", fixed_node(distinct(5, 2), np.array(2))
 
 
 def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
     """Yield nodes that omit an optional input, but not one after it."""
-    signal = _distinct(2, 5, 3, 2)
+    signal = distinct(2, 5, 3, 2)
     yield "DFT", "axis_alone", fixed_node(signal, None, np.array(1))
     yield "DFT", "negative_axis_alone", fixed_node(signal, None, np.array(-3), inverse=1)
-    x = _distinct(4, 5)
+    x = distinct(4, 5)
     yield "Slice", "steps_without_axes", fixed_node(x, *_pairs((3, -1), (-9, 0), None, (-2, -3)))
     yield "Clip", "maximum_alone", fixed_node(x, None, np.float32(0.5))
     yield "Clip", "no_bounds", fixed_node(x)
-    pads = _indices(1, 0, -1, 2)
-    yield "Pad", "axes_without_value", fixed_node(_distinct(3, 4, 2), pads, None, _indices(2, 0))
-    rows, words = np.array([[0.25, -3.5]], np.float32), _distinct(2, 3)
+    pads = int64s(1, 0, -1, 2)
+    yield (
+        "Pad",
+        "axes_without_value",
+        fixed_node(distinct(3, 4, 2), pads, None, int64s(2, 0)),
+    )
+    rows, words = np.array([[0.25, -3.5]], np.float32), distinct(2, 3)
     yield "Gemm", "negative_scalars", fixed_node(rows, words, alpha=-0.5, beta=3.0)
 
 
 def _pairs(*values: tuple[int, int] | None) -> Sequence[Array | None]:
-    return [None if pair is None else _indices(*pair) for pair in values]
+    return [None if pair is None else int64s(*pair) for pair in values]
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
     """Yield axes and sizes other than the usual ones."""
     for stem, new_axes in (("descending", (2, 0)), ("mixed", (-1, 1)), ("from_end", (-4, -2))):
-        yield "Unsqueeze", f"{stem}_axes", fixed_node(_distinct(2, 3), _indices(*new_axes))
-    image = _distinct(2, 3, 3, 4)
+        yield "Unsqueeze", f"{stem}_axes", fixed_node(distinct(2, 3), int64s(*new_axes))
+    image = distinct(2, 3, 3, 4)
     for stem, axes in (("spatial", [2, 3]), ("batch", [0]), ("channels", [1, 3])):
         yield "MeanVarianceNormalization", f"{stem}_axes", fixed_node(image, axes=axes)
-    x = _distinct(1, 2, 4, 3)
+    x = distinct(1, 2, 4, 3)
     for mode in ("nearest", "linear"):
-        to_sizes = fixed_node(x, None, None, _indices(6, 5), axes=[-1, -2], mode=mode)
+        to_sizes = fixed_node(x, None, None, int64s(6, 5), axes=[-1, -2], mode=mode)
         yield "Resize", f"negative_axes_{mode}", to_sizes
-        cube = fixed_node(_distinct(1, 1, 2, 3, 2), None, None, _indices(1, 1, 4, 2, 3), mode=mode)
+        cube = fixed_node(distinct(1, 1, 2, 3, 2), None, None, int64s(1, 1, 4, 2, 3), mode=mode)
         yield "Resize", f"three_axes_{mode}", cube
     for stem, shape, sizes in (
         ("odd_crop", (5, 7), (2, 4)),
         ("odd_growth", (2, 4), (5, 7)),
         ("crop_and_growth", (7, 2), (4, 5)),
     ):
-        yield "CenterCropPad", stem, fixed_node(_distinct(*shape), _indices(*sizes))
-    cropped = fixed_node(_distinct(4, 7, 5), _indices(2, 4), axes=[-1, -2])
+        yield "CenterCropPad", stem, fixed_node(distinct(*shape), int64s(*sizes))
+    cropped = fixed_node(distinct(4, 7, 5), int64s(2, 4), axes=[-1, -2])
     yield "CenterCropPad", "negative_axes", cropped
 
 
@@ -152,14 +151,14 @@ def _graphs() -> Iterator[tuple[str, str, Generator]]:
     ):
         axes_first = "scan_input_axes" not in attributes
         shape = (3, 2) if axes_first else (2, 3)
-        elements = [_distinct(*shape), _distinct(*shape) * 2 + 1]
+        elements = [distinct(*shape), distinct(*shape) * 2 + 1]
         scan = fixed_node(*states, *elements, outputs=4, body=body, num_scan_inputs=2, **attributes)
         yield "Scan", f"two_states_{stem}", scan
 
 
 def _sequences() -> Iterator[tuple[str, str, Generator]]:
     """Yield sequences in which some or all tensors are empty."""
-    empty, full = np.zeros((0, 2), np.float32), _distinct(2, 2)
+    empty, full = np.zeros((0, 2), np.float32), distinct(2, 2)
     items: list[Any] = [empty, full, empty]
     yield "SequenceLength", "empty_items", fixed_node(items)
     yield "SequenceAt", "empty_items", fixed_node(items, np.array(-2))
@@ -181,7 +180,7 @@ def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
     }
     for name, value in values.items():
         filled = tensor_of(np.array([value], DTYPES[name]))
-        yield "ConstantOfShape", f"precise_{name}", fixed_node(_indices(2), value=filled)
+        yield "ConstantOfShape", f"precise_{name}", fixed_node(int64s(2), value=filled)
         listed = tensor_of(np.array([value, 1], DTYPES[name]))
         yield "Constant", f"precise_{name}", fixed_node(value=listed)
     yield "Constant", "precise_value_int", fixed_node(value_int=2**53 + 1)
@@ -195,25 +194,25 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
         changed = fixed_node(words, case_change_action=action)
         yield "StringNormalizer", f"beyond_ascii_{action.lower()}", changed
     table = np.array([["a", "b", "\u00e9"], ["", "d", "e"], ["f", "g", "hi"]], object)
-    places, square = _indices(2, 0), np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]])
+    places, square = int64s(2, 0), np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]])
     for axis in (0, 1):
         yield "Gather", f"texts_{axis}", fixed_node(table, places, axis=axis)
         yield "GatherElements", f"texts_{axis}", fixed_node(table, square, axis=axis)
         yield "Concat", f"texts_{axis}", fixed_node(table, table[::-1].copy(), axis=axis)
         condition = np.array([True, False, True])
         yield "Compress", f"texts_{axis}", fixed_node(table, condition, axis=axis)
-        halves = fixed_node(table, _indices(1, 2), axis=axis, outputs=2)
+        halves = fixed_node(table, int64s(1, 2), axis=axis, outputs=2)
         yield "Split", f"texts_{axis}", halves
     yield "Transpose", "texts", fixed_node(table, perm=[1, 0])
     yield "Slice", "texts", fixed_node(table, *_pairs((2, 1), (-9, 3), (0, 1), (-1, 1)))
-    yield "ReverseSequence", "texts", fixed_node(table, _indices(1, 3, 2))
+    yield "ReverseSequence", "texts", fixed_node(table, int64s(1, 3, 2))
 
 
 def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
     """Yield scatters with several updates of the same position, for each reduction."""
     for dtype in ("float32", "int64", "int32"):
         x, updates = (np.array(n, DTYPES[dtype]) for n in ([5, -3, 7, 2], [4, -2, 3, 6, -9]))
-        indices = _indices(1, -1, 1, 3, 0)
+        indices = int64s(1, -1, 1, 3, 0)
         for reduction in ("add", "mul", "max", "min"):
             stem = f"{reduction}_{dtype}"
             elements = fixed_node(x, indices, updates, reduction=reduction)
@@ -224,29 +223,31 @@ def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
 
 def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     """Yield tensors of four to six axes for operators whose generators draw fewer."""
-    x = _distinct(2, 3, 2, 3, 2)
-    places = np.broadcast_to(_indices(2, 0, 1)[:, None], x.shape)
+    x = distinct(2, 3, 2, 3, 2)
+    places = np.broadcast_to(int64s(2, 0, 1)[:, None], x.shape)
     scattered = fixed_node(x, places.copy(), -x, axis=-2)
     yield "ScatterElements", "five_axes", scattered
-    slices = fixed_node(x, np.array([[1, 2, 0], [0, -1, 1]]), _distinct(2, 3, 2) * 3)
+    slices = fixed_node(x, np.array([[1, 2, 0], [0, -1, 1]]), distinct(2, 3, 2) * 3)
     yield "ScatterND", "five_axes", slices
     yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)
-    yield "TopK", "five_axes", fixed_node(x, _indices(2), axis=-4, largest=0)
-    yield "Unique", "four_axes", fixed_node(np.trunc(x[0] / 5), axis=-2, outputs=4)
+    yield "TopK", "five_axes", fixed_node(x, int64s(2), axis=-4, largest=0)
+    # Added zero turns -0.0 into 0.0: the order of zeros of different signs is not defined.
+    whole_numbers = np.trunc(x[0] / 5) + np.float32(0)
+    yield "Unique", "four_axes", fixed_node(whole_numbers, axis=-2, outputs=4)
     classes = np.arange(16).reshape(2, 2, 2, 2) * 5 % 3
     yield "OneHot", "four_axes", fixed_node(classes, np.array(3), np.array([1.5, -2.0]), axis=2)
     yield "CumSum", "five_axes", fixed_node(x, np.array(-3), exclusive=1)
     yield "CumProd", "five_axes", fixed_node(x / 2, np.array(1), reverse=1)
-    matrices = _distinct(2, 1, 2, 2, 3), _distinct(3, 1, 3, 2)
+    matrices = distinct(2, 1, 2, 2, 3), distinct(3, 1, 3, 2)
     yield "MatMul", "five_axes", fixed_node(*matrices)
     bytes_a, bytes_b = ((matrix * 8 + 60).astype(np.uint8) for matrix in matrices)
     yield "MatMulInteger", "five_axes", fixed_node(bytes_a, bytes_b, np.uint8(60))
-    yield "DFT", "six_axes", fixed_node(_distinct(1, 2, 3, 2, 2, 2), None, np.array(2))
+    yield "DFT", "six_axes", fixed_node(distinct(1, 2, 3, 2, 2, 2), None, np.array(2))
 
 
 def _volumes() -> Iterator[tuple[str, str, Generator]]:
     """Yield windows along three axes that differ in length, stride and padding."""
-    x, weights = _distinct(1, 2, 3, 4, 2), _distinct(2, 2, 2, 1, 2)
+    x, weights = distinct(1, 2, 3, 4, 2), distinct(2, 2, 2, 1, 2)
     windows: dict[str, Any] = {"strides": [1, 2, 1], "pads": [1, 0, 0, 0, 1, 1]}
     yield "ConvTranspose", "volume", fixed_node(x, weights, output_padding=[0, 1, 0], **windows)
     bytes_x, bytes_w = ((values * 8 + 60).astype(np.uint8) for values in (x, weights))
@@ -256,10 +257,10 @@ def _volumes() -> Iterator[tuple[str, str, Generator]]:
         bytes_x, scale, zero, bytes_w, scale, zero, np.float32(256), np.uint8(100), **windows
     )
     yield "QLinearConv", "volume", quantized
-    pooled, kernel = _distinct(1, 1, 2, 1, 2), [2, 2, 2]
-    largest = _indices(3, 5, 9, 14).reshape(pooled.shape)
+    pooled, kernel = distinct(1, 1, 2, 1, 2), [2, 2, 2]
+    largest = int64s(3, 5, 9, 14).reshape(pooled.shape)
     unpooled = fixed_node(pooled, largest, kernel_shape=kernel, strides=kernel)
     yield "MaxUnpool", "volume", unpooled
     scale, bias = np.array([[0.5, 2.0, 1.0, -1.0], [1.0, 0.0, -0.5, 0.25]], np.float32)
-    grouped = fixed_node(_distinct(2, 4, 2, 1, 3), scale, bias, num_groups=2)
+    grouped = fixed_node(distinct(2, 4, 2, 1, 3), scale, bias, num_groups=2)
     yield "GroupNormalization", "volume", grouped

@@ -17,7 +17,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxopt_cli.core.values import DTYPES, Array, Value, dtype_name
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    add_fixed,
+    fixed_node,
+    int64s,
+)
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
@@ -32,10 +37,6 @@ def _wave(shape: Shape, low: float = -2.0, high: float = 2.0) -> Array:
     steps = 61
     places = np.arange(prod(shape)) * 23 % steps
     return (low + (high - low) * places / (steps - 1)).reshape(shape).astype(np.float32)
-
-
-def _indices(*values: Any) -> Array:
-    return np.array(values, np.int64)
 
 
 def _unary(draft: NodeDraft, *, shape: Shape) -> None:
@@ -74,32 +75,32 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
     yield "Concat", "empty", fixed_node(none, some, none, axis=0)
     yield "Concat", "all_empty", fixed_node(none, none, axis=1)
     yield "Gather", "empty_indices", fixed_node(some, no_indices, axis=1)
-    yield "Gather", "empty_data", fixed_node(none, _indices(2, 0), axis=1)
+    yield "Gather", "empty_data", fixed_node(none, int64s(2, 0), axis=1)
     yield "GatherND", "empty", fixed_node(some, np.zeros((0, 1), np.int64))
     yield "GatherElements", "empty", fixed_node(some, np.zeros((0, 3), np.int64), axis=0)
     yield "ScatterND", "empty", fixed_node(some, np.zeros((0, 1), np.int64), none)
     yield "ScatterElements", "empty", fixed_node(some, np.zeros((0, 3), np.int64), none, axis=0)
     yield "Transpose", "empty", fixed_node(none, perm=[1, 0])
-    yield "Reshape", "empty", fixed_node(none, _indices(3, 0), allowzero=1)
+    yield "Reshape", "empty", fixed_node(none, int64s(3, 0), allowzero=1)
     yield "Flatten", "empty", fixed_node(np.zeros((2, 0, 3), np.float32), axis=1)
-    yield "Unsqueeze", "empty", fixed_node(none, _indices(1))
-    yield "Slice", "empty_data", fixed_node(none, _indices(0), _indices(5), _indices(1))
-    yield "Tile", "empty_data", fixed_node(none, _indices(2, 2))
-    yield "Tile", "no_repeats", fixed_node(some, _indices(0, 2))
-    yield "Pad", "empty_data", fixed_node(none, _indices(1, 0, 0, 1), np.array(2.5, np.float32))
-    yield "Expand", "empty", fixed_node(np.zeros((1, 0), np.float32), _indices(3, 0))
-    yield "Split", "empty_part", fixed_node(some, _indices(0, 2), axis=0, outputs=2)
+    yield "Unsqueeze", "empty", fixed_node(none, int64s(1))
+    yield "Slice", "empty_data", fixed_node(none, int64s(0), int64s(5), int64s(1))
+    yield "Tile", "empty_data", fixed_node(none, int64s(2, 2))
+    yield "Tile", "no_repeats", fixed_node(some, int64s(0, 2))
+    yield "Pad", "empty_data", fixed_node(none, int64s(1, 0, 0, 1), np.array(2.5, np.float32))
+    yield "Expand", "empty", fixed_node(np.zeros((1, 0), np.float32), int64s(3, 0))
+    yield "Split", "empty_part", fixed_node(some, int64s(0, 2), axis=0, outputs=2)
     yield "Cast", "empty", fixed_node(none, to=TensorProto.INT64)
     yield "Softmax", "empty", fixed_node(none, axis=1)
     yield "LogSoftmax", "empty", fixed_node(none, axis=1)
     yield "CumSum", "empty", fixed_node(none, np.array(0, np.int64))
-    yield "TopK", "no_elements", fixed_node(some, _indices(0), axis=1)
+    yield "TopK", "no_elements", fixed_node(some, int64s(0), axis=1)
     yield "NonZero", "no_elements", fixed_node(np.zeros((2, 3), np.float32))
     yield "NonZero", "scalar", fixed_node(np.float32(1.5))
     yield "Compress", "no_elements", fixed_node(some, np.zeros(2, bool), axis=0)
     yield "Compress", "no_elements_flat", fixed_node(some, np.zeros(6, bool))
-    yield "OneHot", "empty", fixed_node(no_indices, _indices(3), _wave((2,)))
-    yield "Range", "empty", fixed_node(*_indices(3, 1, 1))
+    yield "OneHot", "empty", fixed_node(no_indices, int64s(3), _wave((2,)))
+    yield "Range", "empty", fixed_node(*int64s(3, 1, 1))
     yield (
         "MatMul",
         "no_inner",
@@ -135,8 +136,8 @@ def _long() -> Iterator[tuple[str, str, Generator]]:
     for operator in ("ArgMax", "ArgMin"):
         for stem, x, axis in (("row", row, 1), ("column", column, 0)):
             yield operator, f"long_{stem}", fixed_node(x, axis=axis)
-    yield "TopK", "long", fixed_node(row, _indices(9), axis=1)
-    yield "TopK", "long_smallest", fixed_node(column, _indices(9), axis=0, largest=0)
+    yield "TopK", "long", fixed_node(row, int64s(9), axis=1)
+    yield "TopK", "long_smallest", fixed_node(column, int64s(9), axis=0, largest=0)
     for operator, x in (("CumSum", row), ("CumProd", _wave((2, _LONGER_AXIS), 0.99, 1.01))):
         yield operator, "long", fixed_node(x, np.array(1, np.int64))
     yield "LpNormalization", "long", fixed_node(row, axis=1)
@@ -192,7 +193,7 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     yield "InstanceNormalization", "long", fixed_node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
     yield "Transpose", "long", fixed_node(_wave((19, 17)), perm=[1, 0])
     # Positions beyond the range of int8, from both ends.
-    positions = _indices(*range(262, -263, -4))
+    positions = int64s(*range(262, -263, -4))
     yield "Gather", "long", fixed_node(_wave((263, 2)), positions, axis=0)
     alternating = np.arange(131) % 3 == 0
     yield "Where", "long", fixed_node(alternating, _wave((131,)), _wave((131,), 3.0, 4.0))
@@ -220,25 +221,23 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         x = _wave((2, 3, 4), low, high)
         for stem, axes in (("descending", (2, 0)), ("mixed", (-1, 1)), ("from_end", (-3, -2))):
             for keepdims in (0, 1):
-                draw = fixed_node(x, _indices(*axes), keepdims=keepdims)
+                draw = fixed_node(x, int64s(*axes), keepdims=keepdims)
                 yield operator, f"{stem}{'_kept' if keepdims else ''}", draw
         yield operator, "scalar", fixed_node(np.float32(1.25))
-        yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), _indices(1))
-        yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), _indices(0))
+        yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), int64s(1))
+        yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), int64s(0))
         # A product of _LONGER_AXIS factors must consist of numbers near 1, or it overflows.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
         # The largest and the smallest elements are the last ones of their rows.
         longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
-        yield operator, "longer", fixed_node(longer, _indices(1))
-        yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), _indices(2))
+        yield operator, "longer", fixed_node(longer, int64s(1))
+        yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), int64s(2))
 
 
 def _conversions() -> Iterator[tuple[str, str, Generator]]:
     """Yield casts of numbers that the target type rounds, and of integers beyond its range."""
-    integers = _indices(
-        2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**53 + 1, 2**53 + 3, 2**62 + 2**9, 2, 0
-    )
+    integers = int64s(2**24 + 1, 2**24 + 3, -(2**24) - 1, 2**53 + 1, 2**53 + 3, 2**62 + 2**9, 2, 0)
     small = np.array([2049, 2051, -2051, 257, 259, 2, 0, 4], np.int32)
     floats = np.array([1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, 65504, 1e-7, -0.5, 0])
     narrow = {"int8": (127, -128, 200, -200, 256), "uint8": (255, 256, -1, 300, 7)}
@@ -248,7 +247,7 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
         ("int64_bool", integers, "bool"),
         ("int32_float16", small, "float16"),
         ("int32_bfloat16", small, "bfloat16"),
-        ("int64_float16", _indices(40000, -40000, 65504, 2049, 3), "float16"),
+        ("int64_float16", int64s(40000, -40000, 65504, 2049, 3), "float16"),
         ("float32_float16", floats.astype(np.float32), "float16"),
         ("float64_float32", floats * (1 + 2**-24) * 1e3, "float32"),
         ("float32_bfloat16", floats.astype(np.float32), "bfloat16"),
@@ -360,7 +359,7 @@ def _sliding(stem: str, windows: Mapping[str, Any]) -> Iterator[tuple[str, str, 
     ]
     placed = {name: windows[name] for name in ("strides", "dilations", "pads")}
     columns = _wave((1, 2 * prod(kernel), prod(counts)))
-    yield "Col2Im", stem, fixed_node(columns, _indices(*image), _indices(*kernel), **placed)
+    yield "Col2Im", stem, fixed_node(columns, int64s(*image), int64s(*kernel), **placed)
     offsets = _wave((1, 2 * 2 * prod(kernel), *counts), -0.75, 0.75)
     mask = _wave((1, 2 * prod(kernel), *counts), 0.0, 1.0)
     draw = fixed_node(
@@ -373,7 +372,7 @@ def _sliding(stem: str, windows: Mapping[str, Any]) -> Iterator[tuple[str, str, 
 
 def _resizes() -> Iterator[tuple[str, str, Generator]]:
     x = _wave((1, 1, 4, 6), 1.0, 9.0)
-    sizes = _indices(7, 8)
+    sizes = int64s(7, 8)
     for policy in ("stretch", "not_larger", "not_smaller"):
         for mode in ("nearest", "linear"):
             draw = fixed_node(
@@ -383,7 +382,7 @@ def _resizes() -> Iterator[tuple[str, str, Generator]]:
     region = np.array([0, 0, 0.25, -0.25, 1, 1, 0.75, 1.25], np.float32)
     for mode in ("nearest", "linear"):
         draw = fixed_node(
-            *(x, region, None, _indices(1, 1, 3, 5)),
+            *(x, region, None, int64s(1, 1, 3, 5)),
             mode=mode,
             coordinate_transformation_mode="tf_crop_and_resize",
             extrapolation_value=12.5,
@@ -393,7 +392,7 @@ def _resizes() -> Iterator[tuple[str, str, Generator]]:
         for name in ("antialias", "exclude_outside"):
             if (mode, name) != ("linear", "exclude_outside"):
                 attributes: dict[str, Any] = {name: 1, "mode": mode}
-                draw = fixed_node(x, None, None, _indices(1, 1, 2, 3), **attributes)
+                draw = fixed_node(x, None, None, int64s(1, 1, 2, 3), **attributes)
                 yield "Resize", f"{mode}_{name}", draw
 
 
@@ -505,7 +504,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
     wide = [_wave((1, 2, 3, 19)), _wave((1, 2, 35, 19)), _wave((1, 2, 35, 21), -1.0, 3.0)]
     yield "Attention", "wide_heads", fixed_node(*wide)
     yield "Attention", "wide_heads_masked", fixed_node(*wide, _wave((3, 35)), is_causal=1)
-    lengths = _indices(2, 4)
+    lengths = int64s(2, 4)
     for causal in (0, 1):
         stem = "_causal" if causal else ""
         cached = (query, key, value, None, None, None, lengths)
@@ -521,7 +520,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
     x = _wave((1, 2, 3, 4))
     for interleaved in (0, 1):
         draw = fixed_node(
-            x, np.cos(angles), np.sin(angles), _indices([4, 0, 2]), interleaved=interleaved
+            x, np.cos(angles), np.sin(angles), int64s([4, 0, 2]), interleaved=interleaved
         )
         yield "RotaryEmbedding", f"positions_{interleaved}", draw
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
-from onnxopt_cli.core.values import Value
+import numpy as np
+
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 Generator = Callable[[NodeDraft], None]
@@ -27,6 +30,20 @@ def add_fixed(
         draft.set(name, attribute)
     if outputs is not None:
         draft.outputs = [True] * outputs
+
+
+def int64s(*values: Any) -> Array:
+    """Return a tensor of int64."""
+    return np.array(values, np.int64)
+
+
+def distinct(*shape: int) -> Array:
+    """Return a tensor of float32 whose elements are in an irregular order.
+
+    Up to 101 elements are distinct.
+    """
+    count = prod(shape)
+    return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
 
 def fixed_node(*inputs: Any, outputs: int | None = None, **attributes: Any) -> Generator:
