@@ -337,35 +337,6 @@ def valid_nodes(schema: OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
         yield Candidate(schema.since_version, seed, node, variation)
 
 
-def covering(
-    nodes: Mapping[int, GeneratedNode],
-    limit: int,
-    features_of: Callable[[GeneratedNode], Iterable[Hashable]] | None = None,
-    present: AbstractSet[Hashable] = frozenset(),
-) -> list[int]:
-    """Return seeds whose nodes cover features greedily, at most a number of them.
-
-    Args:
-        nodes: the nodes of an operator's version by seed.
-        limit: the largest number of seeds.
-        features_of: returns the features of a node; by default :func:`features`.
-        present: the features that other cases cover.
-    """
-    remaining = dict(nodes)
-    features_of = features_of or features
-    covered = {*present}
-    seeds: list[int] = []
-    while remaining and len(seeds) < limit:
-        new = {seed: {*features_of(node)} - covered for seed, node in remaining.items()}
-        best = max(remaining, key=lambda seed: (len(new[seed]), -size_of(remaining[seed])))
-        if not new[best]:
-            break
-        covered |= new[best]
-        seeds.append(best)
-        del remaining[best]
-    return seeds
-
-
 def size_of(node: GeneratedNode) -> int:
     """Return the number of elements of a node's inputs."""
     return sum(value.size for value in node.values if isinstance(value, np.ndarray))
@@ -423,6 +394,34 @@ def _bucket(value: object) -> Hashable:
     if isinstance(value, onnx.TensorProto):
         return value.data_type
     return repr(value)
+
+
+def covering(
+    nodes: Mapping[int, GeneratedNode],
+    limit: int,
+    features_of: Callable[[GeneratedNode], Iterable[Hashable]] = features,
+    present: AbstractSet[Hashable] = frozenset(),
+) -> list[int]:
+    """Return seeds whose nodes cover features greedily, at most a number of them.
+
+    Args:
+        nodes: the nodes of an operator's version by seed.
+        limit: the largest number of seeds.
+        features_of: returns the features of a node.
+        present: the features that other cases cover.
+    """
+    remaining = dict(nodes)
+    covered = {*present}
+    seeds: list[int] = []
+    while remaining and len(seeds) < limit:
+        new = {seed: {*features_of(node)} - covered for seed, node in remaining.items()}
+        best = max(remaining, key=lambda seed: (len(new[seed]), -size_of(remaining[seed])))
+        if not new[best]:
+            break
+        covered |= new[best]
+        seeds.append(best)
+        del remaining[best]
+    return seeds
 
 
 if __name__ == "__main__":
