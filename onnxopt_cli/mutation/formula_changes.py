@@ -295,7 +295,7 @@ def _with_constant(change: Callable[[Any, Any], Any], constant: float, value: An
 def _fitting_constants(
     place: _Place, change: Callable[[Any, Any], Any], node: FailingNode
 ) -> list[float]:
-    """Return the plainest constants with which a wrong element of an observation is explained."""
+    """Return the plainest constants with which the formula returns a wrong element of a backend."""
     wrong_element = _wrong_element(node)
     if wrong_element is None:
         return []
@@ -368,18 +368,18 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         if not isinstance(statement, ast.Assign | ast.Return) or statement.value is None:
             continue
         target = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-        for node, put, is_whole in _expressions(statement, operator):
+        for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
                 if uses[node.id] < 2 + (node.id not in names):
                     continue
                 text = f"{text} in {target}" if target else f"returned {text}"
-            elif is_whole:
-                text = target or is_whole
+            elif whole_name:
+                text = whole_name
             put(_hooked(node, x))
             place = _place(text, "", tree, operator.formula)
             put(node)
-            (whole_values if is_whole else compound).append(place)
+            (whole_values if whole_name else compound).append(place)
     by_text: dict[str, _Place] = {}
     for place in (*whole_values, *compound):
         by_text.setdefault(place.text, place)
@@ -413,7 +413,8 @@ def _expressions(
 ) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None], str]]:
     """Yield each numeric expression of a statement and a function that replaces it.
 
-    The third item is the name of the output or intermediate result whose whole value it is.
+    The third item is the name of the output or intermediate result whose value the whole expression
+    is, and empty for a part of it.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller
