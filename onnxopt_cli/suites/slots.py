@@ -262,7 +262,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
-    """Yield cases with an attribute of 0, in each setting and with T = 0."""
+    """Yield cases with an attribute of 0, in each setting but the first, and with T = 0."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
             about = f"Doubles, {name} = 0: detects float32 in the code for it."
