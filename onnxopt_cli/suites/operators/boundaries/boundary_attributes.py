@@ -140,14 +140,15 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
     """Yield a support vector machine whose classes are texts."""
-    x = distinct(4, 2)
+    # Two of three votes decide each row, for a different class each.
+    x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
         "kernel_type": "RBF",
         "kernel_params": [0.25, 0.0, 3.0],
         "support_vectors": [0.5, 1.0, -1.0, 2.0, 1.0, -2.5],
         "coefficients": [1.0, -0.5, 0.25, 0.5, -0.75, 1.0],
         "vectors_per_class": [1, 1, 1],
-        "rho": [0.25, 0.5, -0.5],
+        "rho": [-0.25, -0.25, 0.125],
     }
     texts = ["b", "a", "\u00e9"]
     yield "SVMClassifier", "texts", fixed_node(x, outputs=2, classlabels_strings=texts, **machine)
