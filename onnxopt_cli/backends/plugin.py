@@ -171,8 +171,8 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
     if is_path(source):
-        # The other adapters of onnxopt are in the same folder. They have the names of their
-        # runtimes, which they would hide if this folder were on the import path.
+        # The other adapters of onnxopt are in the same folder, under the names of their runtimes.
+        # If it were on the import path, they would be imported in place of a missing runtime.
         is_shipped = bool(specification.adapter) and specification.adapter != source
         module = _load_file(backend, Path(source), with_folder=not is_shipped)
         package, package_name = module, Path(source).stem
