@@ -116,8 +116,8 @@ def open_executors(
         backends: the specifications of the backends.
         execution: how to run them.
         interruption: set when the user interrupts the run.
-        reference_oracle: an oracle that is given workers of its own, whatever the isolation of the
-            backends is; None if models without a formula need no oracle.
+        reference_oracle: an oracle, which gets workers of its own even if the backends are not
+            isolated; None if models without a formula need no oracle.
         cluster: the machines on which the backends run; None for this one.
         open_progress: opens a progress display for the installation of adapters.
 

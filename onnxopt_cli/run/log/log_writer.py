@@ -214,7 +214,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     try:
         if flags & os.O_CREAT:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        # Only the user may write to a log, whatever the umask is.
+        # Only the user may write to a log, even if the umask allows others to.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:
             _require_file(descriptor, path)
