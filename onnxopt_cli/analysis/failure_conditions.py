@@ -563,13 +563,21 @@ class _Search:
         predicted = self._predictions(near, candidates)
         if self._says_nothing(best.conditions, candidates, predicted[0]):
             return None
-        for other_path, row in zip(near, predicted, strict=True):
-            if np.mean(row != predicted[0]) > DIFFERENT_SHARE:
-                either = (
-                    f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
-                )
-                text = f"cannot tell whether it fails {either}"
-                return FailureCondition(text, (), "", "", lambda _: True)
+        rivals = [
+            (path, row)
+            for path, row in zip(near, predicted, strict=True)
+            if np.mean(row != predicted[0]) > DIFFERENT_SHARE
+        ]
+        if rivals:
+            other_path, other_row = rivals[0]
+            has_third = any(np.mean(row != other_row) > DIFFERENT_SHARE for _, row in rivals)
+            # If a third condition is possible, or if no new inputs were submitted, the cause may be
+            # neither of the two.
+            if has_third or self._submit is None:
+                return None
+            either = f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
+            text = f"cannot tell whether it fails {either}"
+            return FailureCondition(text, (), "", "", lambda _: True)
         if not self._needs_both(best.conditions):
             return None
         failing = [each for each in self._samples if each.failed]

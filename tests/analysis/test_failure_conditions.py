@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import ceil, comb
+from random import Random
 
 import numpy as np
 import pytest
@@ -281,6 +282,19 @@ def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
     right = np.array([-9.2e18])
     texts = [each.text for each in fitted_conditions(0, count, np.array([-5.0, 1.0]), right)]
     assert texts == ["T is -5", "T is 1"]
+
+
+@pytest.mark.parametrize("seed", [4, 20])
+def test_cases_alone_support_no_choice_between_two_conditions(seed):
+    chosen = Random(seed).sample(suite_calls("Momentum"), 12)  # noqa: S311 - not a secret
+    samples = []
+    for place, (call, right) in enumerate(chosen):
+        outputs = [branch.expected for branch in right]
+        if place < 8:
+            outputs = [np.asarray(output + 1, output.dtype) for output in outputs]
+        samples.append(sample(call, right, outputs))
+    samples.sort(key=lambda each: not each.failed)
+    assert failure_condition(samples, None) is None
 
 
 @pytest.mark.parametrize(
