@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.completion import complete_operator
 from onnxopt_cli.cli.console import show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
@@ -95,6 +94,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     exchange of neighbouring elements goes undetected in an output that must be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
+    from onnxopt_cli.cases.case import files_of
 
     if options["json_path"] is not None:
         require_place("--json", options["json_path"])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.completion import complete_target
 from onnxopt_cli.cli.console import note, show_progress, stdout
 from onnxopt_cli.cli.shared_options import PATH, option, options_of, require_built_in
@@ -59,6 +58,7 @@ def command(
     Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
+    from onnxopt_cli.cases.case import files_of
     from onnxopt_cli.report.located_nodes import (
         exit_code,
         location_lines,

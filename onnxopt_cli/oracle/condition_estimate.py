@@ -720,12 +720,12 @@ def _ignore_overflow(body: _Evaluation, exact: Any) -> None:
     """
 
     def limited(output: Any) -> Any:
-        if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF:
+        if np.shape(output) != exact.shape or output.dtype not in ROUNDOFF:
             return output
         overflows = ~np.isfinite(output) & np.isfinite(exact)
         return np.where(overflows, exact.astype(output.dtype), output)
 
-    if isinstance(exact, np.ndarray) and np.shape(body.exact) == exact.shape:
+    if isinstance(exact, np.ndarray):
         body.native, body.exact = limited(body.native), limited(body.exact)
         body.perturbed = [*map(limited, body.perturbed)]
         body.finely_perturbed = [*map(limited, body.finely_perturbed)]
