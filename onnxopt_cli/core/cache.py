@@ -127,7 +127,7 @@ class Cache:
         self._entries = {} if self.unusable else self._index()
 
     def get(self, key: str) -> bytes | None:
-        """Return an entry, or None if there is no trusted one."""
+        """Return an entry, or None if it is missing or not trusted."""
         self._warn()
         entry = self._entries.get(key)
         try:

@@ -208,9 +208,9 @@ def _contradiction(diff: Diff) -> str:
         "counts of distances": sum(diff.ulp_counts),
         "worst elements": len(diff.worst),
     }
-    for what, count in counts.items():
+    for quantity, count in counts.items():
         if count > diff.elements:
-            return f"has {count} {what} of {diff.elements} elements"
+            return f"has {count} {quantity} of {diff.elements} elements"
     if diff.structure is not None and diff.mismatches:
         return "was not compared, but has mismatches"
     shape = _SHAPE.fullmatch(diff.kind)

@@ -49,7 +49,7 @@ _OVERFLOW_USER = 65534
 # The number of links after which Linux refuses a path.
 _MAX_LINKS = 40
 # File types that must not be writable by all users. Devices such as /dev/null may be, since they do
-# not return what was written to them.
+# not return the data written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
 # The results of the active contexts of recorded().

@@ -110,7 +110,7 @@ class RandomGraph:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """What distinguishes the graph's failures from those of other graphs.
+        """The features that distinguish the graph's failures from those of other graphs.
 
         These are the operators, the edges, and the kinds of special values in each operator's
         inputs.

@@ -77,7 +77,7 @@ def named(operator: Operator, *names: str) -> Implementation | None:
 
 def is_likely(operator: Operator, mistake: Implementation) -> bool:
     """Return whether a mistake is listed for the operator, or made by many programs."""
-    listed = mistake.name in {known.name for known in operator.known_mistakes}
+    listed = mistake.name in {listed_mistake.name for listed_mistake in operator.known_mistakes}
     return listed or ignores_attribute(operator, mistake) or mistake.precision == np.float32
 
 

@@ -31,7 +31,7 @@ class OracleCache:
         self._cache = Cache(f"estimates-{_origin()[:16]}", "condition estimates are computed")
 
     def get(self, key: str) -> list[Value] | None:
-        """Return a cached estimate, or None if there is no trusted entry."""
+        """Return a cached estimate, or None if it is missing or not trusted."""
         data = self._cache.get(key)
         if data is None:
             return None

@@ -118,7 +118,7 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # The file is not a single JSON document. If it is no log either, read_record raises.
+        # The file is not a single JSON document. If it is not a log either, read_record raises.
         return read_record(path)
     try:
         # A report may have any number of parts.

@@ -261,7 +261,7 @@ def other_defect(result: Result) -> str:
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory also contains a summary of its wrong steps, which is no defect.
+    # The message of a trajectory also summarizes its wrong steps, which is not a further fault.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 

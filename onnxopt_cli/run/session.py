@@ -258,7 +258,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # What the system cannot isolate is also recorded, because verdicts may depend on it.
+        # Limits of the isolation are also recorded, because verdicts may depend on them.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}

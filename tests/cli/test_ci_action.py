@@ -189,7 +189,7 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # No job runs two of the sessions: "newest" is part of the matrix, and "coverage" is no check.
+    # No job runs "newest", which is part of the matrix, or "coverage", which checks nothing.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

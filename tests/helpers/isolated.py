@@ -166,5 +166,5 @@ def require(run: Run, way: str, outcome: str, message: str = "") -> None:
     assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
     assert run.outcomes[way] == outcome, run.results[way]
     result = run.results[way]
-    seen = result["message"] + json.dumps(result["outputs"])
-    assert message in seen, seen
+    recorded = result["message"] + json.dumps(result["outputs"])
+    assert message in recorded, recorded

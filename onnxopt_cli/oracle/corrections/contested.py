@@ -173,7 +173,7 @@ def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset:
 
 
 def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
-    """Clip by comparison and selection. A comparison with NaN is false, so NaN is no bound."""
+    """Clip by comparison and selection. A bound of NaN has no effect: comparisons are false."""
     low, high = [*bounds, None, None][:2]
     if low is not None:
         x = np.where(x < low, low, x)

@@ -155,9 +155,10 @@ _MAX_INTEGER = 2.0**40
 # sorting.
 _FIRST_ELEMENTS = 4
 _GOLDEN_RATIO = 0.6180339887498949
-# Elements of an input are moved one after another. This ends when so many have been moved, or when
-# so many of the moved ones have changed an output.
-_MAX_MOVED_ELEMENTS, _ENOUGH_EFFECTS = 8, 2
+# Elements of an input are moved one after another, up to this number.
+_MAX_MOVED_ELEMENTS = 8
+# No further element is moved after this number of them have changed an output.
+_ENOUGH_EFFECTS = 2
 
 
 def listed_kind(op_type: str) -> NodeKind | None:

@@ -190,7 +190,7 @@ class Expectations:
     def findings(
         self, cases: Sequence[str], backends: Sequence[BackendIdentity]
     ) -> tuple[Fault, ...]:
-        """Return a fault for each entry that is duplicate, stale or expired, whatever the results.
+        """Return a fault for each entry that is duplicate, stale or expired.
 
         Args:
             cases: ids of all cases of the run's targets, selected or not. An entry that matches

@@ -168,14 +168,14 @@ class Rules:
         for explanation in explanations:
             backend, operator = explanation.backend, explanation.operator
             cases = [case for cause in explanation.causes for case in cause.cases]
-            others = sum(sum(kinds.values()) for kinds in explanation.others.values())
+            remaining = sum(sum(kinds.values()) for kinds in explanation.others.values())
             if not {(case, backend) for case in cases} <= failing:
                 raise ValueError(f"found an explanation of a case of {operator} that does not fail")
-            if len(cases) + others > on_backend[backend]:
+            if len(cases) + remaining > on_backend[backend]:
                 raise ValueError(f"found explanations of more cases of {operator} than fail")
 
     def _require_possible(self, result: Result) -> None:
-        """Check that a result has only what a run records for its outcome."""
+        """Check that a result has only fields that a run records for its outcome."""
         where = f"found a result of {result.case} on {result.backend}"
         outcome, diffs = result.outcome, result.diffs
         if diffs and outcome not in _COMPARED:
