@@ -72,6 +72,7 @@ from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,
     Visitor,
     compute_only,
+    finite_like,
     native_outputs,
     sequential_sums,
 )
@@ -678,9 +679,10 @@ def _evaluate_bodies(
         One evaluation per output; none if no node has an accepted body.
     """
     bodies = _evaluate_stable_bodies(model, inputs, shared, evaluations[0].accumulation)
-    for body, evaluation in zip(bodies, evaluations, strict=False):
-        _ignore_overflow(body, evaluation.exact)
-    return bodies
+    return [
+        _without_overflow(body, evaluation.exact)
+        for body, evaluation in zip(bodies, evaluations, strict=False)
+    ]
 
 
 def _evaluate_stable_bodies(
@@ -707,8 +709,8 @@ def _evaluate_stable_bodies(
         return []
 
 
-def _ignore_overflow(body: _Evaluation, exact: Any) -> None:
-    """Replace elements that overflow in a published body alone by the exact value.
+def _without_overflow(body: _Evaluation, exact: Any) -> _Evaluation:
+    """Return an evaluation with the exact values of elements that overflow in it alone.
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. Such a body loses
     all digits of a result that onnx's reference computes, so it is not an accepted reformulation
@@ -718,19 +720,15 @@ def _ignore_overflow(body: _Evaluation, exact: Any) -> None:
         body: the evaluation of an output by the published body.
         exact: the output in double, computed by onnx's reference.
     """
-
-    def limited(output: Any) -> Any:
-        if np.shape(output) != exact.shape or output.dtype not in ROUNDOFF:
-            return output
-        overflows = ~np.isfinite(output) & np.isfinite(exact)
-        return np.where(overflows, exact.astype(output.dtype), output)
-
-    if isinstance(exact, np.ndarray):
-        body.native, body.exact = limited(body.native), limited(body.exact)
-        body.perturbed = [*map(limited, body.perturbed)]
-        body.finely_perturbed = [*map(limited, body.finely_perturbed)]
-        body.sequential = [*map(limited, body.sequential)]
-        body.out_of_range = [*map(limited, body.out_of_range)]
+    return replace(
+        body,
+        native=finite_like(body.native, exact),
+        exact=finite_like(body.exact, exact),
+        perturbed=[finite_like(output, exact) for output in body.perturbed],
+        finely_perturbed=[finite_like(output, exact) for output in body.finely_perturbed],
+        sequential=[finite_like(output, exact) for output in body.sequential],
+        out_of_range=[finite_like(output, exact) for output in body.out_of_range],
+    )
 
 
 def _evaluate_accumulating_body(

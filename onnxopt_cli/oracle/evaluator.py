@@ -62,7 +62,8 @@ class ReferenceModel:
 
     Args:
         model: the model.
-        expanded: operators that are replaced by their published function bodies.
+        expanded: operators that are replaced by their published function bodies. With ``like``,
+            elements that overflow in a body alone are those of the operator.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
         like: an instance for the same model without replaced operators, whose initializers are
@@ -143,6 +144,7 @@ class ReferenceModel:
                 self.nodes_ = nodes
                 self.rt_nodes_ = [shared or next(prepared) for shared in ready]
                 if is_outermost:
+                    _limit_bodies(self.rt_nodes_, donor.nodes if donor else (), expanded)
                     self.rt_inits_.update(arrays)
                 self._released = _released(self.rt_nodes_, self.output_names_)
 
@@ -299,6 +301,49 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             else partial(_computed, node.run)
         ),
     )
+
+
+def finite_like(output: Any, reference: Any) -> Any:
+    """Return an output with the elements of the reference where only the reference is finite.
+
+    An output that is not a floating-point tensor of the reference's shape is unchanged.
+    """
+    if not isinstance(output, np.ndarray) or not isinstance(reference, np.ndarray):
+        return output
+    if output.shape != reference.shape or output.dtype not in ROUNDOFF:
+        return output
+    overflows = ~np.isfinite(output) & np.isfinite(reference)
+    return (
+        np.where(overflows, reference.astype(output.dtype), output) if overflows.any() else output
+    )
+
+
+def _limit_bodies(
+    nodes: Sequence[SimpleNamespace],
+    originals: Sequence[SimpleNamespace],
+    expanded: Collection[str],
+) -> None:
+    """Let published bodies return the results of their operators where only the bodies overflow.
+
+    Args:
+        nodes: the prepared nodes of a graph.
+        originals: the same nodes without replaced operators; empty if they are unknown.
+        expanded: the operators whose published bodies run.
+    """
+    for node, original in zip(nodes, originals, strict=False):
+        if node.op_type in expanded and not node.is_visited:
+            node.run = partial(_finite_body, node.run, original.compute)
+
+
+def _finite_body(run_body: Compute, compute: Compute, *operands: Any) -> Sequence[Any]:
+    """Return the outputs of a published body, or of its operator where only the body overflows.
+
+    Later nodes could turn the infinity of the body into a finite number.
+    """
+    outputs = run_body(*operands)
+    if all(np.isfinite(output).all() for output in outputs):
+        return outputs
+    return [*map(finite_like, outputs, compute(*operands))]
 
 
 def _computed(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
