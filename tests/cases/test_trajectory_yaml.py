@@ -64,6 +64,22 @@ def case(steps, inputs=INPUTS, more=""):
             ["7: case c: steps.inputs.R: found a gradient, expected values for R"],
         ),
         (
+            case(
+                "{count: 1, inputs: {W: [[1, 2]], Z: {quadratic: {}}}}",
+                "loss: 1.0, U: [0, 0]",
+                "  attributes: {rho: 0.5}\n",
+            ).replace("Adam", "AdmmPenalty"),
+            ["7: case c: steps.inputs.Z: found a gradient, expected W in the inputs of the case"],
+        ),
+        (
+            case(
+                "{count: 1, inputs: {W: {quadratic: {}}}}",
+                "loss: 1.0, Z: [0, 0], U: [0, 0]",
+                "  attributes: {rho: 0.5}\n",
+            ).replace("Adam", "AdmmPenalty"),
+            ["7: case c: steps.inputs.W: found a gradient, expected W in the inputs of the case"],
+        ),
+        (
             case("{count: 2, inputs: {G: {quadratic: {curvature: [1, 2, 3]}}}}"),
             ["7: case c: steps.inputs.G.quadratic: found curvature of shape [3], expected one"],
         ),

@@ -73,28 +73,40 @@ _ITERATION, _CONDITION, _NEXT_CONDITION = "iteration", "going", "goes_on"
 class _ChangingInputs:
     """The inputs that change from step to step.
 
+    Args:
+        operator: the operator.
+        groups: number of groups of tensors.
+        start: the inputs that the case states outside ``steps``.
+        nodes: the inputs that it states under ``steps``, without those that are not allowed there.
+
     Attributes:
-        first: the inputs of the first step; at first, only those that the case states.
-        series: the values of an input in all steps.
-        derived: functions that create the gradients that are derived in each step.
+        first: by name, the inputs that the case states, and those of the first step that have been
+            read.
+        series: by name, the values of an input in all steps.
+        derived: by name, functions that create the gradients that are derived in each step.
         gradient_elements: number of elements with which one step computes these gradients.
     """
 
     def __init__(
-        self, operator: Operator, groups: int, start: Mapping[str, DeclaredTensor]
+        self,
+        operator: Operator,
+        groups: int,
+        start: Mapping[str, DeclaredTensor],
+        nodes: Mapping[str, Node],
     ) -> None:
-        self._operator, self._groups, self._start = operator, groups, start
+        self._operator, self._groups, self._start, self._nodes = operator, groups, start, nodes
         self.first = dict(start)
         self.series: dict[str, DeclaredTensor] = {}
         self.derived: dict[str, Callable[[], Derived]] = {}
         self.gradient_elements = 0
 
-    def read(self, name: str, node: Node, count: int, fields: CaseFields) -> None:
+    def read(self, name: str, count: int, fields: CaseFields) -> None:
         """Read an input of `count` steps.
 
         Raises:
-            FormatError: if it is invalid.
+            FormatError: if the input is invalid.
         """
+        node = self._nodes[name]
         if not any(node.field(gradient) for gradient in _GRADIENTS):
             stacked = _series(node, count, default_dtype(self._operator, name), fields)
             self.series[name] = stacked
@@ -108,6 +120,10 @@ class _ChangingInputs:
             raise FormatError(node, f"found a gradient, expected values for {name}")
         # The optimized tensor of the same group.
         variable = names[scalars + place % self._groups]
+        if variable in self._nodes:
+            message = f"found a gradient, expected {variable} in the inputs of the case"
+            raise FormatError(node, message)
+        # If the variable has no valid value, an error about it has been collected.
         if variable in self._start:
             value = self._start[variable]
             self.derived[name], elements = _derived(node, variable, value, fields)
@@ -153,11 +169,12 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
         **dict.fromkeys(counted, "in the inputs of the case, because it counts up"),
     }
-    changing = _ChangingInputs(operator, groups, start)
+    allowed = {name: node for name, node in changing_nodes.items() if name not in elsewhere}
+    changing = _ChangingInputs(operator, groups, start, allowed)
     for name, node in changing_nodes.items():
         with fields.collecting():
             _check_place(node, names, elsewhere)
-            changing.read(name, node, count, fields)
+            changing.read(name, count, fields)
     fields.finish()
     inputs = [changing.first[name] for name in names]
     check_signature(operator, fields, inputs, attributes)
