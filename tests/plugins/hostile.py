@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -59,7 +60,9 @@ class InTurn(Well):
 
     def run(self, model, inputs):
         number = int(inputs["R"])
-        return (self.ways[number - 1] if number else super()).run(model, inputs)
+        if number == 0:
+            return super().run(model, inputs)
+        return self.ways[number - 1].run(model, inputs)
 
 
 REQUEST_IDS = []
@@ -134,8 +137,6 @@ def allocate():
 
 
 def allocate_shared():
-    import mmap
-
     while True:
         KEPT_BUFFERS.append(mmap.mmap(-1, 16 << 20))
         KEPT_BUFFERS[-1].write(b"x" * (16 << 20))
@@ -220,7 +221,9 @@ raises_base = misbehaving(lambda: raise_(BaseException("odd\x1b[31m")))
 raises_bad_text = misbehaving(lambda: raise_(BadText()))
 spins = misbehaving(spin)
 stops = misbehaving(lambda: os.kill(os.getpid(), signal.SIGSTOP))
-stops_all = misbehaving(lambda: (os.kill(os.getppid(), signal.SIGSTOP), os.kill(os.getpid(), 19)))
+stops_all = misbehaving(
+    lambda: [os.kill(process, signal.SIGSTOP) for process in (os.getppid(), os.getpid())]
+)
 ignores_sigterm = misbehaving(trap_sigterm_and_spin)
 allocates = misbehaving(allocate)
 allocates_shared = misbehaving(allocate_shared)

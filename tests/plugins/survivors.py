@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -85,7 +87,6 @@ def revive():
 
 def lose_main_thread():
     """End the first thread while another one runs: the process then looks dead."""
-    import ctypes
 
     def go_on():
         while True:
@@ -176,8 +177,6 @@ class KillsSupervisorAtTeardown(Misbehaves):
     """Leaves a daemon behind at shutdown."""
 
     def misbehave(self):
-        import atexit
-
         atexit.register(self.leave)
 
     def leave(self):
