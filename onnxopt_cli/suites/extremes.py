@@ -1,4 +1,4 @@
-"""Case templates with extreme values: of T, magnitudes, sizes and types, and of single elements.
+"""Case templates with extreme values of T, magnitudes and sizes, mixed types, and NaN or infinity.
 
 Every operator gets the same cases; a table in docs/mutation-analysis.md counts them.
 """
@@ -319,7 +319,8 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
     Args:
         author: creates the operator's templates.
-        thorough: whether attributes beside special values are 0, 1 and -1, or only 0.
+        thorough: whether to yield all templates, or only those with attributes of 0 and, in double,
+            with T = 0.
     """
     numbers = {"zero": 0.0, "one": 1.0, "minus_one": -1.0} if thorough else {"zero": 0.0}
     for name, (word, number) in product(author.unlimited, numbers.items()):

@@ -6,12 +6,12 @@ scores, set membership in trees, padding longer than the axis, and subgraphs wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
@@ -19,12 +19,14 @@ from onnxopt_cli.suites.operators.boundaries.boundary_types import set_two_trees
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
     Generator,
     distinct,
+    distinct_bytes,
     fixed_node,
     int64s,
+    vectors,
 )
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
-_FLOAT, _INT64, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+_INT64, _BOOL = TensorProto.INT64, TensorProto.BOOL
 # Values of post_transform of TreeEnsemble.
 _TRANSFORMS = ("softmax", "logistic", "softmax_zero")
 _BRANCH_MEMBER = 6
@@ -64,26 +66,22 @@ def _tables() -> Iterator[tuple[str, str, Generator]]:
 
 def _groups() -> Iterator[tuple[str, str, Generator]]:
     """Yield convolutions of three groups with different numbers of input and output channels."""
-    x, weights = distinct(1, 6, 3, 3), distinct(9, 2, 2, 2)
+    x_shape, weights_shape = (1, 6, 3, 3), (9, 2, 2, 2)
+    x, weights = distinct(*x_shape), distinct(*weights_shape)
     yield "Conv", "three_groups", fixed_node(x, weights, distinct(9), group=3)
     transposed = distinct(6, 3, 2, 2)
     yield "ConvTranspose", "three_groups", fixed_node(x, transposed, distinct(9), group=3)
-    bytes_x, bytes_w = ((part * 8 + 60).astype(np.uint8) for part in (x, weights))
+    bytes_x, bytes_w = distinct_bytes(*x_shape), distinct_bytes(*weights_shape)
     zero, scale = np.uint8(7), np.float32(0.5)
     yield "ConvInteger", "three_groups", fixed_node(bytes_x, bytes_w, zero, zero, group=3)
     scales = (np.arange(9) % 3 + 1).astype(np.float32) / 4
     zeros = np.arange(9, dtype=np.uint8)
-    quantized = fixed_node(
-        *(bytes_x, scale, zero, bytes_w, scales, zeros, np.float32(512), np.uint8(100)),
-        np.arange(-400, 500, 100, dtype=np.int32),
-        group=3,
-    )
+    quantized_x, quantized_w = (bytes_x, scale, zero), (bytes_w, scales, zeros)
+    result, bias = (np.float32(512), np.uint8(100)), np.arange(-400, 500, 100, dtype=np.int32)
+    quantized = fixed_node(*quantized_x, *quantized_w, *result, bias, group=3)
     yield "QLinearConv", "three_groups", quantized
-    deformed = fixed_node(
-        *(x, weights, distinct(1, 24, 2, 2) / 16, distinct(9)),
-        group=3,
-        offset_group=3,
-    )
+    offsets = distinct(1, 24, 2, 2) / 16
+    deformed = fixed_node(x, weights, offsets, distinct(9), group=3, offset_group=3)
     yield "DeformConv", "three_groups", deformed
     # Positions far outside the kernel and the image, and weights beyond the range from 0 to 1.
     offsets, mask = distinct(1, 8, 2, 2) / 2, distinct(1, 4, 2, 2) / 4
@@ -92,7 +90,7 @@ def _groups() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _saturation() -> Iterator[tuple[str, str, Generator]]:
-    """Yield numbers beyond the range of floats of 8 bits, and between powers of two."""
+    """Yield numbers that 8-bit floats cannot represent: out of range, or between powers of two."""
     x = np.array([1e6, -1e6, 300.0, 1.0, -0.25, 0.0], np.float32)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
         zero = np.zeros((), np.float32).astype(DTYPES[name])
@@ -140,7 +138,8 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
     """Yield a support vector machine whose classes are texts."""
-    # Two of three votes decide each row, for a different class each.
+    # Three pairs of classes vote on each row. One class gets two of the votes, a different class in
+    # each row.
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
         "kernel_type": "RBF",
@@ -167,18 +166,11 @@ def _far_padding() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _states() -> Iterator[tuple[str, str, Generator]]:
-    """Yield loops and maps with two states and two results, none of which are in order."""
-    vector = [2]
-    scalar: Sequence[int] = []
-
-    def graph(
-        nodes: Sequence[Any], inputs: Mapping[str, Any], results: Sequence[Any]
-    ) -> GraphProto:
-        infos = [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()]
-        outputs = [helper.make_tensor_value_info(name, *kind) for name, kind in results]
-        return helper.make_graph(nodes, "body", infos, outputs)
-
-    numbers = (_FLOAT, vector)
+    """Yield a loop and a map whose outputs are declared in another order than they are computed."""
+    iteration, go, goes_on = (
+        helper.make_tensor_value_info(name, dtype, [])
+        for name, dtype in (("iteration", _INT64), ("go", _BOOL), ("goes_on", _BOOL))
+    )
     nodes = [
         helper.make_node("Add", ["first", "second"], ["sum"]),
         helper.make_node("Mul", ["first", "second"], ["product"]),
@@ -186,13 +178,9 @@ def _states() -> Iterator[tuple[str, str, Generator]]:
         helper.make_node("Identity", ["go"], ["goes_on"]),
         helper.make_node("Sub", ["second", "first"], ["difference"]),
     ]
-    inputs = {"iteration": (_INT64, scalar), "go": (_BOOL, scalar)}
-    results = ("shifted", "sum", "difference", "product")
-    body = graph(
-        nodes,
-        {**inputs, "first": numbers, "second": numbers},
-        [("goes_on", (_BOOL, scalar)), *((name, numbers) for name in results)],
-    )
+    inputs = [iteration, go, *vectors("first", "second")]
+    outputs = [goes_on, *vectors("shifted", "sum", "difference", "product")]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
     pair = [np.array(values, np.float32) for values in ((1.5, -2.0), (0.5, 3.0))]
     loop = fixed_node(np.array(4), np.array(True), *pair, outputs=4, body=body)
     yield "Loop", "two_states", loop
@@ -200,9 +188,8 @@ def _states() -> Iterator[tuple[str, str, Generator]]:
         helper.make_node("Sub", ["one", "other"], ["difference"]),
         helper.make_node("Add", ["one", "other"], ["sum"]),
     ]
-    map_body = graph(
-        inner, {"one": numbers, "other": numbers}, [("sum", numbers), ("difference", numbers)]
-    )
+    results = vectors("sum", "difference")
+    map_body = helper.make_graph(inner, "body", vectors("one", "other"), results)
     items: list[Any] = [pair[0], pair[1], pair[0] * 3]
     others: list[Any] = [pair[1], pair[1] + 1, pair[0]]
     yield "SequenceMap", "two_results", fixed_node(items, others, outputs=2, body=map_body)

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, TensorProto, helper
 
 from onnxopt_cli.cases.tensors.tensor_data import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
     Generator,
     distinct,
+    distinct_bytes,
     fixed_node,
     int64s,
+    vectors,
 )
 
 _FLOAT = TensorProto.FLOAT
@@ -62,7 +64,7 @@ def _scalars() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes that omit an optional input, but not one after it."""
+    """Yield nodes whose optional inputs are omitted, mostly before an input that is present."""
     signal = distinct(2, 5, 3, 2)
     yield "DFT", "axis_alone", fixed_node(signal, None, np.array(1))
     yield "DFT", "negative_axis_alone", fixed_node(signal, None, np.array(-3), inverse=1)
@@ -107,15 +109,6 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
     yield "CenterCropPad", "negative_axes", cropped
 
 
-def _body(nodes: Sequence[NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> GraphProto:
-    """Return a subgraph whose inputs and outputs are vectors of two elements."""
-    infos, results = (
-        [helper.make_tensor_value_info(name, _FLOAT, [2]) for name in names]
-        for names in (inputs, outputs)
-    )
-    return helper.make_graph(nodes, "body", infos, results)
-
-
 def _graphs() -> Iterator[tuple[str, str, Generator]]:
     """Yield subgraphs whose outputs are declared in another order than they are computed."""
     branches: dict[str, GraphProto] = {}
@@ -141,16 +134,15 @@ def _graphs() -> Iterator[tuple[str, str, Generator]]:
         helper.make_node("Add", ["a", "element"], ["next_a"]),
         helper.make_node("Add", ["next_a", "scanned"], ["last"]),
     ]
-    inputs = ["a", "b", "element", "other"]
-    body = _body(nodes, inputs, ["next_a", "next_b", "last", "scanned"])
+    inputs = vectors("a", "b", "element", "other")
+    outputs = vectors("next_a", "next_b", "last", "scanned")
+    body = helper.make_graph(nodes, "body", inputs, outputs)
     states = [np.array(pair, np.float32) for pair in ((1.5, -2.0), (0.5, 3.0))]
-    for stem, attributes in (
-        ("forward", {}),
-        ("mixed", {"scan_input_directions": [0, 1], "scan_output_directions": [1, 0]}),
-        ("last_axes", {"scan_input_axes": [1, -1], "scan_output_axes": [-1, 1]}),
+    for stem, shape, attributes in (
+        ("forward", (3, 2), {}),
+        ("mixed", (3, 2), {"scan_input_directions": [0, 1], "scan_output_directions": [1, 0]}),
+        ("last_axes", (2, 3), {"scan_input_axes": [1, -1], "scan_output_axes": [-1, 1]}),
     ):
-        axes_first = "scan_input_axes" not in attributes
-        shape = (3, 2) if axes_first else (2, 3)
         elements = [distinct(*shape), distinct(*shape) * 2 + 1]
         scan = fixed_node(*states, *elements, outputs=4, body=body, num_scan_inputs=2, **attributes)
         yield "Scan", f"two_states_{stem}", scan
@@ -188,7 +180,7 @@ def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield letters beyond ASCII, and square tables of texts along each axis."""
+    """Yield letters beyond ASCII, and operators that move the texts of a square table."""
     words = np.array(["\u00e9a", "\u00c9B", "stra\u0117"], object)
     for action in ("UPPER", "LOWER"):
         changed = fixed_node(words, case_change_action=action)
@@ -238,19 +230,20 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     yield "OneHot", "four_axes", fixed_node(classes, np.array(3), np.array([1.5, -2.0]), axis=2)
     yield "CumSum", "five_axes", fixed_node(x, np.array(-3), exclusive=1)
     yield "CumProd", "five_axes", fixed_node(x / 2, np.array(1), reverse=1)
-    matrices = distinct(2, 1, 2, 2, 3), distinct(3, 1, 3, 2)
-    yield "MatMul", "five_axes", fixed_node(*matrices)
-    bytes_a, bytes_b = ((matrix * 8 + 60).astype(np.uint8) for matrix in matrices)
+    left, right = (2, 1, 2, 2, 3), (3, 1, 3, 2)
+    yield "MatMul", "five_axes", fixed_node(distinct(*left), distinct(*right))
+    bytes_a, bytes_b = distinct_bytes(*left), distinct_bytes(*right)
     yield "MatMulInteger", "five_axes", fixed_node(bytes_a, bytes_b, np.uint8(60))
     yield "DFT", "six_axes", fixed_node(distinct(1, 2, 3, 2, 2, 2), None, np.array(2))
 
 
 def _volumes() -> Iterator[tuple[str, str, Generator]]:
     """Yield windows along three axes that differ in length, stride and padding."""
-    x, weights = distinct(1, 2, 3, 4, 2), distinct(2, 2, 2, 1, 2)
+    x_shape, weights_shape = (1, 2, 3, 4, 2), (2, 2, 2, 1, 2)
+    x, weights = distinct(*x_shape), distinct(*weights_shape)
     windows: dict[str, Any] = {"strides": [1, 2, 1], "pads": [1, 0, 0, 0, 1, 1]}
     yield "ConvTranspose", "volume", fixed_node(x, weights, output_padding=[0, 1, 0], **windows)
-    bytes_x, bytes_w = ((values * 8 + 60).astype(np.uint8) for values in (x, weights))
+    bytes_x, bytes_w = distinct_bytes(*x_shape), distinct_bytes(*weights_shape)
     zero, scale = np.uint8(60), np.float32(0.5)
     yield "ConvInteger", "volume", fixed_node(bytes_x, bytes_w, zero, **windows)
     quantized = fixed_node(

@@ -1,7 +1,8 @@
-"""Nodes with integers of which 32 bits, or 8, do not hold every digit.
+"""Nodes with integers that do not fit into 32 bits, or into a smaller number of bits.
 
 Positions and counts beyond the range of an axis, categories that differ only in their upper bits,
-and numbers whose lower bits are zero. An implementation that narrows them returns other elements.
+and numbers whose lower bits are zero. An implementation that converts them to a narrower type
+returns wrong elements.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _categories() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _zero_words() -> Iterator[tuple[str, str, Generator]]:
-    """Yield numbers that are not zero, although their lower bits are."""
+    """Yield nonzero numbers whose lower bits are all zero."""
     for dtype, values in (
         ("int64", (_WORD, 0, -(2**63), 256, 2**48)),
         ("uint64", (_WORD, 0, 2**63, 256, 2**48)),

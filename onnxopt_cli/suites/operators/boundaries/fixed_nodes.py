@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, ValueInfoProto, helper
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
@@ -44,6 +45,16 @@ def distinct(*shape: int) -> Array:
     """
     count = prod(shape)
     return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
+
+
+def distinct_bytes(*shape: int) -> Array:
+    """Return a tensor of uint8 whose elements are in the order of those of :func:`distinct`."""
+    return (distinct(*shape) * 8 + 60).astype(np.uint8)
+
+
+def vectors(*names: str) -> list[ValueInfoProto]:
+    """Return declarations of inputs or outputs of a graph: vectors of two elements of float32."""
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in names]
 
 
 def fixed_node(*inputs: Any, outputs: int | None = None, **attributes: Any) -> Generator:
