@@ -24,13 +24,12 @@ from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.mutants import mutants
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.rewrite import Formula, formula_tree
+from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
 
 #: Alters the value of an expression, given the first tensor of its group.
 Alteration = Callable[[Any, Any], Any]
 
 _HOOK = "altered_value"
-_LARGEST_NUMBERS = {dtype: float(np.finfo(dtype).max) for dtype in (np.float32, np.float64)}
 #: Returned values within this many units of rounding are equal.
 _EQUAL_EPSILONS = 8.0
 #: Constants that are tried for each expression, of the magnitudes that programs contain.
@@ -129,7 +128,8 @@ def _as_integer(dtype: Any) -> Alteration:
     return lambda value, _: np.asarray(value).astype(np.int64).astype(dtype).astype(WIDEST_TYPE)
 
 
-def _finite(largest: float) -> Alteration:
+def _finite(dtype: Any) -> Alteration:
+    largest = float(np.finfo(dtype).max)
     return lambda value, _: np.clip(np.where(np.isnan(value), 0, value), -largest, largest)
 
 
@@ -167,8 +167,8 @@ _CHANGES: dict[str, Alteration] = {
     "{} rounded up to integers": lambda value, _: np.ceil(value),
     "{} rounded to integers": lambda value, _: np.rint(value),
     "NaN in {} taken as 0": lambda value, _: np.where(np.isnan(value), 0, value),
-    "NaN in {} taken as 0, infinity as the largest double": _finite(_LARGEST_NUMBERS[np.float64]),
-    "NaN in {} taken as 0, infinity as the largest float32": _finite(_LARGEST_NUMBERS[np.float32]),
+    "NaN in {} taken as 0, infinity as the largest double": _finite(np.float64),
+    "NaN in {} taken as 0, infinity as the largest float32": _finite(np.float32),
     "NaN and infinity in {} taken as 0": lambda value, _: np.where(np.isfinite(value), value, 0),
     "root of {}": lambda value, _: np.sqrt(value),
     "{} squared": lambda value, _: value * value,
@@ -324,7 +324,9 @@ def _fitting_constants(
 
 def _wrong_element(node: FailingNode) -> tuple[int, int, int] | None:
     """Return output, group and flat index of the most wrong element with a finite value."""
-    groups, best, place = len(node.call.groups), 0.0, None
+    groups = len(node.call.groups)
+    largest_share = 0.0
+    most_wrong: tuple[int, int, int] | None = None
     for index, (branch, returned) in enumerate(zip(node.right, node.returned, strict=False)):
         expected = branch.expected
         if (expected.dtype, expected.shape) != (returned.dtype, returned.shape):
@@ -337,9 +339,11 @@ def _wrong_element(node: FailingNode) -> tuple[int, int, int] | None:
             )
             share[~np.isfinite(share)] = 0
         element = int(np.argmax(share))
-        if share[element] > best:
-            best, place = float(share[element]), (*divmod(index, groups), element)
-    return place
+        if share[element] > largest_share:
+            largest_share = float(share[element])
+            output, group = divmod(index, groups)
+            most_wrong = output, group, element
+    return most_wrong
 
 
 # Places -------------------------------------------------------------------------------------------
@@ -371,7 +375,10 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
-                if uses[node.id] < 2 + (node.id not in names):
+                # The only use of a name has the value of the name, which is a place already. The
+                # assignment of an intermediate result counts as a use.
+                least_uses = 2 if node.id in names else 3
+                if uses[node.id] < least_uses:
                     continue
                 text = f"{text} in {target}" if target else f"returned {text}"
             elif whole_name:
@@ -398,14 +405,10 @@ def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
     """Return a function that returns the function of a source with a given hook."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
-    module = ast.parse(f"def make({_HOOK}):\n    return {function.name}")
-    (outer,) = module.body
+    (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body
     assert isinstance(outer, ast.FunctionDef)  # noqa: S101 - parsed from the line above
     outer.body.insert(0, function)
-    ast.fix_missing_locations(module)
-    names: dict[str, Callable[[Alteration], Formula]] = {}
-    exec(compile(module, "<changed formula>", "exec"), like.__globals__, names)  # noqa: S102 - our own source
-    return names["make"]
+    return compile_tree(outer, like)
 
 
 def _expressions(
