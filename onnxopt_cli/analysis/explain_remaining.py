@@ -32,7 +32,6 @@ from onnxopt_cli.analysis.generated_inputs import changed
 from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause
-from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
@@ -44,6 +43,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.reproduce import (
     Observation,
+    agree,
     agrees_with,
     differ,
     reproduces,
@@ -151,14 +151,14 @@ class CauseSearch:
     def cause(self) -> Cause | None:
         """Return the cause and its cases; None if none is found."""
         changes = self._formula_changes() if self.submit else {}
-        if self.submit and (cause := self._unrestricted(changes, self.submit)):
+        if self.submit and (cause := self._unrestricted_change(changes, self.submit)):
             return cause
-        mistakes = [] if self.cover else self._restricted_mistakes()
+        mistakes = [] if self.cover else self._mistakes_to_restrict()
         likely = [mistake for mistake in mistakes if is_likely(self.operator, mistake)]
-        if cause := self._restricted(likely):
+        if cause := self._restricted_mistake(likely):
             return cause
         unlikely = [mistake for mistake in mistakes if mistake not in likely]
-        return self._condition_or_restricted([*unlikely, *self._possible_changes(changes)])
+        return self._conditional_cause([*unlikely, *self._possible_changes(changes)])
 
     # Changes of the formula ---------------------------------------------------------------------
 
@@ -175,9 +175,9 @@ class CauseSearch:
         for change in formula_changes(self.operator, ordinary):
             if process_time() > end:
                 break
-            if len(_reproduced(change, few)) < MIN_REPRODUCED_SHARE * len(few):
+            if len(_reproduced_cases(change, few)) < MIN_REPRODUCED_SHARE * len(few):
                 continue
-            reproduced = _reproduced(change, self.remaining)
+            reproduced = _reproduced_cases(change, self.remaining)
             if len(reproduced) < MIN_REPRODUCED_SHARE * len(self.remaining):
                 continue
             outputs = tuple(
@@ -190,10 +190,10 @@ class CauseSearch:
                 changes[change] = reproduced
         return changes
 
-    def _unrestricted(
+    def _unrestricted_change(
         self, changes: Mapping[Implementation, Sequence[Observation]], submit: SubmitCall
     ) -> Cause | None:
-        """Return a change that agrees with cases and generated inputs; None if there is none.
+        """Return a change that agrees with cases and generated inputs; None if no change does.
 
         Roundings decide in a few cases, since a change may be discontinuous.
         """
@@ -248,7 +248,7 @@ class CauseSearch:
 
     # Conditions ---------------------------------------------------------------------------------
 
-    def _restricted_mistakes(self) -> list[Implementation]:
+    def _mistakes_to_restrict(self) -> list[Implementation]:
         """Return mistakes that reproduce all wrong elements, but also change right ones."""
         few = spread(self.remaining, RESTRICTED_CASES)
         mistakes = [
@@ -277,19 +277,24 @@ class CauseSearch:
             ),
         )
 
-    def _condition_or_restricted(self, unlikely: Sequence[Implementation]) -> Cause | None:
-        """Return a condition, with one of some mistakes or for any wrong outputs."""
+    def _conditional_cause(self, mistakes: Sequence[Implementation]) -> Cause | None:
+        """Return the cause that failures have under a condition; None if no condition is found.
+
+        It is one of some mistakes, or wrong outputs of any kind.
+        """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)
-        condition = None
         # "Negated wherever ..." is plainer than a mistake that no program is known to make.
-        if unlikely and has_common_content(samples):
-            condition = failure_condition(samples, submit)
+        before_mistakes = bool(mistakes) and has_common_content(samples)
+        condition = failure_condition(samples, submit) if before_mistakes else None
         if not (condition and condition.names_content):
-            if cause := self._restricted(unlikely):
+            if cause := self._restricted_mistake(mistakes):
                 return cause
-            condition = condition or failure_condition(samples, submit)
-        return Cause(condition.text, case_ids(self._meeting(condition))) if condition else None
+            if not before_mistakes:
+                condition = failure_condition(samples, submit)
+        if condition is None:
+            return None
+        return Cause(condition.text, case_ids(self._cases_meeting(condition)))
 
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
         """Return the backend's outputs, or the expected ones if the cover explains them."""
@@ -298,8 +303,12 @@ class CauseSearch:
             return evaluate(call)
         return returned
 
-    def _restricted(self, mistakes: Iterable[Implementation]) -> Cause | None:
-        """Return a mistake that a condition restricts; None if there is none."""
+    def _restricted_mistake(self, mistakes: Iterable[Implementation]) -> Cause | None:
+        """Return the first mistake with a condition that restricts it to the failing cases.
+
+        Returns:
+            The mistake with its condition as a cause; None if no mistake has such a condition.
+        """
         for mistake in mistakes:
             if self.submit and not self._reproduces_near(mistake, self.submit):
                 continue
@@ -315,7 +324,7 @@ class CauseSearch:
                 and condition.conditions
                 and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
             ):
-                met = self._meeting(condition, mistake)
+                met = self._cases_meeting(condition, mistake)
                 where = f", but only where {condition.where} ({condition.evidence})"
                 return self._cause_of(mistake, met, where)
         return None
@@ -337,13 +346,16 @@ class CauseSearch:
                     break
         return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
 
-    def _meeting(
+    def _cases_meeting(
         self, condition: FailureCondition, mistake: Implementation | None = None
     ) -> list[Observation]:
         """Return the remaining cases that meet a condition."""
         samples = _samples(self.remaining, (), mistake)
-        pairs = zip(self.remaining, samples, strict=True)
-        return [observation for observation, each in pairs if condition.meets(each)]
+        return [
+            observation
+            for observation, node in zip(self.remaining, samples, strict=True)
+            if condition.meets(node)
+        ]
 
     def _cause_of(
         self, mistake: Implementation, cases: Iterable[Observation], where: str = ""
@@ -396,16 +408,16 @@ def _outcomes(
         if call is None or not mistaken:
             continue
         right = [derived_output.branch for derived_output in bound(call)]
-        if not _is_wrong(right, mistaken):
+        if agree(right, mistaken):
             continue
         returned = submit(call)
         if returned is None:
             continue
         remaining -= 1
-        if not _is_wrong(right, returned):
+        if agree(right, returned):
             yield "right"
         else:
-            alike = any(returns(known, call, returned) for known in cover)
+            alike = any(returns(known_mistake, call, returned) for known_mistake in cover)
             yield "alike" if alike else "other"
         if not remaining:
             return
@@ -447,7 +459,7 @@ def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[boo
     def compare(call: Call[Array]) -> Sequence[Array] | None:
         returned = submit(call)
         right = [derived_output.branch for derived_output in bound(call)] if returned else []
-        if returned and _is_wrong(right, returned):
+        if returned and not agree(right, returned):
             observation = Observation("", call, Expected({}, {}), returned)
             outcomes[reproduces_wrong_elements(mistake, observation)] += 1
             if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():
@@ -503,19 +515,12 @@ def _extremeness(observation: Observation) -> float:
     return max(logarithms)
 
 
-def _reproduced(mistake: Implementation, observations: Iterable[Observation]) -> list[Observation]:
+def _reproduced_cases(
+    mistake: Implementation, observations: Iterable[Observation]
+) -> list[Observation]:
     """Return the cases whose wrong elements a mistake reproduces."""
     return [
         observation
         for observation in observations
         if reproduces_wrong_elements(mistake, observation)
     ]
-
-
-def _is_wrong(right: Sequence[Branch], outputs: Sequence[Array]) -> bool:
-    """Return whether outputs differ from the expected ones in structure or values."""
-    return len(outputs) != len(right) or any(
-        (branch.expected.dtype, branch.expected.shape) != (output.dtype, output.shape)
-        or bool(branch.wrong(output).any())
-        for branch, output in zip(right, outputs, strict=True)
-    )

@@ -151,7 +151,7 @@ def _with_returned(
     judged_by_bound = judging.error_bound == FACTOR and all(
         isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )
-    if (not judged_by_bound or judging.signed_zeros) and _agree(observation.right, returned):
+    if (not judged_by_bound or judging.signed_zeros) and agree(observation.right, returned):
         return "within rounding"
     return observation
 
@@ -211,7 +211,7 @@ def agrees_with(implementation: Implementation, observation: Observation, judgin
     right = [
         output for output in observation.expected.outputs.values() if isinstance(output, np.ndarray)
     ]
-    return _agree(limits, right) and _may_be_right(outputs, limits, observation.right)
+    return agree(limits, right) and _may_be_right(outputs, limits, observation.right)
 
 
 def reproduces(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
@@ -298,7 +298,7 @@ def _returns(
     limits = [_rounding(output) for output in outputs]
     # If a mistake returns some outputs in a coarser type, its other outputs may have all digits.
     may_have_all_digits = fits or implementation.precision is None
-    if may_have_all_digits and _agree([*map(Branch, outputs, limits)], returned):
+    if may_have_all_digits and agree([*map(Branch, outputs, limits)], returned):
         return True
     if not fits:
         return False
@@ -309,9 +309,9 @@ def _returns(
     rounds = coarse or implementation.rounds
     if not rounds and not all(map(_are_near, outputs, returned, limits)):
         return False
-    if _agree([*map(Branch, outputs, limits)], returned):
+    if agree([*map(Branch, outputs, limits)], returned):
         return True
-    return _agree(_own_limits(implementation, observation.call, outputs, coarse), returned)
+    return agree(_own_limits(implementation, observation.call, outputs, coarse), returned)
 
 
 def _are_near(output: Array, returned: Array, limit: Array) -> bool:
@@ -412,7 +412,7 @@ def _rounding(output: Array) -> Array:
     return np.where(np.isfinite(size), MAX_EPSILONS * epsilon * size, 0.0)
 
 
-def _agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
+def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
     """Return whether outputs have the expected types and shapes, and values within the limits."""
     return len(expected) == len(outputs) and all(
         (branch.expected.dtype, branch.expected.shape) == (output.dtype, output.shape)
