@@ -367,8 +367,14 @@ class _NodeSearch:
     def _cases_support(self, ranked: Sequence[Hypothesis]) -> bool:
         """Return whether the cases of the run suffice to state the first hypothesis."""
         best = ranked[0]
-        failing = [s for s in self._open_failures() if s.case and best.explains(s)]
-        passing = [s for s in self._samples if s.case and s.failed is False and not best.meets(s)]
+        failing = [
+            sample for sample in self._open_failures() if sample.case and best.explains(sample)
+        ]
+        passing = [
+            sample
+            for sample in self._samples
+            if sample.case and sample.failed is False and not best.meets(sample)
+        ]
         if best.mistake is not None and best.mistake.name in self._doubtful:
             return False
         if best.mistake is not None and not best.traits:
@@ -469,7 +475,11 @@ class _NodeSearch:
                 hypothesis.mistake,
                 0.0,
             )
-            outside = [s for s in self._samples if part not in s.traits and other_parts.meets(s)]
+            outside = [
+                sample
+                for sample in self._samples
+                if part not in sample.traits and other_parts.meets(sample)
+            ]
             wrong = sum(map(other_parts.explains, outside))
             right = sum(map(other_parts.contradicts, outside))
             if right < MIN_LACKING or wrong > MAX_OTHER_SHARE * (right + wrong):
@@ -578,8 +588,8 @@ class _NodeSearch:
             cost += _VERSION_COST * (mistake.kind is MutantKind.VERSION)
             plain = Hypothesis((), mistake, cost)
             if self._is_consistent(plain):
-                remaining = table.cost_left(np.array([plain.explains(s) for s in self._samples]))
-                with_costs.append((cost + remaining, plain))
+                explained = np.array([plain.explains(sample) for sample in self._samples])
+                with_costs.append((cost + table.cost_left(explained), plain))
             elif place < _MAX_RESTRICTED:
                 with_costs += table.conditions(mistake, cost)
         with_costs += table.conditions(None, 0.0)
@@ -624,7 +634,8 @@ class _NodeSearch:
     @staticmethod
     def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
         mistakes: dict[str, NodeMutant] = {}
-        for domain, op_type, opset in dict.fromkeys(_operator_version(s.model) for s in samples):
+        versions = dict.fromkeys(_operator_version(sample.model) for sample in samples)
+        for domain, op_type, opset in versions:
             mistakes = {**node_mistakes(domain, op_type, opset), **mistakes}
         return mistakes
 
@@ -632,7 +643,7 @@ class _NodeSearch:
         """Submit generated nodes, and keep those for which the backend returns outputs."""
         assert self._submit is not None  # noqa: S101 - only called with a backend
         failing = _bases(self._open_failures())
-        passing = _bases(s for s in self._samples if s.failed is False)
+        passing = _bases(sample for sample in self._samples if sample.failed is False)
         if not failing:
             return
         self._seed += 1
@@ -660,14 +671,14 @@ class _NodeSearch:
     def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
         candidates = [name for name in self._candidates if self._is_possible(name)]
-        ignoring = [name for name in self._mistakes if name.endswith(PROBES)]
+        probes = [name for name in self._mistakes if name.endswith(PROBES)]
+        names = dict.fromkeys((*candidates, *probes))
 
         def work() -> Iterator[Any]:
             for index, sample in enumerate(samples):
                 judge = judged_node(sample)
                 if judge is None:
                     continue
-                names = dict.fromkeys((*candidates, *ignoring))
                 effects = {name: judge.effect(self._mistakes[name])[0] for name in names}
                 yield index, judge.failed, judge.traits, effects
 

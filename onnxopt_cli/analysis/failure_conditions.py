@@ -251,7 +251,7 @@ class _Search:
         self._fixed_wrong = _holds(self._fixed, wrong)
         self._fixed_right = _holds(self._fixed, right)
         first = self._level(np.ones(wrong.shape[1], bool), np.ones(right.shape[1], bool))
-        found: list[tuple[tuple[Condition, ...], int]] = [
+        with_reach: list[tuple[tuple[Condition, ...], int]] = [
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
@@ -261,11 +261,11 @@ class _Search:
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
-            found += [
+            with_reach += [
                 ((first.conditions[at], second.conditions[index]), int(second.reach[index]))
                 for index in second.consistent(self._least())
             ]
-        self._paths = self._ranked(found, failing)
+        self._paths = self._ranked(with_reach, failing)
 
     def _least(self) -> int:
         """Return how many failing samples a path must account for."""
@@ -328,10 +328,10 @@ class _Search:
         return np.asarray(self._right[index, order[right[order]]])
 
     def _ranked(
-        self, found: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
+        self, with_reach: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
     ) -> list[_Path]:
         """Return the plainest paths. Elements that disagree add to the cost of a path."""
-        plain = sorted(found, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
+        plain = sorted(with_reach, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
         if self._partial and plain:
             most = max(reach for _, reach in plain)
             plain = [pair for pair in plain if pair[1] == most]
@@ -339,17 +339,17 @@ class _Search:
         columns = np.concatenate([table for table, _ in tables], axis=1)
         labels = np.concatenate([own for _, own in tables])
         owners = np.repeat(np.arange(len(tables)), [own.size for _, own in tables])
-        parts = list({id(part): part for conditions, _ in plain for part in conditions}.values())
-        holds = dict(zip(map(id, parts), _holds(parts, columns), strict=True))
-        wrong, paths = labels == WRONG, []
+        wrong = labels == WRONG
         totals = np.bincount(owners, wrong, len(tables))
-        for conditions, _ in plain:
-            meets = np.logical_and.reduce([holds[id(part)] for part in conditions])
+        paths: list[_Path] = []
+        for conditions, meets in _meeting_elements([pair[0] for pair in plain], columns):
             met = np.bincount(owners, meets & wrong, len(tables))
             more = np.bincount(owners, meets & ~wrong, len(tables))
-            off = np.mean(1 - met / np.maximum(1, totals) + more / np.maximum(1, met + more))
+            shares = 1 - met / np.maximum(1, totals) + more / np.maximum(1, met + more)
+            disagreement = float(np.mean(shares))
             reach = int(np.sum(met > 0))
-            paths.append(_Path(conditions, _cost(conditions) + float(off), float(off), reach))
+            cost = _cost(conditions) + disagreement
+            paths.append(_Path(conditions, cost, disagreement, reach))
         paths.sort(key=lambda path: path.cost)
         # Paths whose conditions differ only in their thresholds count as one.
         unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
@@ -388,7 +388,7 @@ class _Search:
     # Inputs -------------------------------------------------------------------------------------
 
     def _observe(self, call: Call[Array]) -> Sample | None:
-        """SubmitCall a node, and add the result to the samples."""
+        """Submit a node, and add the result to the samples."""
         returned = self._submit(call) if self._submit else None
         if returned is None:
             return None
@@ -471,11 +471,9 @@ class _Search:
         tables = [self._table(each)[0] for each in candidates]
         owners = np.repeat(np.arange(len(tables)), [table.shape[1] for table in tables])
         columns = np.concatenate(tables, axis=1)
-        parts = list({id(part): part for path in paths for part in path.conditions}.values())
-        holds = dict(zip(map(id, parts), _holds(parts, columns), strict=True))
         predicted = np.zeros((len(paths), len(candidates)), bool)
-        for row, path in zip(predicted, paths, strict=True):
-            meets = np.logical_and.reduce([holds[id(part)] for part in path.conditions])
+        meeting = _meeting_elements([path.conditions for path in paths], columns)
+        for row, (_, meets) in zip(predicted, meeting, strict=True):
             row[owners[meets]] = True
         return predicted
 
@@ -535,7 +533,7 @@ class _Search:
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """SubmitCall new inputs; yield whether each meets the conditions, and whether it fails."""
+        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
@@ -603,7 +601,10 @@ class _Search:
         """Return whether nearly all elements of nearly all inputs meet the conditions."""
         if np.mean(predicted) <= MAX_INPUTS_SHARE:
             return False
-        shares = [np.mean(_holds(conditions, self._table(c)[0]).all(axis=0)) for c in candidates]
+        shares = [
+            np.mean(_holds(conditions, self._table(candidate)[0]).all(axis=0))
+            for candidate in candidates
+        ]
         return bool(np.nanmean(shares) > MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
@@ -865,6 +866,19 @@ def _holds(
     return holds
 
 
+def _meeting_elements(
+    paths: Sequence[tuple[Condition, ...]], columns: Array
+) -> Iterator[tuple[tuple[Condition, ...], Array]]:
+    """Yield the conditions of each path, and which columns of a table of features meet them all.
+
+    A condition that several paths share is evaluated once.
+    """
+    parts = list({id(part): part for conditions in paths for part in conditions}.values())
+    holds = dict(zip(map(id, parts), _holds(parts, columns), strict=True))
+    for conditions in paths:
+        yield conditions, np.logical_and.reduce([holds[id(part)] for part in conditions])
+
+
 def _met(holds: Array, owners: Array) -> Array:
     """Return for each row and each owner whether the row is true for one of the owner's columns."""
     if not owners.size:
@@ -908,7 +922,9 @@ def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]
     if not always:
         return f"{' or '.join(sorted(counts))} is {part}wrong", ""
     besides = "".join(f", {name} too in {counts[name]}" for name in sorted(counts.keys() - always))
-    effects = {n: EFFECTS[at] for n, at in common_effects(samples).items() if n in always}
+    effects = {
+        name: EFFECTS[index] for name, index in common_effects(samples).items() if name in always
+    }
     if len({*effects.values()}) > 1:
         texts = [f"{name} is {part}{effect}" for name, effect in effects.items()]
         return " and ".join(texts), besides
