@@ -28,7 +28,7 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import estimated_here
-from onnxopt_cli.run.reproduce_node import elements_alike
+from onnxopt_cli.run.reproduce import elements_alike
 from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
 
 # Number of failing cases on which each mistake is tried first.

@@ -55,10 +55,8 @@ from onnxopt_cli.run.executors import (
     weak_isolation,
 )
 from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
-from onnxopt_cli.run.log.log_contents import FileSnapshot
-from onnxopt_cli.run.log.log_header import CaseList, Header
-from onnxopt_cli.run.log.log_reader import Log, read_log
-from onnxopt_cli.run.log.log_rules import complete_row
+from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header
+from onnxopt_cli.run.log.log_reader import Log, complete_row, read_log
 from onnxopt_cli.run.log.log_writer import LogWriter, footer
 from onnxopt_cli.run.rerun import RunInterrupted, restarted_backend, run_again
 from onnxopt_cli.run.runner import (

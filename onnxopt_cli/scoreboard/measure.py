@@ -16,8 +16,7 @@ from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
-from onnxopt_cli.run.log.log_contents import FileSnapshot
-from onnxopt_cli.run.log.log_header import CaseList
+from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot
 from onnxopt_cli.run.runner import open_plan
 from onnxopt_cli.run.session import Session, open_session
 from onnxopt_cli.scoreboard.result_store import (

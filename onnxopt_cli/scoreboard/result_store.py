@@ -23,8 +23,7 @@ from onnxopt_cli.core.record import PROCESSOR, BackendIdentity, RunRecord
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import Fault, UsageError
-from onnxopt_cli.run.log.log_contents import FileSnapshot
-from onnxopt_cli.run.log.log_header import CaseList, Header
+from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header
 from onnxopt_cli.run.log.log_reader import Log, read_log
 from onnxopt_cli.run.log.log_writer import footer, record_line
 from onnxopt_cli.run.session import VERSIONS, processor

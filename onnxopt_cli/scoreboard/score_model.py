@@ -21,7 +21,7 @@ from onnxopt_cli.report.view.accuracy import Accuracy
 from onnxopt_cli.report.view.agreement import agreeing_backends
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import counted, in_words
-from onnxopt_cli.run.log.log_contents import FileSnapshot
+from onnxopt_cli.run.log.log_header import FileSnapshot
 from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend

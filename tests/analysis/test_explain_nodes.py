@@ -17,7 +17,7 @@ from onnxopt_cli.analysis.node_traits import Trait, node_traits
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
-from onnxopt_cli.run.reproduce_node import elements_alike, unlike_node_mistake
+from onnxopt_cli.run.reproduce import elements_alike, unlike_node_mistake
 
 
 def explanation(onnxopt, workplace, body, operator):

@@ -11,7 +11,7 @@ from onnx_directories import identity, make_directory, tensor, tensor_type
 from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cases.onnx import data_set, directory
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.run.log import log_contents
+from onnxopt_cli.run.log import log_header
 from onnxopt_cli.suites import collect as collecting
 
 ONES = tensor(np.float32([1, 1]))
@@ -95,7 +95,7 @@ def test_log_does_not_read_oversized_files(workplace, onnxopt, caplog):
     assert "1 pass" in answer.out
     assert time.monotonic() - began < 20
     # A file that is too large to read is identified by its size.
-    snapshot = log_contents.FileSnapshot()
+    snapshot = log_header.FileSnapshot()
     path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
     snapshot.digest(path)
     assert not list(snapshot.changed())
@@ -104,10 +104,10 @@ def test_log_does_not_read_oversized_files(workplace, onnxopt, caplog):
 
 
 def test_files_beyond_the_hashing_limit_are_identified_by_size_and_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(log_contents, "MAX_HASHED_BYTES", 1000)
+    monkeypatch.setattr(log_header, "MAX_HASHED_BYTES", 1000)
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"\0" * 600)
-    snapshot = log_contents.FileSnapshot()
+    snapshot = log_header.FileSnapshot()
     first, second = (snapshot.digest(str(tmp_path / name)) for name in ("a", "b"))
     assert first != second
     (tmp_path / "b").write_bytes(b"\1" * 600)

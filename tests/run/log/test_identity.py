@@ -13,7 +13,7 @@ from demo import records
 from onnx import TensorProto, helper
 from places import REPOSITORY
 
-from onnxopt_cli.run.log import log_contents
+from onnxopt_cli.run.log import log_header
 
 pytestmark = pytest.mark.slow
 
@@ -239,7 +239,7 @@ def test_file_that_a_plugin_changes_on_import_is_named(place, onnxopt):
 
 
 def test_log_lists_folders_instead_of_very_many_files(place, onnxopt, monkeypatch):
-    monkeypatch.setattr(log_contents, "_MAX_LISTED_FILES", 6)
+    monkeypatch.setattr(log_header, "_MAX_LISTED_FILES", 6)
     onnxopt(*WITHOUT_PLUGIN, "--log", "run.jsonl")
     files = records(place / "run.jsonl")[0]["contents"]["files"]
     assert "node/test_add/test_data_set_0" in files
@@ -249,5 +249,5 @@ def test_log_lists_folders_instead_of_very_many_files(place, onnxopt, monkeypatc
 
 
 def test_run_without_a_log_does_not_hash_files(place, onnxopt, monkeypatch):
-    monkeypatch.setattr(log_contents, "_look", None)
+    monkeypatch.setattr(log_header, "_look", None)
     assert onnxopt(*WITHOUT_PLUGIN).code == 0

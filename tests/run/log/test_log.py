@@ -29,8 +29,7 @@ from onnxopt_cli.core.tolerance import (
     Relative,
     Ulps,
 )
-from onnxopt_cli.run.log.log_contents import Contents
-from onnxopt_cli.run.log.log_header import CaseList, Header
+from onnxopt_cli.run.log.log_header import CaseList, Contents, Header
 from onnxopt_cli.run.log.log_reader import read_log
 from onnxopt_cli.run.log.log_writer import LogWriter
 
