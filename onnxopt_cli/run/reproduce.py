@@ -1,8 +1,8 @@
 """Comparison of a backend with a wrong implementation: whether both return the same outputs.
 
-Known mistakes of an operator with a formula are evaluated in this process, and the tolerances of the
-comparison are error bounds. Those of another operator are computed by onnx's corrected reference in
-a forked process, and the tolerances are multiples of the machine epsilon.
+Known mistakes of an operator with a formula are evaluated in this process and compared within error
+bounds. Those of another operator are computed by onnx's corrected reference in a forked process and
+compared within multiples of the machine epsilon.
 """
 
 from __future__ import annotations

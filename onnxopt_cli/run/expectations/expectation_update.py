@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 from typing import TypeAlias
 
 from onnxopt_cli.cases.case import Case
+from onnxopt_cli.cases.yaml.case_writer import text_token
 from onnxopt_cli.cases.yaml.yaml_syntax import read_source
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.locks import locked
@@ -26,16 +30,14 @@ from onnxopt_cli.core.result import (
 )
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.run.expectations.covering_globs import covering_globs
-from onnxopt_cli.run.expectations.expectation_edit import Edit, FlowStyle
-from onnxopt_cli.run.expectations.expectation_file import (
+from onnxopt_cli.run.expectations.expectations import (
     FLAKY,
     Entry,
+    Expectations,
     Layer,
     Pattern,
     parse_layer,
 )
-from onnxopt_cli.run.expectations.expectations import Expectations
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
@@ -45,6 +47,17 @@ _MAX_REASON_CHARS = 200
 # Fields of an entry that describe a failure, as pairs of the field's name and its words.
 _Described: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
+_COMMENT = re.compile(r"\s+#.*$")
+_LIST = "expect"
+# A list with more characters is written with one item per line.
+_MAX_LIST_CHARS = 60
+# A top-level field of the file.
+_TOP = re.compile(r"[A-Za-z-]+\s*:")
+#: The least number of ids that a glob must match. Fewer ids are clearer than a glob.
+MIN_MATCHES = 3
+_SEPARATOR = re.compile(r"[/_.\-]")
+# No globs are listed for an id with more separators: their number grows quadratically.
+_MAX_SEPARATORS = 24
 
 
 def update_expectations(
@@ -343,3 +356,214 @@ class _Update:
 
 def _word(result: Result) -> str:
     return FLAKY if result.flaky else result.outcome.value
+
+
+class FlowStyle(Exception):
+    """Several entries or fields share a line, so that they cannot be edited separately."""
+
+
+class Edit:
+    """Changes of one file, which are collected and then applied together.
+
+    All other text keeps its order, comments and formatting. A YAML library that writes the whole
+    document would not preserve them.
+
+    Attributes:
+        changes: for each change, the first line (from 0), the line after the last, and the new
+            lines.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._lines = layer.text.splitlines()
+        self.changes: list[tuple[int, int, list[str]]] = []
+
+    def remove(self, index: int) -> None:
+        """Remove an entry, and the comment above it unless another entry follows directly.
+
+        Raises:
+            FlowStyle: if the entry shares a line with another.
+        """
+        start, end = self._span(index)
+        if end == len(self._lines) or not self._has_content(end):
+            while start and self._is_comment(start - 1):
+                start -= 1
+            blank = start and not self._lines[start - 1].strip()
+            if blank and (end == len(self._lines) or not self._lines[end].strip()):
+                start -= 1
+        self.changes.append((start, end, []))
+
+    def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
+        """Replace the value of an existing field by one word or a list of words.
+
+        Without words, the field is removed.
+
+        Raises:
+            FlowStyle: if the field shares a line with another.
+        """
+        start, end = self._field_span(index, name)
+        head = re.match(r"(\s*)(- +)?" + re.escape(name) + r"\s*:", self._lines[start])
+        if head is None or (head[2] and not words):
+            raise FlowStyle
+        comment = _COMMENT.search(self._lines[start][head.end() :])
+        tail = comment.group() if comment else ""
+        value, *items = _value(words, head[1] + " " * len(head[2] or "")) if words else [""]
+        line = f"{head.group()}{value}{tail}"
+        self.changes.append((start, end, [line, *items] if words else []))
+
+    def append(self, entries: Sequence[Mapping[str, Sequence[str]]]) -> None:
+        """Add entries after the last one, each with the words of its fields.
+
+        Raises:
+            FlowStyle: if entries share a line.
+        """
+        indent = "  "
+        head: list[str] = []
+        if self._layer.entries:
+            start, place = self._span(-1)
+            indent = _indent(self._lines[start])
+        else:
+            place, head = self._empty_list()
+        block = []
+        for entry in entries:
+            for number, (name, words) in enumerate(entry.items()):
+                value, *items = _value(words, f"{indent}  ")
+                block.append(f"{indent}{'- ' if number == 0 else '  '}{name}:{value}")
+                block += items
+        self.changes.append((place, place, head + block))
+
+    def pin(self, suites: Sequence[str]) -> None:
+        """Set the versions of suites for which the file was written."""
+        new_line = f"suites: [{', '.join(map(json.dumps, suites))}]"
+        count = len(self._lines)
+        keys = [number for number, line in enumerate(self._lines) if _TOP.match(line)]
+        start = next((key for key in keys if self._lines[key].startswith("suites")), count)
+        end = next((key for key in keys if key > start), count)
+        if start == end:
+            # The first key is the version of the format; the new line follows it.
+            start = end = (keys[0] if keys else -1) + 1
+        self.changes.append((start, end, [new_line]))
+
+    def text(self) -> str:
+        """Return the changed text."""
+        lines = list(self._lines)
+        # Apply changes backwards, so that the numbers of earlier lines remain valid.
+        for start, end, new in sorted(self.changes, key=lambda change: change[:2], reverse=True):
+            lines[start:end] = new
+        line_end = "\r\n" if "\r\n" in self._layer.text else "\n"
+        return "".join(f"{line}{line_end}" for line in lines)
+
+    def _empty_list(self) -> tuple[int, list[str]]:
+        """Return the place for entries in a file without any, and lines that must precede them."""
+        for number, line in enumerate(self._lines):
+            if head := re.match(rf"{_LIST}\s*:", line):
+                if line[head.end() :].strip().startswith("["):
+                    self._lines[number] = head.group()
+                return number + 1, []
+        return len(self._lines), [f"{_LIST}:"]
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Return the first line of an entry, counted from 0, and the line after its last."""
+        starts = [entry.node.line - 1 for entry in self._layer.entries]
+        start = starts[index]
+        if not self._lines[start].lstrip().startswith("- ") or starts.count(start) > 1:
+            raise FlowStyle
+        indent = len(_indent(self._lines[start]))
+        end = start + 1
+        while end < len(self._lines) and (
+            not self._has_content(end) or len(_indent(self._lines[end])) > indent
+        ):
+            end += 1
+        return start, self._end(start, end)
+
+    def _field_span(self, index: int, name: str) -> tuple[int, int]:
+        _, end = self._span(index)
+        entry = self._layer.entries[index].node
+        node = entry.field(name)
+        lines = sorted(field.line - 1 for field in (entry.fields or {}).values())
+        if node is None or lines.count(node.line - 1) != 1:
+            raise FlowStyle
+        start = node.line - 1
+        return start, self._end(start, next((line for line in lines if line > start), end))
+
+    def _end(self, start: int, following: int) -> int:
+        """Return the line after the last content line of a range."""
+        while following > start + 1 and not self._has_content(following - 1):
+            following -= 1
+        return following
+
+    def _has_content(self, line: int) -> bool:
+        """Return whether a line is neither blank nor a comment."""
+        return bool(self._lines[line].strip()) and not self._is_comment(line)
+
+    def _is_comment(self, line: int) -> bool:
+        return self._lines[line].lstrip().startswith("#")
+
+
+def _value(words: Sequence[str], indent: str) -> list[str]:
+    """Return the rest of the line of a field, and lines for the items of a long list."""
+    tokens = list(map(text_token, words))
+    if len(tokens) == 1:
+        return [f" {tokens[0]}"]
+    listed = f" [{', '.join(tokens)}]"
+    if len(listed) <= _MAX_LIST_CHARS:
+        return [listed]
+    return ["", *(f"{indent}  - {token}" for token in tokens)]
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" "))]
+
+
+def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return globs and ids that together match the given ids and no other ids.
+
+    A glob consists of a prefix, one ``*`` and possibly a suffix, as in ``suite/adam/*_double``. The
+    prefix ends, and the suffix begins, with a separator of words. All globs of this form that match
+    an id can be listed, which is faster than comparing every glob with every id.
+
+    Args:
+        ids: the ids to match.
+        others: ids that no pattern may match, unless they are among ``ids``.
+
+    Returns:
+        The patterns, in the order of the first id that each of them matches; special characters of
+        ids are escaped.
+    """
+    places = {case: place for place, case in enumerate(ids)}
+    matched: dict[str, set[str]] = defaultdict(set)
+    for case in places:
+        for glob in _globs(case):
+            matched[glob].add(case)
+    matched = {glob: cases for glob, cases in matched.items() if len(cases) >= MIN_MATCHES}
+    for case in others:
+        if case not in places:
+            # An id with too many separators is compared with every glob.
+            for glob in _globs(case) or [glob for glob in matched if fnmatchcase(case, glob)]:
+                matched.pop(glob, None)
+    patterns: dict[str, int] = {}
+    uncovered = set(places)
+    while matched:
+        # Among globs that match the same number of ids, the longest is the most specific.
+        glob = max(matched, key=lambda glob: (len(matched[glob]), len(glob), glob))
+        patterns[glob] = min(map(places.__getitem__, matched[glob]))
+        uncovered -= matched[glob]
+        unmatched = {glob: cases & uncovered for glob, cases in matched.items()}
+        matched = {glob: cases for glob, cases in unmatched.items() if len(cases) >= MIN_MATCHES}
+    patterns |= {escape(case): places[case] for case in uncovered}
+    return sorted(patterns, key=patterns.__getitem__)
+
+
+def _globs(case: str) -> list[str]:
+    """Return all globs with one ``*`` that match an id; none if there are too many."""
+    places = [match.start() for match in _SEPARATOR.finditer(case)]
+    return [*_at(case, places)] if len(places) <= _MAX_SEPARATORS else []
+
+
+def _at(case: str, places: Sequence[int]) -> Iterator[str]:
+    """Yield the globs of an id, given the places of its separators."""
+    for number, start in enumerate(places):
+        prefix = f"{escape(case[: start + 1])}*"
+        yield prefix
+        for end in places[number + 1 :]:
+            yield prefix + escape(case[end:])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 import yaml
 from demo import CASE, run_arguments, write_demo
+from hypothesis import example, given
+from hypothesis import strategies as st
 from places import PLUGINS
+
+from onnxopt_cli.run.expectations.expectation_update import MIN_MATCHES, covering_globs
 
 FILE = "e.yaml"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
+WORD = st.sampled_from(["a", "b", "[ab]", "*", ""])
+# There are few ids, so a glob often matches ids that were chosen and ids that were not.
+IDS = st.builds("{}/{}_{}".format, WORD, WORD, WORD) | st.just("_".join("a" * 40))
 
 
 @pytest.fixture
@@ -298,3 +307,23 @@ def test_entries_that_share_a_line_cannot_be_changed(demo, onnxopt):
 def test_missing_folder_is_created(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "new/folder/e.yaml"))
     assert (demo / "new/folder/e.yaml").is_file(), answer.err
+
+
+@example(cases={"s/a_1": True, "s/a_2": True, "s/a_3": True, "s/a_4": False})
+@given(cases=st.dictionaries(IDS, st.booleans(), max_size=30))
+def test_patterns_match_the_chosen_ids_and_no_other(cases):
+    chosen = [case for case, is_chosen in cases.items() if is_chosen]
+    patterns = covering_globs(chosen, list(cases))
+    matches = {
+        pattern: {case for case in cases if fnmatchcase(case, pattern)} for pattern in patterns
+    }
+    assert set().union(*matches.values()) == set(chosen)
+    assert all(len(matched) == 1 or len(matched) >= MIN_MATCHES for matched in matches.values())
+
+
+def test_ids_of_one_operator_become_one_glob():
+    ids = [f"suite/{name}/{case}" for name in ("adam", "sgd") for case in "abc"]
+    assert covering_globs(ids[:3], ids) == ["suite/adam/*"]
+    assert covering_globs(ids[::-1], ids) == ["suite/*"]
+    double = [f"suite/adam/{word}_double" for word in ("one", "two", "three")]
+    assert covering_globs(double, [*ids, *double]) == ["suite/adam/*_double"]
