@@ -13,7 +13,7 @@ from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.compare import compare_outputs
+from onnxopt_cli.core.compare import compare_outputs, element_shares
 from onnxopt_cli.core.diff import (
     Diff,
     accepted_results,
@@ -22,7 +22,7 @@ from onnxopt_cli.core.diff import (
 from onnxopt_cli.core.result import HARMLESS, INCONCLUSIVE, Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.tolerance import ErrorBound, Provenance
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import OUT_OF_MEMORY
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.oracle.accumulation import (
@@ -31,7 +31,6 @@ from onnxopt_cli.oracle.accumulation import (
     accumulation_finding,
 )
 from onnxopt_cli.oracle.expected import Expected
-from onnxopt_cli.run.stepwise import course
 
 #: Beginning of the reason of cases that are skipped because of a limit of onnxopt.
 LIMIT = "limit of onnxopt: "
@@ -112,7 +111,7 @@ def judge(
         if response.changed:
             messages = [f"{_INPUTS_CHANGED}{some_of(response.changed, _MAX_LISTED_INPUTS)}"]
         if problem.trajectory is not None:
-            curve, summary = course(problem.trajectory.recorded, expected, response.outputs, diffs)
+            curve, summary = _course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
         # If a trajectory ended early, its message is more specific than the shapes of its outputs.
         if not (response.message or agrees):
@@ -219,6 +218,62 @@ def _accumulation(
     if not is_conditioned:
         return None
     return accumulation_finding(problem.model, problem.inputs, response.outputs or ())
+
+
+def _course(
+    recorded: Sequence[int], expected: Expected, actual: Sequence[Value], diffs: Sequence[Diff]
+) -> tuple[Mapping[int, float], str]:
+    """Follow the error of stacked outputs over the recorded steps.
+
+    Args:
+        recorded: the recorded steps, in the order of the rows.
+        expected: the expected result.
+        actual: the outputs of the backend, in the graph's order.
+        diffs: the comparison of each output with the expected one.
+
+    Returns:
+        The largest error / tolerance of each recorded step, which is infinite for an error where
+        the tolerance is zero; empty if an output has another type or shape. And a message with the
+        first step that exceeds the tolerance, and the first step with an inconclusive element.
+    """
+    largest, places = _largest_errors(len(recorded), expected, actual)
+    messages = []
+    exceeding = np.flatnonzero(largest > 1)
+    if exceeding.size:
+        first = exceeding[0]
+        messages.append(f"first exceeded the tolerance in step {recorded[first]}, {places[first]}")
+    if expected.derive is not None and any(diff.inconclusive for diff in diffs):
+        masks = [output.branch.inconclusive for output in expected.derive().values()]
+        rows = [mask.reshape(len(recorded), -1).any(axis=1) for mask in masks]
+        step = recorded[int(np.argmax(np.any(rows, axis=0)))]
+        messages.append(f"the case is partly inconclusive from step {step} on")
+    return dict(zip(recorded, largest.tolist(), strict=False)), "; ".join(messages)
+
+
+def _largest_errors(
+    step_count: int, expected: Expected, actual: Sequence[Value]
+) -> tuple[Array, list[str]]:
+    """Return the largest error / tolerance of each step, and its element, such as ``X_new[4]``.
+
+    Both are empty if an output has another type or shape.
+    """
+    largest = np.zeros(step_count)
+    places: list[str] = [""] * step_count
+    for (name, right), value in zip(expected.outputs.items(), actual, strict=False):
+        if not isinstance(right, np.ndarray) or not isinstance(value, np.ndarray):
+            return np.zeros(0), []
+        if describe(right) != describe(value):
+            return np.zeros(0), []
+        errors = element_shares(right, value, expected.tolerances[name]).reshape(step_count, -1)
+        if not errors.size:
+            continue
+        elements = np.argmax(errors, axis=1)
+        row_errors = errors[np.arange(step_count), elements]
+        for row in np.flatnonzero(row_errors > largest):
+            index = [*map(int, np.unravel_index(elements[row], right.shape[1:]))]
+            places[row] = f"{name}{index or ''}"
+        largest = np.maximum(largest, row_errors)
+    return largest, places
 
 
 def _result(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +13,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from onnxopt_cli.backends.host import Request
+import numpy as np
+
+from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.config.run_config import Execution, Judging
@@ -26,8 +28,10 @@ from onnxopt_cli.core.result import (
     with_shared,
     worse,
 )
-from onnxopt_cli.core.values import total_bytes
+from onnxopt_cli.core.trajectory import Trajectory
+from onnxopt_cli.core.values import Array, Value, describe, total_bytes
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
+from onnxopt_cli.interpret.bound.chained_bound import derived_array
 from onnxopt_cli.oracle.expected import Expected, PendingExpected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
@@ -46,7 +50,6 @@ from onnxopt_cli.run.judge import (
     out_of_memory_result,
     unjudged_result,
 )
-from onnxopt_cli.run.stepwise import stepwise
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.parallel import parallel
@@ -267,7 +270,7 @@ def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) ->
     for executor in plan.backends:
         started = partial(plan.started, case.id, executor.name)
         if problem.stepwise:
-            yield partial(stepwise, executor, problem, started)
+            yield partial(_run_stepwise, executor, problem, started)
         else:
             yield executor.submit(_request(problem, started, expected_bytes))
 
@@ -283,6 +286,84 @@ def _request(problem: Problem, started: Callable[[], None], expected_bytes: int)
         call=None if is_loop else problem.call,
         joinable=not (is_loop or problem.must_reject),
     )
+
+
+def _run_stepwise(
+    executor: Executor, problem: Problem, started: Callable[[], None]
+) -> Response | str:
+    """Run the steps of a trajectory, and return the outputs of the recorded steps, stacked.
+
+    Outputs of a step are inputs of the next step. The run ends at the first step whose outputs are
+    missing or cannot be inputs of the next step.
+
+    Args:
+        executor: the backend, which is asked to keep the prepared model for the next step.
+        problem: a trajectory, whose model is that of one step.
+        started: called when the first step starts.
+    """
+    trajectory, call = problem.trajectory, problem.call
+    assert trajectory is not None and call is not None  # noqa: S101, PT018 - problem.stepwise
+    recorded = set(trajectory.recorded)
+    names = [value.name for value in trajectory.model.graph.output]
+    rows: list[list[Array]] = []
+    state: Mapping[str, Array] = trajectory.state
+    total = Response([])
+    for step in range(1, trajectory.count + 1):
+        inputs = trajectory.inputs(step, state, lambda array: array, derived_array)
+        step_call = call.with_inputs([*inputs.values()])
+        request = Request(trajectory.model, inputs, keep=True, call=step_call)
+        response = executor.submit(replace(request, started=started) if step == 1 else request)()
+        if isinstance(response, str):
+            return response
+        total = _total(total, response)
+        if response.outputs is None:
+            return replace(total, message=f"step {step}: {response.message}")
+        outputs, fault = _usable_arrays(response.outputs, names, trajectory, state)
+        if fault:
+            # Return the outputs as a single row, so that the diff shows their wrong shape.
+            rows_of_step = [value[np.newaxis, ...] for value in outputs]
+            return replace(total, outputs=[*rows_of_step], message=f"step {step}: {fault}")
+        named = dict(zip(names, outputs, strict=True))
+        # A backend may return the same buffer at its next call.
+        state = {target: named[name].copy() for name, target in trajectory.feedback.items()}
+        if step in recorded:
+            rows.append([value.copy() for value in outputs])
+    return replace(total, outputs=[_stacked(values) for values in zip(*rows, strict=True)])
+
+
+def _total(total: Response, response: Response) -> Response:
+    """Add the response to a step to the responses to the steps before it."""
+    return replace(
+        response,
+        lowered=total.lowered or response.lowered,
+        changed=tuple(dict.fromkeys((*total.changed, *response.changed))),
+        leak=total.leak or response.leak,
+        seconds=total.seconds + response.seconds,
+    )
+
+
+def _usable_arrays(
+    outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
+) -> tuple[list[Array], str]:
+    """Return the outputs that are tensors, and why the next step cannot use the outputs.
+
+    The reason is empty if it can.
+    """
+    arrays = [value for value in outputs if isinstance(value, np.ndarray)]
+    if len(outputs) != len(names):
+        return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
+    if len(arrays) != len(outputs):
+        return arrays, "returned an output that is not a tensor"
+    for name, value in zip(names, arrays, strict=True):
+        like = state.get(trajectory.feedback.get(name, ""))
+        if like is not None and (value.dtype, value.shape) != (like.dtype, like.shape):
+            return arrays, f"{name} is {describe(value)}, expected {describe(like)}"
+    return arrays, ""
+
+
+def _stacked(rows: Sequence[Array]) -> Value:
+    alike = all((row.dtype, row.shape) == (rows[0].dtype, rows[0].shape) for row in rows)
+    return np.stack(rows) if alike else list(rows)
 
 
 def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
