@@ -364,7 +364,7 @@ def explain_session(
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
     from onnxopt_cli.analysis.explain_nodes import explain_nodes
-    from onnxopt_cli.run.rerun import open_model_runner
+    from onnxopt_cli.run.executors import open_model_runner
 
     formula_seconds = seconds
     if formula_seconds is None:
@@ -372,7 +372,10 @@ def explain_session(
     plan = session.plan
     cases = {case.id: case for case in plan.cases}
     results = [*session.results.values()]
-    with open_model_runner(plan, session.config.execution, session.cluster) as ask:
+    runner = open_model_runner(
+        plan.backends, session.config.execution, plan.interruption, session.cluster
+    )
+    with runner as ask:
         explanations = explain(
             results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
         )

@@ -49,6 +49,7 @@ from onnxopt_cli.mutation.known_mistakes import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.run.executors import ModelRunner, call_model
 from onnxopt_cli.run.reproduce import (
     WITHOUT_FORMULA,
     Observation,
@@ -59,7 +60,6 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
     returned_arrays,
 )
-from onnxopt_cli.run.rerun import ModelRunner, call_model
 
 #: Cases with more output elements are skipped, since one may take longer than all others.
 MAX_OUTPUT_ELEMENTS = 1 << 20

@@ -57,8 +57,8 @@ from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.oracle.distributions import is_random
+from onnxopt_cli.run.executors import ModelRunner
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
-from onnxopt_cli.run.rerun import ModelRunner
 from onnxopt_cli.workers.isolated import ProcessLostError
 
 #: Larger cases are not examined.

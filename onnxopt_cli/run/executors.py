@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
+
+import numpy as np
+import onnx
 
 from onnxopt_cli.backends.host import (
     Host,
@@ -22,6 +25,7 @@ from onnxopt_cli.backends.specification import (
     parse_specification,
     split_label,
 )
+from onnxopt_cli.cases.onnx.node_model import formula_model
 from onnxopt_cli.config.run_config import (
     Execution,
     Isolation,
@@ -32,7 +36,9 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import NOT_STARTED
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, UsageError
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
+from onnxopt_cli.operators.call import Call
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
 from onnxopt_cli.workers.processes import (
     HAS_WORKERS,
@@ -54,6 +60,8 @@ _SERVED = "onnxopt_cli.run.served:open_run"
 _CLUSTER_TIMEOUT_FACTOR = 30
 #: Waits for the response to a submitted case; if there is no response, returns the reason.
 Pending: TypeAlias = Callable[[], Response | str]
+#: Returns the outputs of a model on a backend, given by its name; None if the backend fails.
+ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 
 class Executor(Protocol):
@@ -145,6 +153,56 @@ def open_executors(
             start = partial(_start_reference, reference_oracle, execution, interruption, pools)
             reference_oracle.workers = cache(start)
         yield executors
+
+
+@contextmanager
+def open_model_runner(
+    backends: Sequence[Executor],
+    execution: Execution,
+    interruption: Interruption,
+    cluster: Cluster | None,
+) -> Iterator[ModelRunner]:
+    """Yield a function that runs models on backends.
+
+    It starts a backend again on first use, and does not retry if that fails.
+    """
+    texts = {backend.name: backend.specification.given for backend in backends}
+    with ExitStack() as stack:
+
+        @cache
+        def executor(backend: str) -> Executor | None:
+            one_worker = replace(execution, jobs=1)
+            with suppress(OnnxoptError):
+                opened = open_executors([texts[backend]], one_worker, interruption, cluster=cluster)
+                (started,) = stack.enter_context(opened)
+                started.ready()
+                return started
+            return None
+
+        def run_model(
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
+        ) -> Sequence[Array] | None:
+            started = executor(backend)
+            if started is None:
+                return None
+            with suppress(OnnxoptError):
+                response = started.submit(Request(model, inputs))()
+                outputs = None if isinstance(response, str) else response.outputs
+                arrays = [value for value in outputs or () if isinstance(value, np.ndarray)]
+                return arrays if outputs and len(arrays) == len(outputs) else None
+            return None
+
+        yield run_model
+
+
+def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Return the model of a single node that performs a call, and its inputs."""
+    attributes = {
+        name: value for name, value in call.attributes.items() if name not in call.omitted
+    }
+    model = formula_model(call.operator, attributes, call.inputs, graph_name="further")
+    names = call.operator.input_names(len(call.groups))
+    return model, dict(zip(names, call.inputs, strict=True))
 
 
 class _Pools:

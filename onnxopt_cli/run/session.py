@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -26,7 +27,7 @@ from onnxopt_cli.cases.select import (
     choose,
     remember,
 )
-from onnxopt_cli.config.run_config import RunConfig, Shard
+from onnxopt_cli.config.run_config import Execution, RunConfig, Shard
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record import (
     PROCESSOR,
@@ -38,6 +39,8 @@ from onnxopt_cli.core.record import (
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
     OUTSIDE_IDS,
+    SETTLED,
+    Outcome,
     Result,
     worse,
 )
@@ -48,7 +51,6 @@ from onnxopt_cli.errors import (
     NothingSelected,
     UsageError,
 )
-from onnxopt_cli.run.ci_origin import ci_origin
 from onnxopt_cli.run.executors import (
     Executor,
     NotStarted,
@@ -58,11 +60,11 @@ from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
 from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header
 from onnxopt_cli.run.log.log_reader import Log, complete_row, read_log
 from onnxopt_cli.run.log.log_writer import LogWriter, footer
-from onnxopt_cli.run.rerun import RunInterrupted, restarted_backend, run_again
 from onnxopt_cli.run.runner import (
     Plan,
     open_plan,
     run,
+    run_case,
 )
 from onnxopt_cli.run.vacuity import VacuityCheck
 from onnxopt_cli.suites.collect import Collection, suite_versions
@@ -71,6 +73,7 @@ from onnxopt_cli.workers.processes import weakness
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
+
 
 #: The machine and the versions of onnxopt, Python, and the packages on which verdicts depend.
 VERSIONS = {
@@ -83,6 +86,33 @@ VERSIONS = {
 }
 _CPU_INFO = Path("/proc/cpuinfo")
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+# Environment variables of CI servers; the first that is set counts.
+_COMMIT_VARIABLES = (
+    "GITHUB_SHA",
+    "CI_COMMIT_SHA",
+    "CIRCLE_SHA1",
+    "BUILD_SOURCEVERSION",
+    "BUILDKITE_COMMIT",
+    "GIT_COMMIT",
+)
+_BRANCH_VARIABLES = (
+    "GITHUB_REF_NAME",
+    "CI_COMMIT_REF_NAME",
+    "CIRCLE_BRANCH",
+    "BUILD_SOURCEBRANCHNAME",
+    "BUILDKITE_BRANCH",
+    "GIT_BRANCH",
+)
+_JOB_VARIABLES = ("CI_JOB_URL", "CIRCLE_BUILD_URL", "BUILDKITE_BUILD_URL", "BUILD_URL")
+_MAX_ORIGIN_CHARS = 300
+
+#: Restarts a backend, runs cases on it in order, and returns their results.
+_Restarted = Callable[[Sequence[Case]], list[Result]]
+
+# After these outcomes the worker is replaced, so earlier cases have no effect on later ones.
+_WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
+
+_VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
 
 
 @cache
@@ -272,7 +302,7 @@ class Session:
             results=(),
             started=_now(),
             hostname=platform.node(),
-            origin=ci_origin(os.environ),
+            origin=_ci_origin(os.environ),
             left_out=left_out,
         )
         self.plan = replace(plan, review=self._review)
@@ -344,7 +374,7 @@ class Session:
         if self._log and self._log.finished:
             return
 
-        with suppress(RunInterrupted):
+        with suppress(_RunInterrupted):
             for backend in self._backends:
                 yield from self._rerun_on(backend)
 
@@ -362,9 +392,9 @@ class Session:
             return
 
         text = self._backends[backend].text
-        opened = restarted_backend(self.plan, text, self.config.execution, self.cluster)
+        opened = _restarted_backend(self.plan, text, self.config.execution, self.cluster)
         with opened as restarted:
-            for rerun in run_again(cases, results, suspects, restarted, self.config.rerun or 0):
+            for rerun in _run_again(cases, results, suspects, restarted, self.config.rerun or 0):
                 result = self._review(rerun, by_id[rerun.case])
                 self._keep(result, "rerun")
                 yield result
@@ -452,3 +482,162 @@ class Session:
     def _started(self, case: str, backend: str) -> None:
         if self._writer is not None:
             self._writer.write({"record": "start", "case": case, "backend": backend})
+
+
+def _ci_origin(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return commit, branch and job of a run on a CI server, as far as the environment states them.
+
+    Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
+    https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
+    https://learn.microsoft.com/azure/devops/pipelines/build/variables,
+    https://buildkite.com/docs/pipelines/configure/environment-variables,
+    https://www.jenkins.io/doc/book/pipeline/jenkinsfile/#using-environment-variables
+    """
+
+    def first_of(names: Iterable[str]) -> str:
+        return next(filter(None, map(environment.get, names)), None) or ""
+
+    origin = {
+        "commit": first_of(_COMMIT_VARIABLES),
+        "branch": first_of(_BRANCH_VARIABLES),
+        "job": first_of(_JOB_VARIABLES),
+    }
+    server, repository, run = map(
+        environment.get, ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")
+    )
+    if not origin["job"] and server and repository and run:
+        origin["job"] = f"{server}/{repository}/actions/runs/{run}"
+    return {name: value[:_MAX_ORIGIN_CHARS] for name, value in origin.items() if value}
+
+
+class _RunInterrupted(Exception):
+    """The user has interrupted the run."""
+
+
+@contextmanager
+def _restarted_backend(
+    plan: Plan, backend: str, execution: Execution, cluster: Cluster | None
+) -> Iterator[_Restarted]:
+    """Yield a function that runs cases in order on a backend, and restarts it before each call.
+
+    The function raises _RunInterrupted if the user interrupts the run.
+
+    Args:
+        plan: the plan of the run.
+        backend: the backend, as it is given to ``-b``.
+        execution: how to run the backend.
+        cluster: the machines on which the backend runs; None for this one.
+
+    Raises:
+        BackendUnavailable: if the backend does not start again.
+    """
+    # This plan does not write to the log; the caller logs the result of the rerun.
+    one_worker = replace(execution, jobs=1)
+    opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
+    with opened as fresh:
+        rerun_plan = replace(fresh, vacuity=plan.vacuity)
+        (executor,) = rerun_plan.backends
+        executor.ready()
+        is_used = False
+
+        def restarted(cases: Sequence[Case]) -> list[Result]:
+            nonlocal is_used
+            if is_used:
+                executor.renew()
+            is_used = True
+            results = [run_case(rerun_plan, case)[0] for case in cases]
+            if plan.interruption.signal:
+                raise _RunInterrupted
+            return results
+
+        yield restarted
+
+
+def _run_again(
+    cases: Sequence[Case],
+    results: Mapping[str, Result],
+    suspects: Sequence[Result],
+    restarted: _Restarted,
+    times: int,
+) -> Iterator[Result]:
+    """Yield each suspect whose outcome may change, with the reason if it is flaky.
+
+    Each suspect runs alone, several times, and then after the cases before it. If its outcome
+    depends on the cases before it, a search finds the case that changes it.
+
+    Args:
+        cases: the cases of the run, in order.
+        results: their results on one backend, by the case's id.
+        suspects: those of the results that do not conform.
+        restarted: runs cases on that backend.
+        times: how often each suspect runs alone, at least once.
+    """
+    by_id = {case.id: case for case in cases}
+    # The suspects whose outcome is the same each time they run alone, with that outcome.
+    stable_alone: list[tuple[Result, Outcome]] = []
+    for result in suspects:
+        if result.outcome in SETTLED:
+            continue
+        outcomes = [restarted([by_id[result.case]])[0].outcome for _ in range(times)]
+        if len(set(outcomes)) > 1:
+            yield replace(result, flaky=_share([result.outcome, *outcomes]))
+        else:
+            stable_alone.append((result, outcomes[0]))
+    if not stable_alone:
+        return
+    harmless = [case for case in cases if results[case.id].outcome not in _WORKER_ENDS]
+    place = {name: index for index, name in enumerate(by_id)}
+    last = max(place[result.case] for result, _ in stable_alone)
+    rerun = restarted([case for case in harmless if place[case.id] <= last])
+    in_order = {result.case: result.outcome for result in rerun}
+    culprits: list[Case] = []
+    for result, outcome in stable_alone:
+        before = [case for case in harmless if place[case.id] < place[result.case]]
+        case = by_id[result.case]
+        outcome_in_order = in_order.get(result.case, outcome)
+        if result.case not in in_order and outcome is not result.outcome:
+            # The case ended its worker, so it was left out of the common rerun.
+            outcome_in_order = restarted([*before, case])[-1].outcome
+        if outcome_in_order is not outcome:
+            text = _dependence(before, case, outcome_in_order, restarted, culprits)
+            yield replace(result, flaky=text)
+        elif outcome is not result.outcome:
+            yield replace(result, flaky=_share([result.outcome, *[outcome] * times]))
+        else:
+            yield result
+
+
+def _dependence(
+    before: Sequence[Case],
+    case: Case,
+    outcome: Outcome,
+    restarted: _Restarted,
+    culprits: list[Case],
+) -> str:
+    """Return, in words, after which earlier case a case has the outcome of the run in order."""
+
+    def same_after(prefix: Sequence[Case]) -> bool:
+        return restarted([*prefix, case])[-1].outcome is outcome
+
+    verb = _VERBS.get(outcome, f"ends in {outcome}")
+    earlier_ids = {earlier_case.id for earlier_case in before}
+    for culprit in culprits:
+        if culprit.id in earlier_ids and same_after([culprit]):
+            return f"{verb} only after {printable(culprit.id)}"
+    if not same_after(before):
+        return f"{verb} only in some runs"
+    # The shortest part of the earlier cases, up to the last of them, after which the outcome is the
+    # same begins with the culprit.
+    starts = range(1, len(before))
+    culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
+    if not same_after([culprit]):
+        return f"{verb} only after {printable(culprit.id)} and others before it"
+    culprits.append(culprit)
+    return f"{verb} only after {printable(culprit.id)}"
+
+
+def _share(outcomes: Sequence[Outcome]) -> str:
+    passed = sum(outcome is Outcome.PASS for outcome in outcomes)
+    failures = sorted({outcome.value for outcome in outcomes} - {Outcome.PASS.value})
+    text = f"{passed} of {len(outcomes)} passed"
+    return f"{text}; the others: {', '.join(failures)}" if len(failures) > 1 else text
