@@ -38,7 +38,7 @@ from onnxopt_cli.operators.call import (
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
-from onnxopt_cli.workers.parallel import parallel
+from onnxopt_cli.workers.forked_processes import parallel
 
 #: Number of new inputs, and of draws to find enough inputs on which the fault is visible.
 NEW_INPUTS, MAX_DRAWS = 400, 3000

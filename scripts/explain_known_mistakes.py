@@ -29,7 +29,7 @@ from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
-from onnxopt_cli.workers.parallel import parallel
+from onnxopt_cli.workers.forked_processes import parallel
 
 SUITES = ("conformance", "pruning")
 REQUIRED_SHARE = 0.97

@@ -40,7 +40,7 @@ from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
-from onnxopt_cli.workers.parallel import parallel
+from onnxopt_cli.workers.forked_processes import parallel
 
 #: A case with more elements runs on a mutant only if fewer than two other cases reject that mutant.
 LARGE_ELEMENTS = 40

@@ -59,7 +59,7 @@ from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_do
 from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.run.executors import ModelRunner
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
-from onnxopt_cli.workers.isolated import ProcessLostError
+from onnxopt_cli.workers.forked_processes import ProcessLostError
 
 #: Larger cases are not examined.
 MAX_ELEMENTS = 1 << 16

@@ -29,7 +29,7 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.reproduce import elements_alike
-from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
+from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
 # Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4

@@ -49,8 +49,8 @@ from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_code import reference_functions
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import open_executors
+from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
-from onnxopt_cli.workers.isolated import memory_limit
 
 #: An operator has at most this many mutants of its code; they are spread over the code evenly.
 MAX_CODE_MUTANTS = 400

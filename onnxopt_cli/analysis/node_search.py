@@ -29,7 +29,7 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.oracle.reference_oracle import estimated_here
-from onnxopt_cli.workers.isolated import (
+from onnxopt_cli.workers.forked_processes import (
     ProcessLostError,
     TimeLimitError,
     isolated,

@@ -28,7 +28,7 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import GENERATORS, draw_seeded, schemas
-from onnxopt_cli.workers.isolated import TimeLimitError, time_limit
+from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
 # Inputs whose fractions onnx's reference drops, although they may be floats of 8 bits.
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})

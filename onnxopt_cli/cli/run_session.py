@@ -52,8 +52,8 @@ from onnxopt_cli.report.view.causes import causes_by_result
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.suites.collect import collect, default_targets
+from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import interruptible
-from onnxopt_cli.workers.parallel import parallel
 
 if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig

@@ -367,7 +367,7 @@ def _open_remote(
 
 
 def _reference_limits(limits: Limits) -> Limits:
-    from onnxopt_cli.workers.worker_process import forks
+    from onnxopt_cli.workers.worker import forks
 
     # A forked worker inherits the memory of this process, which counts towards its limit.
     inherited = resident(os.getpid()) if limits.memory and forks() else 0

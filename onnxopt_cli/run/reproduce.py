@@ -44,7 +44,12 @@ from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.patching import replaced, replacements
 from onnxopt_cli.run.judge import KEPT_BYTES
-from onnxopt_cli.workers.isolated import ProcessLostError, TimeLimitError, isolated, time_limit
+from onnxopt_cli.workers.forked_processes import (
+    ProcessLostError,
+    TimeLimitError,
+    isolated,
+    time_limit,
+)
 
 #: The relative difference by rounding, in units of the machine epsilon, that is allowed for any
 #: implementation.

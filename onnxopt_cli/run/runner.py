@@ -51,8 +51,8 @@ from onnxopt_cli.run.judge import (
     unjudged_result,
 )
 from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
+from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
-from onnxopt_cli.workers.parallel import parallel
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote

@@ -29,7 +29,7 @@ from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.generators import draw_seeded
-from onnxopt_cli.workers.isolated import (
+from onnxopt_cli.workers.forked_processes import (
     ProcessLostError,
     TimeLimitError,
     isolated,
@@ -139,7 +139,7 @@ def exhaust_memory():
 
 @pytest.mark.parametrize("work", [hang, exhaust_memory])
 def test_work_that_hangs_or_exhausts_the_memory_ends(work, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.workers.isolated._GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("onnxopt_cli.workers.forked_processes._GRACE_SECONDS", 0.0)
     items = isolated(work, 0.5, 1 << 28)
     assert next(items) == 1
     with pytest.raises(ProcessLostError):

@@ -12,7 +12,7 @@ from isolated import require, run_in_turn, run_to_end, write_cases
 from onnx import TensorProto
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.workers.worker_process import Printed
+from onnxopt_cli.workers.worker import Printed
 
 pytestmark = [
     pytest.mark.isolated,
