@@ -63,6 +63,7 @@ def command(
         exit_code,
         location_lines,
         write_json,
+        write_located_page,
         write_reproductions,
     )
 
@@ -94,8 +95,6 @@ def command(
     if config.json:
         write_json(config.json, located, folders)
     if config.html:
-        from onnxopt_cli.report.located_page import write_located_page
-
         write_located_page(config.html, located, folders, config.backends, case.load().model)
     if str(config.json) != "-":
         for line in location_lines(located, folders, config.backends):

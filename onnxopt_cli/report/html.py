@@ -1,7 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
-Untrusted text is escaped, see :mod:`onnxopt_cli.report.page_templates`. In addition, the page's
-content security policy admits only one script and one style, by their hashes.
+The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
+harmful characters become visible escapes. A template that forgets to escape text is therefore
+harmless. In addition, the page's content security policy admits only one script and one style, by
+their hashes.
 """
 
 from __future__ import annotations
@@ -9,27 +11,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from onnxopt_cli.core import numbers
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report.charts import (
-    WIDTH,
-    curve_chart,
-    spread_chart,
-    tolerance_chart,
-)
-from onnxopt_cli.report.page_templates import template_environment
-from onnxopt_cli.report.view.accuracy import Accuracy
+from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
 from onnxopt_cli.report.view.result_view import printed_text
 from onnxopt_cli.report.view.run_view import RunView, operator_of
 from onnxopt_cli.report.view.verdict import (
@@ -54,6 +50,24 @@ _LOOKS = {
     Conformity.EXPECTED_FAILURES.value: "known",
 }
 _PAGE = files("onnxopt_cli.report") / "page"
+# The width of every chart in user units of SVG, each about a pixel of a narrow page.
+_CHART_WIDTH = 400
+# The edges of the plot area of a chart with two axes.
+_PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
+_BAR_HEIGHT = 26
+_LETTER_WIDTH = 7.0
+_MAX_LABEL_CHARS = 24
+# The bar of a larger error / tolerance ends at this value, a little beyond the limit of 1.
+_MAX_DRAWN_SHARE = 1.15
+# Distances in ulp with more bits are labelled as powers of two.
+_MAX_DECIMAL_BITS = 11
+# A chart has room for at least this number of bars, so that a few bars are not too wide.
+_MIN_BARS = 8
+_MAX_TICKS = 8
+# Values of error / tolerance are clipped to this range.
+_MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
+# Step numbers of a saved run, which may be any integer, are clipped to this.
+_MAX_STEP = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,7 @@ def html_report(view: RunView) -> str:
         passes=_by_operator(passes[:_MAX_PASSES]),
         pass_count=len(passes),
         measured=list(_measured(view)),
-        chart_width=WIDTH,
+        chart_width=_CHART_WIDTH,
         most=_MAX_ROWS,
         most_passes=_MAX_PASSES,
     )
@@ -129,6 +143,21 @@ def page_environment() -> Environment:
         printed_text=printed_text,
         verdict_class=_verdict_class,
     )
+    return environment
+
+
+def template_environment(package: str, folder: str) -> Environment:
+    """Return a Jinja environment for the templates in a folder of a package, which escapes text."""
+    environment = Environment(
+        loader=PackageLoader(package, folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Markup, a subclass of str, is trusted.
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
     return environment
 
 
@@ -238,6 +267,145 @@ def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[st
         worst = sorted(rows, key=lambda row: -row.tolerance_used_most)[:_MAX_CHART_ROWS]
         drawn = [row for row in rows if row in worst]
         counted = [row for row in rows if row.ulp_counts]
-        charts = [tolerance_chart(drawn)]
-        charts += [spread_chart(counted)] if counted else []
-        yield backend, rows, charts + ([curve_chart(curves)] if curves else [])
+        charts = [_tolerance_chart(drawn)]
+        charts += [_spread_chart(counted)] if counted else []
+        yield backend, rows, charts + ([_curve_chart(curves)] if curves else [])
+
+
+def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
+    """Return a chart of the largest and the median error / tolerance of each output.
+
+    Args:
+        rows: the outputs of one backend, at least one.
+
+    Returns:
+        The name of the drawing, a caption, the height, and the data of the drawing. All charts
+        have this form.
+    """
+    most = max(rows, key=lambda row: row.tolerance_used_most)
+    names = [f"{row.operator} {row.output}" for row in rows]
+    names = [
+        name if len(name) <= _MAX_LABEL_CHARS else f"{name[: _MAX_LABEL_CHARS - 2]}.."
+        for name in names
+    ]
+    left_edge = max(map(len, names)) * _LETTER_WIDTH + 10
+    end = _PLOT_TOP + len(rows) * _BAR_HEIGHT
+
+    def x(share: float) -> float:
+        part = min(1.0, max(0.0, share / _MAX_DRAWN_SHARE))
+        return round(left_edge + part * (_PLOT_RIGHT - left_edge), 1)
+
+    used = numbers.error(most.tolerance_used_most)
+    return {
+        "drawing": "tolerance",
+        "says": f"Error / tolerance: at most {used}, by {most.operator} {most.output}.",
+        "height": end + 34,
+        "x": x,
+        "sides": (left_edge, _PLOT_TOP, _PLOT_RIGHT, end),
+        "rows": [
+            (
+                name,
+                _PLOT_TOP + (place + 0.5) * _BAR_HEIGHT,
+                row,
+                numbers.error(row.tolerance_used_most),
+            )
+            for place, (name, row) in enumerate(zip(names, rows, strict=True))
+        ],
+    }
+
+
+def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
+    """Return a histogram of the distances, in ulp, from the expected result.
+
+    Args:
+        rows: the outputs of one backend, at least one.
+    """
+    counts = merged_counts(rows)
+    elements = sum(row.elements for row in rows)
+    exact = counts[0] if counts else 0
+    says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
+    if not_finite := sum(row.not_finite for row in rows):
+        says += f" {not_finite} are finite on one side only."
+    # The label of a bar is the smallest distance with its number of bits.
+    bars = [
+        (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
+        for bits, count in enumerate(counts)
+    ]
+    bars += [("inf or NaN", not_finite)] if not_finite else []
+    y, ticks = _log_scale(0.7, max((count for _, count in bars), default=1))
+    # About eight bars have labels, always including the first and the last.
+    step, last = math.ceil(len(bars) / _MAX_TICKS), len(bars) - 1
+    return {
+        "drawing": "spread",
+        "says": says,
+        "height": _PLOT_BOTTOM + 54,
+        "sides": (_PLOT_LEFT, _PLOT_TOP, _PLOT_RIGHT, _PLOT_BOTTOM),
+        "ticks": [(f"{tick:,.0f}", y(tick)) for tick in ticks],
+        "y": y,
+        "width": (_PLOT_RIGHT - _PLOT_LEFT) / max(len(bars), _MIN_BARS),
+        "not_finite": bool(not_finite),
+        "bars": [
+            (label * (place == last or (place % step == 0 and place + step <= last)), count)
+            for place, (label, count) in enumerate(bars)
+        ],
+    }
+
+
+def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """Return a chart of error / tolerance of trajectories over their steps.
+
+    Args:
+        curves: by case, the largest error / tolerance of each recorded step; at least one case.
+    """
+    most = {case: max(curve.values()) for case, curve in curves.items()}
+    worst = max(most, key=most.__getitem__)
+    drawn = [
+        {
+            min(max(step, 0), _MAX_STEP): min(_MAX_SHARE, max(_MIN_SHARE, share))
+            for step, share in curve.items()
+        }
+        for curve in curves.values()
+    ]
+    shares = [share for curve in drawn for share in curve.values()]
+    y, ticks = _log_scale(min(shares) / 2, max(*shares, 1.0) * 2)
+    first = min(step for curve in drawn for step in curve)
+    last = max(step for curve in drawn for step in curve)
+
+    def x(step: float) -> int:
+        return round(
+            _PLOT_LEFT + 5 + (step - first) / max(last - first, 1) * (_PLOT_RIGHT - _PLOT_LEFT - 10)
+        )
+
+    lines = []
+    for curve in drawn:
+        # If several steps have the same x coordinate, the worst one is drawn.
+        places: dict[int, float] = {}
+        for step, share in curve.items():
+            places[x(step)] = max(share, places.get(x(step), 0.0))
+        over = " over" if max(curve.values()) > 1 else ""
+        lines.append((over, [(at, y(share)) for at, share in places.items()]))
+    marked = dict.fromkeys(round(first + (last - first) * part / 4) for part in range(5))
+    return {
+        "drawing": "curve",
+        "says": f"Error / tolerance over steps: at most {numbers.error(most[worst])}, by {worst}.",
+        "height": _PLOT_BOTTOM + 36,
+        "sides": (_PLOT_LEFT, _PLOT_TOP, _PLOT_RIGHT, _PLOT_BOTTOM),
+        "limit": y(1),
+        "ticks": [(f"{tick:g}", y(tick)) for tick in ticks],
+        "curves": lines,
+        "steps": [(step, x(step)) for step in marked],
+    }
+
+
+def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], list[float]]:
+    """Return the function from a number to its y coordinate on a logarithmic axis, and ticks."""
+    low, high = math.log10(least), math.log10(max(most, 10 * least))
+
+    def y(number: float) -> float:
+        share = (math.log10(number) - low) / (high - low)
+        return round(_PLOT_BOTTOM - share * (_PLOT_BOTTOM - _PLOT_TOP), 1)
+
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    step = math.ceil(len(powers) / _MAX_TICKS)
+    # Counted from 10^0, so that 1 always has a tick.
+    return y, [10.0**power for power in powers if power % step == 0]

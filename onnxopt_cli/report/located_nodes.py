@@ -1,4 +1,4 @@
-"""The result of ``onnxopt locate``: lines for a terminal, JSON, and test directories."""
+"""The result of ``onnxopt locate``: lines for a terminal, JSON, test directories, and HTML."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 from rich.text import Text
 
 from onnxopt_cli.analysis.locate import Located, LocatedNode
@@ -24,9 +25,11 @@ from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.report.html import page_environment, page_parts
+from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON
 
-_MAX_NAME_CHARS = 60
+_MAX_FOLDER_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
 _MAX_REASON_CHARS = 300
@@ -36,6 +39,11 @@ _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
 #: The folder of each finding by node and backend; the node is empty for a subgraph.
 Folders = Mapping[tuple[str, str], Path]
+# The largest number of nodes that are drawn on either side of a node.
+_MAX_NEIGHBOURS = 6
+_MAX_LABEL_CHARS = 22
+# Sizes of the drawing.
+_BOX_WIDTH, _BOX_HEIGHT, _ROW_HEIGHT, _COLUMN_WIDTH = 180, 40, 54, 260
 
 
 def exit_code(located: Located) -> int:
@@ -71,7 +79,7 @@ def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str],
 
 
 def _written(parent: Path, name: str, problem: Problem) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".")[:_MAX_NAME_CHARS] or "node"
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name).strip(".")[:_MAX_FOLDER_CHARS] or "node"
     folder, number = parent / f"test_{stem}", 1
     try:
         files = directory_files(problem)
@@ -169,14 +177,14 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
             f"{printable(finding.node)} ({finding.operator}){on}: {_error(finding)}",
         )
         yield Text(f"  {printable(finding.cause, lines=True)}")
-        yield _again(folders[finding.node, finding.backend], texts[finding.backend])
+        yield _again_line(folders[finding.node, finding.backend], texts[finding.backend])
     for backend, names in located.subgraph.items():
         on = f" on {printable(backend)}" if several else ""
         yield Text.assemble(
             ("wrong together ", "bold red"), f"{', '.join(map(printable, names))}{on}"
         )
         yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
-        yield _again(folders["", backend], texts[backend])
+        yield _again_line(folders["", backend], texts[backend])
     if not located.wrong and not located.subgraph:
         for backend, result in located.whole.items():
             if result.outcome not in _RIGHT and result.message:
@@ -253,9 +261,8 @@ def _differences(located: Located) -> Iterator[Text]:
         )
 
 
-def _again(folder: Path, backend: str) -> Text:
-    command = command_line(["onnxopt", "run", str(folder), "-b", backend])
-    return Text(f"  again: {command}", "dim", no_wrap=True)
+def _again_line(folder: Path, backend: str) -> Text:
+    return Text(f"  again: {_again(folder, backend)}", "dim", no_wrap=True)
 
 
 def _summary(located: Located) -> Iterator[Text]:
@@ -265,3 +272,135 @@ def _summary(located: Located) -> Iterator[Text]:
     for backend, result in located.whole.items():
         text += f"; the whole model on {printable(backend)}: {result.outcome}"
     yield Text(f"interrupted; {text}" if located.interrupted else text, "bold")
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A node, or a value that no node of the graph computes, with its place in the drawing."""
+
+    x: int
+    y: int
+    operator: str
+    name: str
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """A drawing of a node, the nodes that compute its inputs, and those that read its outputs."""
+
+    width: int
+    height: int
+    box_width: int
+    box_height: int
+    boxes: Sequence[_Box]
+    lines: Sequence[tuple[int, int, int, int]]
+
+
+def write_located_page(
+    path: Path, located: Located, folders: Folders, backends: Sequence[str], model: onnx.ModelProto
+) -> None:
+    """Write the result of a search as an HTML page, with the graph around each wrong node.
+
+    Args:
+        path: the file.
+        located: the result.
+        folders: the folder of each finding.
+        backends: the backends as they are given to ``-b``.
+        model: the searched model.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    texts = {backend_name(text): text for text in backends}
+    findings = [
+        (
+            finding,
+            ResultView(finding.result, {}),
+            _drawing(finding, model),
+            _again(folders[finding.node, finding.backend], texts[finding.backend]),
+        )
+        for finding in located.wrong
+    ]
+    subgraphs = [
+        (backend, names, _again(folders["", backend], texts[backend]))
+        for backend, names in located.subgraph.items()
+    ]
+    page = (
+        page_environment()
+        .get_template("located.html")
+        .render(
+            **page_parts(),
+            located=located,
+            findings=findings,
+            subgraphs=subgraphs,
+            several=len(backends) > 1,
+        )
+    )
+    write_atomically(path, f"{page}\n".encode())
+
+
+def _again(folder: Path, backend: str) -> str:
+    """Return the command that repeats a finding."""
+    return command_line(["onnxopt", "run", str(folder), "-b", backend])
+
+
+def _drawing(finding: LocatedNode, model: onnx.ModelProto) -> _Drawing:
+    """Draw a node with its neighbours in the main graph of the model.
+
+    A node of an inlined function or of a nested graph has no neighbours there; its inputs are drawn
+    as values.
+    """
+    (node, *_) = finding.problem.model.graph.node
+    nodes = model.graph.node
+    producers: Mapping[str, onnx.NodeProto] = {
+        output: producer for producer in nodes for output in producer.output if output
+    }
+    before = [
+        (producers[name].op_type, _name(producers[name])) if name in producers else ("", name)
+        for name in dict.fromkeys(filter(None, node.input))
+    ]
+    before = [*dict.fromkeys(before)]
+    outputs = set(filter(None, node.output))
+    after = [(user.op_type, _name(user)) for user in nodes if outputs & set(user.input)]
+    after += [("", name) for value in model.graph.output if (name := value.name) in outputs]
+    columns = [_limited(before), [(finding.operator, finding.node)], _limited(after)]
+    rows = max(map(len, columns))
+    boxes: list[list[_Box]] = []
+    for column, entries in enumerate(columns):
+        top = (rows - len(entries)) * _ROW_HEIGHT // 2
+        boxes.append(
+            [
+                _Box(
+                    column * _COLUMN_WIDTH,
+                    top + row * _ROW_HEIGHT + 4,
+                    operator,
+                    name if len(name) <= _MAX_LABEL_CHARS else f"{name[: _MAX_LABEL_CHARS - 2]}..",
+                    "wrong" if column == 1 else "near" if operator else "value",
+                )
+                for row, (operator, name) in enumerate(entries)
+            ]
+        )
+    left, (middle,), right = boxes
+    center = middle.y + _BOX_HEIGHT // 2
+    lines = [(box.x + _BOX_WIDTH, box.y + _BOX_HEIGHT // 2, middle.x, center) for box in left]
+    lines += [(middle.x + _BOX_WIDTH, center, box.x, box.y + _BOX_HEIGHT // 2) for box in right]
+    return _Drawing(
+        width=2 * _COLUMN_WIDTH + _BOX_WIDTH + 2,
+        height=rows * _ROW_HEIGHT,
+        box_width=_BOX_WIDTH,
+        box_height=_BOX_HEIGHT,
+        boxes=[box for column in boxes for box in column],
+        lines=lines,
+    )
+
+
+def _limited(entries: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    if len(entries) <= _MAX_NEIGHBOURS:
+        return entries
+    hidden = len(entries) - _MAX_NEIGHBOURS + 1
+    return [*entries[: _MAX_NEIGHBOURS - 1], ("", f"{hidden} more")]
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or next(filter(None, node.output), "")

@@ -9,7 +9,7 @@
     cases/NAME.html#CASE      the cases of an operator; the address selects one
     badges/NAME.json          shields.io endpoints
 
-Untrusted text is escaped, see :mod:`onnxopt_cli.report.page_templates`. The content security policy
+Untrusted text is escaped, see :mod:`onnxopt_cli.report.html`. The content security policy
 of each page admits only the style and the script of the site.
 """
 
@@ -34,7 +34,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import FreeNames, clipped, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
-from onnxopt_cli.report.page_templates import template_environment
+from onnxopt_cli.report.html import template_environment
 from onnxopt_cli.report.view.causes import FailureGroup
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import Reason, RunView

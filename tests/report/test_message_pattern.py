@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxopt_cli.report.view.message_pattern import merged_patterns, message_pattern
+from onnxopt_cli.report.view.causes import merged_patterns, message_pattern
 
 
 @pytest.mark.parametrize(
