@@ -577,9 +577,8 @@ def fuzz(
             generator, or hypothesis is not installed.
         BackendUnavailable: if the backend does not start.
     """
-    from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
-    from onnxopt_cli.fuzz.search import chosen_operators
+    from onnxopt_cli.fuzz.search import chosen_operators, open_search
 
     if examples < 1 or seed < 0:
         raise UsageError(f"examples={examples}, seed={seed}: expected examples >= 1, seed >= 0")

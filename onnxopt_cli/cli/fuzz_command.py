@@ -121,9 +121,9 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli._api import Shard
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
-    from onnxopt_cli.fuzz.cluster_search import open_search
     from onnxopt_cli.fuzz.driver import Task
-    from onnxopt_cli.fuzz.kept_cases import keep
+    from onnxopt_cli.fuzz.findings import keep
+    from onnxopt_cli.fuzz.search import open_search
     from onnxopt_cli.report.view.result_view import headline
 
     if not options["backend"]:

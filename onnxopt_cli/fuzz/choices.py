@@ -28,6 +28,11 @@ from onnxopt_cli.operators.operator import (
 
 T = TypeVar("T")
 
+#: First part of the ids of cases that are written for findings.
+SUITE = "fuzz"
+#: Name of the only case in the file of a finding.
+NAME = "found"
+
 
 class Source:
     """Makes choices, which hypothesis simplifies to shrink a failing example.

@@ -17,10 +17,8 @@ from unittest.mock import patch
 from onnxopt_cli.config.run_config import Execution, Shard
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.fuzz.choices import Source
+from onnxopt_cli.fuzz.drawn_examples import Example, breaches, draw_generated, draw_graph, draw_node
 from onnxopt_cli.fuzz.findings import FailureKind
-from onnxopt_cli.fuzz.generated_example import draw_generated
-from onnxopt_cli.fuzz.graph_example import Example, draw_graph
-from onnxopt_cli.fuzz.node_example import breaches, draw_node
 from onnxopt_cli.fuzz.random_graph import draw_random_graph
 from onnxopt_cli.operators.operator import Operator
 

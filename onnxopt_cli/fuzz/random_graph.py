@@ -22,8 +22,7 @@ from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.core.values import Array, random_state
-from onnxopt_cli.fuzz.choices import Source
-from onnxopt_cli.fuzz.node_example import NAME
+from onnxopt_cli.fuzz.choices import NAME, Source
 from onnxopt_cli.operators.nodes import untyped_model
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
@@ -52,7 +51,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSqu
 class RandomGraph:
     """A graph with inputs, whose expected outputs are those of onnx's corrected reference.
 
-    The interface is that of :class:`~onnxopt_cli.fuzz.graph_example.GraphExample`.
+    The interface is that of :class:`~onnxopt_cli.fuzz.drawn_examples.GraphExample`.
 
     Attributes:
         nodes: the nodes in topological order.

@@ -3,20 +3,37 @@
 Each round searches for one failure of a new kind, and shrinks it; the next round searches for
 further kinds. Without a time limit, the examples that run on the backend do not depend on the
 clock, so that a seed reproduces the findings.
+
+A worker of a cluster only reports whether a portion of the examples contains a failure of a new
+kind. If it does, this process searches the portion again, and shrinks the failure, with examples
+that run on any worker. Therefore each failure is shrunk once, and the findings depend neither on
+the number of workers nor on the order of their responses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
 
 from onnxopt_cli.backends.host import Incident
+from onnxopt_cli.config.run_config import Execution
+from onnxopt_cli.core.progress import OpenProgress, hide_progress
+from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
 from onnxopt_cli.core.text import nearest
-from onnxopt_cli.errors import NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError, UsageError
+from onnxopt_cli.fuzz.choices import has_result
+from onnxopt_cli.fuzz.drawn_examples import Example, NodeExample
 from onnxopt_cli.fuzz.driver import (
     Abort,
     RoundOver,
@@ -33,15 +50,22 @@ from onnxopt_cli.fuzz.findings import (
     attempt,
     kinds_of,
 )
-from onnxopt_cli.fuzz.graph_example import Example
-from onnxopt_cli.fuzz.node_example import NodeExample
 from onnxopt_cli.fuzz.random_graph import RandomGraph
-from onnxopt_cli.fuzz.shrink import smaller
+from onnxopt_cli.operators.call import Call, bind
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.executors import (
+    Executor,
+    open_executors,
+    weak_isolation,
+)
 from onnxopt_cli.suites.operators.generators import GENERATORS, NOT_COVERED
+from onnxopt_cli.workers.cluster.dask_client import LostError
 from onnxopt_cli.workers.interruption import Interruption
+
+if TYPE_CHECKING:
+    from onnxopt_cli.run.remote import Remote
+
 
 #: Number of examples of a portion, the unit of work of shards and of a cluster's workers.
 #: Hypothesis keeps all examples of a portion in memory.
@@ -59,6 +83,10 @@ _MAX_SHRINK_ATTEMPTS = 300
 _MIN_EXPLAIN_SECONDS = 1.0
 #: Maximum number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
+T = TypeVar("T")
+
+#: Number of parts into which the elements of a tensor are split; each part is tried alone.
+_ELEMENT_PARTS = 8
 
 
 class Chosen(NamedTuple):
@@ -133,7 +161,7 @@ class Portions:
 
 
 class Search:
-    """A search in progress, from :func:`onnxopt_cli.fuzz.cluster_search.open_search`.
+    """A search in progress, created by :func:`open_search`.
 
     Attributes:
         tried: number of examples tried, not counting those that shrink a failure.
@@ -367,3 +395,224 @@ class _NewFailure:
         costly = [trial for trial in self.trials if trial.is_costly]
         single_node = any(isinstance(trial.example, NodeExample) for trial in costly)
         return len(costly) >= (_REPRODUCIBLE_FAILURES if single_node else _MAX_COSTLY_FAILURES)
+
+
+def smaller(example: Example) -> Iterator[Example]:
+    """Yield smaller examples, the smallest first.
+
+    Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
+    it cannot remove elements or nodes. This function does.
+
+    Replacing an example by one of its smaller examples repeatedly comes to an end. For examples of
+    several nodes of operators with a formula, no smaller examples are yielded.
+    """
+    if isinstance(example, RandomGraph):
+        yield from filter(_is_computable, example.smaller())
+    if not isinstance(example, NodeExample):
+        return
+    operator = example.operator
+    node = bind(operator, [*example.inputs.values()], example.attributes)
+    parts = chain(
+        map(node.group, range(len(node.groups)) if len(node.groups) > 1 else ()),
+        _fewer_elements(node),
+        _single_precision(node),
+        _fewer_attributes(node),
+        _simple_numbers(node),
+    )
+    for part in parts:
+        if has_result(operator, part.attributes, part.scalars):
+            names = operator.input_names(len(part.groups))
+            inputs = dict(zip(names, part.inputs, strict=True))
+            yield replace(example, attributes=dict(part.attributes), inputs=inputs)
+
+
+def _is_computable(graph: RandomGraph) -> bool:
+    """Return whether onnx's reference can compute a graph."""
+    try:
+        graph.problem()
+    except Exception:  # noqa: BLE001 - the reference raises any error
+        return False
+    return True
+
+
+def _fewer_elements(node: Call[Array]) -> Iterator[Call[Array]]:
+    for number, group in enumerate(node.groups):
+        for fewer in _fewer(group):
+            yield replace(node, groups=_exchanged(node.groups, number, fewer))
+    for number, scalar in enumerate(node.scalars):
+        if scalar.ndim:
+            yield replace(node, scalars=_exchanged(node.scalars, number, scalar.reshape(())))
+
+
+def _single_precision(node: Call[Array]) -> Iterator[Call[Array]]:
+    with np.errstate(over="ignore"):
+        single = [
+            array.astype(np.float32) if array.dtype == np.float64 else array
+            for array in node.inputs
+        ]
+    if any(array.dtype == np.float64 for array in node.inputs):
+        yield bind(node.operator, single, node.attributes)
+
+
+def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
+    for item in node.operator.attributes:
+        if item.name in node.attributes and not item.required:
+            fewer = {key: value for key, value in node.attributes.items() if key != item.name}
+            yield replace(node, attributes=fewer)
+
+
+def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
+    first_tensor, arrays = len(node.scalars), node.inputs
+    # The simplest rate is 1: with a rate of 0, most errors would not affect the outputs.
+    simple = tuple(
+        np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
+        for place, array in enumerate(arrays)
+    )
+    places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
+    # First simplify all inputs but one at once: attempts may be slow, if the failure is a crash.
+    candidates = [
+        _exchanged(simple, place, arrays[place])
+        for place in (places if len(places) > 2 else ())  # noqa: PLR2004
+    ]
+    for place in places:
+        candidates.append(_exchanged(arrays, place, simple[place]))
+        ones = np.ones_like(arrays[place])
+        if place >= first_tensor and _differ(arrays[place], ones):
+            candidates.append(_exchanged(arrays, place, ones))
+    for inputs in candidates:
+        yield bind(node.operator, inputs, node.attributes)
+
+
+def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
+    """Yield groups with a part of the elements, or for one element with tensors of lower rank."""
+    shape, size = group[0].shape, group[0].size
+    full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
+    if size > 1:
+        # First try small parts: attempts may be slow, if the failure is a crash.
+        for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
+            for places in np.array_split(np.arange(size), number):
+                yield tuple(tensor[places] for tensor in full)
+    elif size == 1 and shape:
+        yield tuple(tensor.reshape(()) for tensor in full)
+    elif len(shape) > 1:
+        yield full
+
+
+def _differ(left: Array, right: Array) -> bool:
+    return left.tobytes() != right.tobytes()
+
+
+def _exchanged(members: tuple[T, ...], place: int, member: T) -> tuple[T, ...]:
+    return (*members[:place], member, *members[place + 1 :])
+
+
+@contextmanager
+def open_search(
+    task: Task,
+    interruption: Interruption,
+    tell: Callable[[str], None] = lambda _: None,
+    open_progress: OpenProgress = hide_progress,
+) -> Iterator[Search]:
+    """Start the backend and yield a search; shut the backend down afterwards.
+
+    Args:
+        task: the examples, the backend and the limits of the search.
+        interruption: set when the user interrupts the search.
+        tell: called with each warning, before the search begins.
+        open_progress: opens a progress display while an adapter is installed.
+
+    Raises:
+        UsageError: if the backend specification is invalid, or hypothesis is not installed.
+        BackendUnavailable: if the backend does not start.
+    """
+    limits = task.execution.limits
+    if task.seconds is not None:
+        limits = replace(limits, timeout=min(limits.timeout, task.seconds))
+    execution = replace(task.execution, limits=limits, jobs=1)
+    opened = open_executors(
+        [task.backend], execution, interruption, cluster=task.cluster, open_progress=open_progress
+    )
+    with opened as (executor,):
+        if find_spec("hypothesis") is None:
+            raise UsageError("fuzzing needs hypothesis", hint='pip install "onnxopt[fuzz]"')
+        if weak := weak_isolation(execution, [task.backend]):
+            tell(weak)
+        executor.ready()
+        kind = ClusterSearch if task.cluster else Search
+        yield kind(task, executor, interruption)
+
+
+class ClusterSearch(Search):
+    """A search by all workers of a cluster."""
+
+    def _may_have_new(self, portions: Portions) -> Iterator[bool]:
+        workers = cast("Remote", self._executor).workers
+        sent = _Requests(self._task, self.findings, portions, self._end)
+
+        def stop() -> bool:
+            return monotonic() >= self._end
+
+        function = f"{__name__}:has_new"
+        for is_new in workers.spread(function, sent, lambda _, value: bool(value), stop=stop):
+            if isinstance(is_new, LostError):
+                raise BackendUnavailable(f"workers lost with their machines: {is_new}")
+            yield is_new
+
+
+class _Requests(Sequence[dict[str, Any]]):
+    """Requests to search the portions of a task.
+
+    A request is created when it is sent, with the failures known and the time left at that moment.
+    """
+
+    def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
+        self._task, self._findings, self._portions, self._end = task, findings, portions, end
+
+    def __len__(self) -> int:
+        return len(self._portions.numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        task, number = self._task, self._portions.numbers[place]
+        return {
+            "operators": [*(operator.name for operator in task.operators), *task.generated],
+            "single_nodes": task.single_nodes,
+            "graphs": task.graphs,
+            "seed": task.seed,
+            "number": number,
+            "size": self._portions.size(number),
+            "seconds": None if task.seconds is None else self._end - monotonic(),
+            "known": [
+                [*astuple(kind), explanation and explanation_to_json(explanation)]
+                for kind, explanation in list(self._findings.all.items())
+            ],
+        }
+
+
+def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
+    """Return, on a worker, whether a portion contains a failure of a new kind.
+
+    Args:
+        executors: one executor, that of the backend.
+        portion: the request, an element of :class:`_Requests`.
+    """
+    (executor,) = executors
+    with tempfile.TemporaryDirectory() as memory:
+        chosen = chosen_operators(portion["operators"])
+        task = Task(
+            chosen.operators,
+            executor.specification.given,
+            Execution(),
+            portion["seed"],
+            examples=None,
+            seconds=portion["seconds"],
+            memory=Path(memory),
+            generated=chosen.generated,
+            single_nodes=portion["single_nodes"],
+            graphs=portion["graphs"],
+        )
+        search = Search(task, executor, Interruption())
+        for *kind, explanation in portion["known"]:
+            search.findings.all[FailureKind(*kind)] = explanation and explanation_from_json(
+                explanation
+            )
+        return search.has_new(portion["number"], portion["size"])

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from places import PLUGINS
 
-from onnxopt_cli.fuzz import cluster_search
+from onnxopt_cli.fuzz import search
 
 INJECTED = PLUGINS / "injected.py"
 COUNTING_BACKEND = """
@@ -334,7 +334,7 @@ def test_ctrl_c_ends_the_search_and_keeps_findings(workplace):
 
 
 def test_missing_hypothesis_is_an_error_with_a_hint(fuzz, monkeypatch):
-    monkeypatch.setattr(cluster_search, "find_spec", lambda _: None)
+    monkeypatch.setattr(search, "find_spec", lambda _: None)
     answer = fuzz("numpy")
     assert answer.code == 2
     assert 'pip install "onnxopt[fuzz]"' in answer.err

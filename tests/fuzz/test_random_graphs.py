@@ -13,8 +13,7 @@ from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.compare import largest_share
-from onnxopt_cli.fuzz.findings import VALUES, FailureKind, Finding, Trial
-from onnxopt_cli.fuzz.kept_cases import keep
+from onnxopt_cli.fuzz.findings import VALUES, FailureKind, Finding, Trial, keep
 from onnxopt_cli.fuzz.random_graph import RandomGraph, seeded_graph
 from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
