@@ -50,8 +50,7 @@ def command(
     Exits with 0 if the site has a result of every case, whether it passes or not; with 4 if a
     backend could not be started, which the site also states.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.scoreboard.case_tiers import operator_rows, tier_cases
-    from onnxopt_cli.scoreboard.measure import Conditions, measure
+    from onnxopt_cli.scoreboard.measure import Conditions, measure, operator_rows, tier_cases
     from onnxopt_cli.scoreboard.result_store import make_folder
     from onnxopt_cli.scoreboard.score_model import read_scores
     from onnxopt_cli.scoreboard.scoreboard_file import Tier, read_scoreboard_file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxopt_cli.scoreboard.case_tiers import (
+from onnxopt_cli.scoreboard.measure import (
     QUICK_CASES,
     SEVERAL_OPERATORS,
     operator_rows,
