@@ -22,13 +22,14 @@ from onnxopt_cli.cases.onnx.node_model import (
 )
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.run.vacuity import ProbeNotRunError, VacuityCheck
-from onnxopt_cli.suites.collect import collect
-from onnxopt_cli.suites.plain_node import (
+from onnxopt_cli.run.vacuity import (
+    ProbeNotRunError,
+    VacuityCheck,
     computes,
     is_trivial,
     plain_pair,
 )
+from onnxopt_cli.suites.collect import collect
 
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")
