@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.workers import worker_messages, worker_process
+from onnxopt_cli.workers import worker, worker_messages
 
 pytestmark = [
     pytest.mark.isolated,
@@ -100,7 +100,7 @@ def no_room(*_):
 
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
-    [(worker_process, "create_memory_file", lambda: -1), (worker_messages.os, "pwrite", no_room)],
+    [(worker, "create_memory_file", lambda: -1), (worker_messages.os, "pwrite", no_room)],
 )
 def test_values_pass_through_the_channel_without_shared_memory(
     workplace, onnxopt, monkeypatch, module, name, instead

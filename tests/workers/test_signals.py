@@ -115,7 +115,7 @@ def test_terminated_audit_leaves_no_process_and_shows_no_traceback(tmp_path, num
 FORKED = """\
 import os, signal
 from onnxopt_cli.core import helper_process
-from onnxopt_cli.workers import parallel
+from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import stop_by_raising
 
 begin = helper_process.begin_helper
@@ -126,7 +126,7 @@ def ended(parent):
 
 helper_process.begin_helper = ended
 stop_by_raising()
-print(list(parallel.parallel(abs, [1, -2, 3], 2, 1)))
+print(list(parallel(abs, [1, -2, 3], 2, 1)))
 """
 
 
