@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.yaml_syntax import (
@@ -41,10 +40,6 @@ from onnxopt_cli.run.judge import other_defect
 from onnxopt_cli.suites.collect import require_version
 
 T = TypeVar("T")
-
-#: Returns how a failure differs from that of known mistakes; see
-#: :func:`onnxopt_cli.run.reproduce.unlike_mistakes`.
-UnlikeMistakes: TypeAlias = Callable[[Result, Sequence[str]], str]
 
 #: The word for the expectation of an unstable outcome.
 FLAKY = "flaky"
@@ -138,26 +133,6 @@ class Entry:
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
         return outcome in self.outcomes or (outcome == Outcome.PASS and FLAKY in self.outcomes)
-
-    def other_failure(self, result: Result, unlike_mistakes: UnlikeMistakes) -> str:
-        """Return how an allowed result differs from the failure that the entry describes.
-
-        Args:
-            result: the result.
-            unlike_mistakes: returns how a failure differs from that of known mistakes.
-
-        Returns:
-            The difference in words; empty if there is no difference, or if the entry does not
-            describe a failure.
-        """
-        if result.outcome is not Outcome.FAIL or not (self.mistakes or self.outputs):
-            return ""
-        if defect := other_defect(result):
-            return defect
-        wrong = [diff.name for diff in result.wrong]
-        if self.outputs and {*wrong} != self.outputs:
-            return f"wrong outputs: {', '.join(wrong) or 'none'}"
-        return unlike_mistakes(result, self.mistakes) if self.mistakes else ""
 
     def __str__(self) -> str:
         why = ", ".join(filter(None, (self.reason, self.issue)))
@@ -398,7 +373,7 @@ class Expectations:
         entry = None if must_pass else self.entry(result.case, backend)
         difference = ""
         if entry is not None and entry.allows(result):
-            difference = entry.other_failure(result, partial(self.unlike_mistakes, case))
+            difference = self._difference(entry, result, case)
             standing = Standing.CHANGED if difference else Standing.EXPECTED
         elif result.flaky:
             standing = Standing.FLAKY
@@ -412,6 +387,20 @@ class Expectations:
             standing = Standing.UNEXPECTED_FAIL if harmless else Standing.CHANGED
         expectation = "; but ".join(filter(None, (must_pass or str(entry or ""), difference)))
         return replace(result, standing=standing, expectation=expectation)
+
+    def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
+        """Return how an allowed result differs from the failure that its entry describes.
+
+        The difference is empty if there is none, or if the entry does not describe a failure.
+        """
+        if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
+            return ""
+        if defect := other_defect(result):
+            return defect
+        wrong = [diff.name for diff in result.wrong]
+        if entry.outputs and {*wrong} != entry.outputs:
+            return f"wrong outputs: {', '.join(wrong) or 'none'}"
+        return self.unlike_mistakes(case, result, entry.mistakes) if entry.mistakes else ""
 
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
         """Return how a failure differs from that of known mistakes; empty if it does not."""
