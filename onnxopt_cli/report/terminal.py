@@ -57,6 +57,26 @@ _CONFORMITY_STYLES = {
 }
 _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), strict=True))
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
+# The largest number of rows in the table of causes.
+_MAX_CAUSES = 12
+# The number of these rows that are reserved for the most frequent of the remaining causes.
+_MAX_FREQUENT_CAUSES = 3
+# The largest number of rows in the summary.
+_MAX_ROWS = 18
+# Limits of a panel: elements of the worst output, lines that the backend printed, names of other
+# outputs, characters of the case's description.
+_MAX_ELEMENTS = 3
+_MAX_PRINTED_LINES = 3
+_MAX_NAMES = 6
+_MAX_ABOUT_CHARS = 200
+# The columns of a panel's border that its title cannot occupy.
+_BORDER_COLUMNS = 6
+# A width that exceeds that of any terminal.
+_WIDE_COLUMNS = 10_000
+# The verdict states the time of the search for explanations if that is longer.
+_LONG_SECONDS = 1.0
+# The largest number of operators that are named although they were not fully examined.
+_MAX_UNEXAMINED = 5
 
 
 def outcome_text(result: Result) -> Text:
@@ -422,10 +442,6 @@ def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text
     return lines
 
 
-# At most this number of operators is named that the search for known mistakes did not reach.
-_MAX_UNEXAMINED = 5
-
-
 def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     """Yield a line for each explanation, and the commands that show its known mistakes."""
     for backend in dict.fromkeys(explanation.backend for explanation in explanations):
@@ -474,23 +490,3 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     # Only comparisons of repeated runs have slower cases.
     named = [kind for kind in Direction if counts[kind] or kind is not Direction.SLOWER]
     return Text(in_words({kind: counts[kind] for kind in named}))
-
-
-#: The largest number of rows in the table of causes.
-_MAX_CAUSES = 12
-#: The number of these rows that are reserved for the most frequent of the remaining causes.
-_MAX_FREQUENT_CAUSES = 3
-#: The largest number of rows in the summary.
-_MAX_ROWS = 18
-#: Limits of a panel: elements of the worst output, lines that the backend printed, names of other
-#: outputs, characters of the case's description.
-_MAX_ELEMENTS = 3
-_MAX_PRINTED_LINES = 3
-_MAX_NAMES = 6
-_MAX_ABOUT_CHARS = 200
-#: The columns of a panel's border that its title cannot occupy.
-_BORDER_COLUMNS = 6
-#: A width that exceeds that of any terminal.
-_WIDE_COLUMNS = 10_000
-#: The verdict states the time of the search for explanations if that is longer.
-_LONG_SECONDS = 1.0

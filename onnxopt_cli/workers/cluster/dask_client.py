@@ -166,7 +166,12 @@ class Cluster:
         self._loop.run_forever()
 
     async def _connect(self) -> None:
-        import dask
+        """Connect to the scheduler, or start a local cluster.
+
+        Raises:
+            UsageError: if certificates are missing or not usable.
+            BackendUnavailable: if no scheduler responds.
+        """
         import distributed
 
         # This module reports lost connections itself.
@@ -174,22 +179,12 @@ class Cluster:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         # Many functions of distributed have no type annotations.
         module: Any = distributed
-        make, security = self._stack.enter_async_context, self._security(module)
+        security = self._security(module)
         try:
-            where = None
-            if self.local:
-                folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
-                self._stack.callback(folder.cleanup)
-                # Parts of Dask without a folder of their own use this one.
-                self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
-                where = await make(module.LocalCluster(
-                    n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
-                    host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
-                    silence_logs=logging.CRITICAL, asynchronous=True,
-                ))  # fmt: skip
+            where = await self._start_local(module) if self.local else self._where
             # Dask's own timeout does not apply if the peer connects and sends nothing.
             self.client = module.Client(
-                where or self._where, asynchronous=True, security=security,
+                where, asynchronous=True, security=security,
                 timeout=_SCHEDULER_SECONDS, set_as_default=False,
             )  # fmt: skip
             self._stack.push_async_callback(self.client.close)
@@ -204,6 +199,20 @@ class Cluster:
         else:
             return
         raise BackendUnavailable(printable(f"no scheduler responds at {self._where}: {reason}"))
+
+    async def _start_local(self, distributed: Any) -> Any:
+        """Start a cluster on this machine; closing the connection ends it."""
+        import dask
+
+        folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
+        self._stack.callback(folder.cleanup)
+        # Parts of Dask without a folder of their own use this one.
+        self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
+        return await self._stack.enter_async_context(distributed.LocalCluster(
+            n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
+            host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
+            silence_logs=logging.CRITICAL, asynchronous=True,
+        ))  # fmt: skip
 
     def _security(self, distributed: Any) -> Any:
         """Return the certificates for a TLS address; None for other addresses.
@@ -366,28 +375,42 @@ class _Work(Generic[Done]):
             if workers == 1 or address not in self._losses[index]:
                 self._retries.remove(index)
                 return [index]
-        remaining = [*map(len, self.parts)]
-        part = self._part_of_worker.get(address, 0)
-        if address not in self._part_of_worker or not remaining[part]:
-            workers_of_part = Counter(self._part_of_worker.values())
-            part = max(
-                range(len(remaining)),
-                key=lambda number: remaining[number] / (1 + workers_of_part[number]),
-            )
-            self._part_of_worker[address] = part
-        seconds = max(_BATCH_SECONDS, _CLIENT_SECONDS_PER_BATCH * workers)
-        size = int(seconds / self._seconds_per_item) if self._seconds_per_item else 1
-        # Each worker gets several batches, so that all finish at about the same time.
-        fair_size = -(-remaining[part] // (2 * max(workers, 1)))
-        size = max(1, min(size, _MAX_BATCH_ITEMS, fair_size))
+        part = self._part_for(address)
         first, last = self.parts[part].start, self.parts[part].stop
-        end = first + min(size, remaining[part])
+        size = self._batch_size(last - first, workers)
+        end = first + min(size, last - first)
         if end < last:
             # End the batch between two files if possible: a split file may be read twice.
             ends = range(end, first + size // 2, -1)
             end = next((index for index in ends if self.files(index - 1) != self.files(index)), end)
         self.parts[part] = range(end, last)
         return [*range(first, end)]
+
+    def _part_for(self, address: str) -> int:
+        """Return the part to which a worker is assigned; assign another if its part is finished."""
+        remaining = [*map(len, self.parts)]
+        part = self._part_of_worker.get(address)
+        if part is None or not remaining[part]:
+            workers_of_part = Counter(self._part_of_worker.values())
+            part = max(
+                range(len(remaining)),
+                key=lambda number: remaining[number] / (1 + workers_of_part[number]),
+            )
+            self._part_of_worker[address] = part
+        return part
+
+    def _batch_size(self, remaining: int, workers: int) -> int:
+        """Return the number of items of a batch.
+
+        Args:
+            remaining: number of items of the part that are not assigned yet.
+            workers: number of workers.
+        """
+        seconds = max(_BATCH_SECONDS, _CLIENT_SECONDS_PER_BATCH * workers)
+        size = int(seconds / self._seconds_per_item) if self._seconds_per_item else 1
+        # Each worker gets several batches, so that all finish at about the same time.
+        fair_size = -(-remaining // (2 * max(workers, 1)))
+        return max(1, min(size, _MAX_BATCH_ITEMS, fair_size))
 
     def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
         """Return the request for a batch, and the files that it needs."""
