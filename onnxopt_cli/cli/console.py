@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
+# A width that exceeds that of any table.
+_WIDE_COLUMNS = 10_000
+# A valid value of the variable COLUMNS.
+_COLUMNS = re.compile("[0-9]{1,4}")
+# Widths of a stream that is not a terminal: the default, and the minimum.
+_PIPE_COLUMNS = 80
+_MIN_COLUMNS = 20
+#: The interval of progress lines, which replace the bar if the stream is not a terminal.
+TELL_SECONDS = 15.0
+
+
 class _Console(Console):
     """A console that raises an error on a broken pipe.
 
@@ -72,15 +83,6 @@ def _console(*, stderr: bool) -> _Console:
 #: text, and is 80 columns wide or as wide as the variable COLUMNS states.
 stdout = partial(_console, stderr=False)
 stderr = partial(_console, stderr=True)
-
-
-# A width that exceeds that of any table.
-_WIDE_COLUMNS = 10_000
-_COLUMNS = re.compile("[0-9]{1,4}")
-_PIPE_COLUMNS = 80
-_MIN_COLUMNS = 20
-#: The interval of progress lines, which replace the bar if the stream is not a terminal.
-TELL_SECONDS = 15.0
 
 
 class ProgressDisplay(Progress):
