@@ -12,10 +12,8 @@ from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_of, options_of
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import InvalidCase, UsageError
+from onnxopt_cli.errors import BackendUnavailable, InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
-
-_NOT_STARTED = 4
 
 
 @click.command("scoreboard")
@@ -98,4 +96,8 @@ def command(
     console.print_line(f"site: {printable(str(scoreboard.site / 'index.html'))}")
     if collection.problems:
         return 2
-    return _NOT_STARTED if any(column.failed_starts for column in scores.columns) else 0
+    return (
+        BackendUnavailable.exit_code
+        if any(column.failed_starts for column in scores.columns)
+        else 0
+    )

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -57,7 +57,7 @@ from onnxopt_cli.run.executors import (
     weak_isolation,
 )
 from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
-from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header
+from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header, time_now
 from onnxopt_cli.run.log.log_reader import Log, complete_row, read_log
 from onnxopt_cli.run.log.log_writer import LogWriter, footer
 from onnxopt_cli.run.runner import (
@@ -85,7 +85,6 @@ VERSIONS = {
     "ml_dtypes": ml_dtypes.__version__,
 }
 _CPU_INFO = Path("/proc/cpuinfo")
-_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 # Environment variables of CI servers; the first that is set counts.
 _COMMIT_VARIABLES = (
     "GITHUB_SHA",
@@ -123,10 +122,6 @@ def processor() -> str:
         if model := re.search(r"^(?:model name|Model)\s*:\s*(.+)$", text, re.MULTILINE):
             return printable(model[1].strip())
     return printable(platform.processor())
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime(_TIME_FORMAT)
 
 
 @contextmanager
@@ -300,7 +295,7 @@ class Session:
             backends=tuple(self._backends.values()),
             options=config.to_json(),
             results=(),
-            started=_now(),
+            started=time_now(),
             hostname=platform.node(),
             origin=_ci_origin(os.environ),
             left_out=left_out,
@@ -346,7 +341,7 @@ class Session:
         self._take(log)
         if not log.finished:
             self._writer = LogWriter.append(path, log.size, log.digest)
-            self._writer.write({"record": "resume", "at": _now()})
+            self._writer.write({"record": "resume", "at": time_now()})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
         """Yield the results of each case, one for each backend: resumed ones first."""
@@ -411,7 +406,7 @@ class Session:
         problems = tuple(dict.fromkeys((*plan.problems, *faults)))
         results = tuple(self.results.values())
         is_logged = self._log and self._log.finished
-        ended = self._log.record.ended if is_logged and self._log else _now()
+        ended = self._log.record.ended if is_logged and self._log else time_now()
         code = exit_code(results, problems, findings, part=self.config.shard is not None)
         record = replace(
             self._record,

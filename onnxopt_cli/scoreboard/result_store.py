@@ -20,10 +20,10 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import PROCESSOR, BackendIdentity, RunRecord
-from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import clipped, printable
-from onnxopt_cli.errors import Fault, UsageError
-from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header
+from onnxopt_cli.errors import BackendUnavailable, Fault, UsageError
+from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header, time_now
 from onnxopt_cli.run.log.log_reader import Log, read_log
 from onnxopt_cli.run.log.log_writer import footer, record_line
 from onnxopt_cli.run.session import VERSIONS, processor
@@ -33,9 +33,6 @@ from onnxopt_cli.scoreboard.scoreboard_file import ScoredBackend
 _LOG_SUFFIX = ".jsonl"
 #: Folder of the records of failed starts, beside the folders of versions.
 NOT_STARTED_FOLDER = "not-started"
-_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
-# The exit code in the log of a backend that did not start.
-_NOT_STARTED_CODE = 4
 _MAX_MESSAGE_CHARS = 2000
 
 
@@ -137,7 +134,7 @@ class ResultStore:
         path = self._not_started_file(specification)
         backends = (BackendIdentity(specification, ""),)
         header = Header(
-            started=datetime.now(UTC).strftime(_TIME_FORMAT),
+            started=time_now(),
             versions={**VERSIONS, PROCESSOR: processor()},
             backends=backends,
             cases=CaseList.of([], FileSnapshot()),
@@ -152,7 +149,7 @@ class ResultStore:
             header.options,
             (),
             problems=(fault,),
-            exit_code=_NOT_STARTED_CODE,
+            exit_code=BackendUnavailable.exit_code,
         )
         make_folder(path.parent)
         write_atomically(path, [record_line(header.to_json()), record_line(footer(record))])
@@ -182,12 +179,6 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot create {printable(str(folder))}: {reason}") from error
 
 
-def ran_cases(log: Log) -> list[str]:
-    """Return the ids of the cases in a log, in the order of the log."""
-    ids = dict.fromkeys(case for case, _ in log.results)
-    return [case for case in ids if case not in OUTSIDE_IDS]
-
-
 def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
     """Return whether a log is finished, and all of its cases still exist unchanged.
 
@@ -196,7 +187,7 @@ def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bo
         cases: the present cases by id.
         snapshot: the digests of their files.
     """
-    ids = ran_cases(log)
+    ids = log.case_ids
     if not log.finished or any(case not in cases for case in ids):
         return False
     return CaseList.of([cases[case] for case in ids], snapshot) == log.header.cases

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -53,6 +54,11 @@ MAX_HASHED_BYTES = 16 << 30
 # A message names at most this number of files.
 _MAX_NAMED_FILES = 5
 _CHANGED = "changed during the run"
+
+
+def time_now() -> str:
+    """Return the present time in the form of a log, as in ``2026-01-31T23:59:59.012345Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from onnxopt_cli.core.record import (
 )
 from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
-    OUTSIDE_IDS,
     Result,
     worse,
 )
@@ -114,22 +113,17 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
             yield f"{name} is of another run than {first_name}; differences: {listed}"
         if shards.setdefault(shard.index, log) is not log:
             yield f"{name} is shard {shard}, and so is {printable(str(shards[shard.index].path))}"
-        misplaced = [case for case in _cases(log) if not shard.holds(case)]
+        misplaced = [case for case in log.case_ids if not shard.holds(case)]
         if misplaced:
             yield f"{name} is shard {shard}, to which {printable(misplaced[0])} does not belong"
     count = first.header.shard.count if first.header.shard else 0
     missing = [index for index in range(1, count + 1) if index not in shards]
-    ran = {case for log in logs for case in _cases(log)}
+    ran = {case for log in logs for case in log.case_ids}
     if missing:
         listed = ", ".join(f"{index}/{count}" for index in missing[:_MAX_LISTED_SHARDS])
         yield f"missing: {listed}{' and more' * (len(missing) > _MAX_LISTED_SHARDS)}"
     elif len(ran) != first.header.cases.count:
         yield f"the shards have results of {len(ran)} cases, the run has {first.header.cases.count}"
-
-
-def _cases(log: Log) -> list[str]:
-    ids = dict.fromkeys(case for case, _ in log.results)
-    return [case for case in ids if case not in OUTSIDE_IDS]
 
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:

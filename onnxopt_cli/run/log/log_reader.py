@@ -83,6 +83,12 @@ class Log:
         return self.footer is not None and self.footer["exit_code"] in ENDS
 
     @property
+    def case_ids(self) -> list[str]:
+        """The ids of the cases with a result, in the order of the log."""
+        ids = dict.fromkeys(case for case, _ in self.results)
+        return [case for case in ids if case not in OUTSIDE_IDS]
+
+    @property
     def record(self) -> RunRecord:
         """The run as data."""
         footer = self.footer or {}
