@@ -14,7 +14,7 @@ from onnxopt_cli.cli.console import ProgressDisplay, stdout
 from onnxopt_cli.core.text import command_line, printable
 from onnxopt_cli.fuzz.findings import FailureKind, Finding
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.view.repeat_command import operator_options, path_target
+from onnxopt_cli.report.view.result_view import operator_options, path_target
 
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster

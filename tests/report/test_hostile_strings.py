@@ -36,7 +36,7 @@ from onnxopt_cli.report.terminal import (
     failure_panel,
     summary_table,
 )
-from onnxopt_cli.report.view.repeat_command import repeat_command
+from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
 # Commands to GitHub, Azure and TeamCity. Before a command, runners ignore characters that .NET

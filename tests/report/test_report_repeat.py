@@ -11,7 +11,7 @@ from places import REPOSITORY
 from two_cases import CASE
 
 from onnxopt_cli.core.record_json import result_from_json
-from onnxopt_cli.report.view.repeat_command import repeat_command
+from onnxopt_cli.report.view.result_view import repeat_command
 
 
 @pytest.fixture

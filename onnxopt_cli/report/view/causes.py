@@ -27,8 +27,7 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.interpret.formula_text import formula_difference
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.report.view.repeat_command import operator_options
-from onnxopt_cli.report.view.result_view import remark
+from onnxopt_cli.report.view.result_view import operator_options, remark
 
 _DIGITS = re.compile(r"\d+")
 # The message of a trajectory begins with its first wrong step.

@@ -14,7 +14,7 @@ from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.report.view.repeat_command import verdict_options
+from onnxopt_cli.report.view.result_view import verdict_options
 
 # The ranks of outcomes, the best first; outcomes that are not listed have the worst rank.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
