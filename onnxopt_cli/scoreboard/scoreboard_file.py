@@ -33,7 +33,7 @@ from onnxopt_cli.backends.configuration import (
     place_of_key,
     relative,
 )
-from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.backends.specification import ADAPTER, parse_specification
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import UsageError
@@ -42,7 +42,6 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_LABEL_CHARS = 60
 _FIELDS = ("title", "suites", "tier", "results", "site", "older-opsets", "backends")
 _VERSIONS = "versions"
-_ADAPTER = "adapter:"
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 # The backends that support every opset.
 _ALL_OPSETS = ("numpy", "onnx-reference")
@@ -237,7 +236,7 @@ class _Reader:
         if _VERSIONS in table:
             versions = self._texts_of(table, *place, _VERSIONS)
             backend = str(table.get("backend"))
-            if not backend.startswith(_ADAPTER) or "@" in backend:
+            if not backend.startswith(ADAPTER) or "@" in backend:
                 problem = "versions need a backend of the form adapter:NAME, without @VERSION"
                 self._report(problem, *place, _VERSIONS)
                 return ()

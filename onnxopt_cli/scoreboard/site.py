@@ -9,8 +9,8 @@
     cases/NAME.html#CASE      the cases of an operator; the address selects one
     badges/NAME.json          shields.io endpoints
 
-Untrusted text is escaped, see :mod:`onnxopt_cli.report.html`. The content security policy
-of each page admits only the style and the script of the site.
+Untrusted text is escaped, see :mod:`onnxopt_cli.report.html`. The content security policy of each
+page admits only the style and the script of the site.
 """
 
 from __future__ import annotations

@@ -478,7 +478,7 @@ class WorkerGroup:
     Args:
         cluster: the connection to the workers.
         opener: the module and function to call on each worker, as in :class:`Setup`.
-        terms: the argument of that function.
+        settings: the argument of that function.
         patience: time limit of a worker for one item in seconds; None for no limit.
 
     Attributes:
@@ -486,7 +486,7 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, cluster: Cluster, opener: str, terms: object, patience: float | None = None
+        self, cluster: Cluster, opener: str, settings: object, patience: float | None = None
     ) -> None:
         from onnxopt_cli.operators.registry import registry
 
@@ -494,7 +494,7 @@ class WorkerGroup:
         self._cluster = cluster
         operators = [real_place(path) for path in registry().files]
         folder = str(Path.cwd())
-        setup = Setup(cluster.versions, opener, terms, folder, cluster.local, operators)
+        setup = Setup(cluster.versions, opener, settings, folder, cluster.local, operators)
         self._setup = pickle.dumps(setup)
         self._run = f"run-{uuid4().hex}"
         self._workers: dict[str, _Worker] = {}

@@ -31,8 +31,8 @@ from onnxopt_cli.core.ci_channels import without_ci_channels
 
 #: Responds to a request, given as its JSON and its raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
-#: Opens the backends of a run, given the terms of a setup and the tree of files; yields the hello
-#: message and the handler.
+#: Opens the backends of a run, given the settings of a setup and the tree of files; yields the
+#: hello message and the handler.
 Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Handler]]]
 
 # Time limit for the process to end after SIGTERM.
@@ -47,7 +47,7 @@ class Setup:
     Attributes:
         versions: required versions, from :func:`versions`.
         opener: module and function, joined by a colon, of an :data:`Opener`.
-        terms: the first argument of the opener: the settings of the run.
+        settings: the first argument of the opener.
         folder: the client's current folder.
         local: whether to use that folder itself, not a copy of it.
         operators: operator files, as absolute paths on the client.
@@ -55,7 +55,7 @@ class Setup:
 
     versions: Mapping[str, str]
     opener: str
-    terms: Any
+    settings: Any
     folder: str
     local: bool
     operators: Sequence[str]
@@ -221,7 +221,7 @@ def main(descriptor: int) -> None:
                 raise UsageError(f"has {', '.join(differences)}")
             module, _, name = setup.opener.partition(":")
             opener: Opener = getattr(import_module(module), name)
-            with opener(setup.terms, tree) as (hello, respond):
+            with opener(setup.settings, tree) as (hello, respond):
                 connection.send_bytes(json.dumps({"hello": hello}).encode())
                 while True:
                     head, _, payload = connection.recv_bytes().partition(b"\n")
