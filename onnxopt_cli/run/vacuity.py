@@ -171,7 +171,7 @@ class VacuityCheck:
         if (*key, types) not in findings:
             finding = _run_probe_cases(executor, node.op_type, self.probe_cases, types)
             if finding == _NO_PROBE and types is None:
-                # Imported late: generating onnx's cases takes long.
+                # Imported late, because few runs need onnx's node cases.
                 from onnxopt_cli.cases.onnx.corpora import corpus
 
                 cases = corpus("onnx-node")[0]
