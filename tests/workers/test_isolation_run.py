@@ -224,7 +224,7 @@ print(sorted(name for name in sys.modules if name.startswith("onnxopt_cli.worker
 def test_run_in_process_imports_no_code_of_worker_processes(tmp_path):
     command = [sys.executable, "-c", IN_PROCESS]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    signals, limits, forked = (
-        f"onnxopt_cli.workers.{name}" for name in ("interruption", "processes", "parallel")
-    )
-    assert run.stdout.splitlines()[-1] == str([signals, forked, limits])
+    modules = [
+        f"onnxopt_cli.workers.{name}" for name in ("forked_processes", "interruption", "processes")
+    ]
+    assert run.stdout.splitlines()[-1] == str(modules)
