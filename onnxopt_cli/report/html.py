@@ -27,7 +27,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
 from onnxopt_cli.report.view.result_view import printed_text
-from onnxopt_cli.report.view.run_view import RunView, operator_of
+from onnxopt_cli.report.view.run_view import WITHOUT_RESULT, RunView, operator_of
 from onnxopt_cli.report.view.verdict import (
     EXPECTED_FAILURE,
     LABELS,
@@ -240,7 +240,13 @@ def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
     by_operator: dict[str, dict[str, tuple[str, str]]] = {}
     for row in view.operators:
         expected = row.counts.get(EXPECTED_FAILURE, 0)
-        look = "bad" if row.failing > expected else "known" if expected else "good"
+        without_result = sum(row.counts.get(outcome.value, 0) for outcome in WITHOUT_RESULT)
+        if row.failing > expected + without_result:
+            look = "bad"
+        elif without_result:
+            look = "unsupported"
+        else:
+            look = "known" if expected else "good"
         by_operator.setdefault(row.operator, {})[row.backend] = in_words(row.counts), look
     names = [backend.name for backend in view.record.backends]
     return [

@@ -52,7 +52,7 @@ _QUALIFICATIONS = {
     "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
 }
 # Outcomes without a wrong result. Their reasons are listed separately from failures.
-_WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
+WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 _NO_CAPABILITY = "none of these"
 
 
@@ -200,7 +200,7 @@ class RunView:
     def failures(self) -> tuple[Result, ...]:
         """The results that are not as expected, without unsupported ones."""
         return tuple(
-            result for result in self.nonconforming if result.outcome not in _WITHOUT_RESULT
+            result for result in self.nonconforming if result.outcome not in WITHOUT_RESULT
         )
 
     @cached_property
@@ -381,7 +381,7 @@ class RunView:
 
         def rank(result: Result) -> tuple[bool, int]:
             number = next(numbers[result.backend, result.operators, label(result)])
-            return result.outcome in _WITHOUT_RESULT, number
+            return result.outcome in WITHOUT_RESULT, number
 
         return tuple(map(self.result, sorted(self.nonconforming, key=rank)))
 
