@@ -162,7 +162,7 @@ def lrn(operands: Operands, attributes: Attributes, version: int) -> Sequence[Te
     """Divide by a power of the mean square in a region of the channels."""
     del version
     source, size = _exact(operands[0]), attributes["size"]
-    alpha, beta, bias = attributes["alpha"], attributes["beta"], attributes["bias"]
+    alpha, beta, bias = attributes["alpha"], attributes.get("beta", 0.75), attributes["bias"]
     before, after = (size - 1) // 2, size // 2
     result = np.zeros_like(source)
     for channel in range(source.shape[1]):
@@ -468,12 +468,117 @@ def shrink(operands: Operands, attributes: Attributes, version: int) -> Sequence
 
 
 def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return "a zero sized tensor" for a scalar, with a column if the scalar is not zero."""
+    """The coordinates of the elements that are not zero, one column each; a scalar has none."""
     del attributes, version
     (source,) = operands
-    if source.ndim:
-        raise NotImplementedError("NonZero of an axis")
-    return [np.zeros((0, int(source != 0)), np.int64)]
+    places = [place for place in np.ndindex(*source.shape) if source[place] != 0]
+    return [np.array(places, np.int64).reshape(len(places), source.ndim).T]
+
+
+def integer_quotient(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Quotients of unsigned integers, rounded down, in Python's unlimited integers."""
+    del attributes, version
+    return [_of_integers(lambda dividend, divisor: dividend // divisor, operands)]
+
+
+def integer_remainder(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Remainders of unsigned integers."""
+    del version
+    _require({"fmod": 0, **attributes}, fmod=0)
+    return [_of_integers(lambda dividend, divisor: dividend % divisor, operands)]
+
+
+def shift_left(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Shift the bits of unsigned integers to the left; bits beyond the type are lost."""
+    del version
+    _require(attributes, direction="LEFT")
+    bits = 8 * operands[0].dtype.itemsize
+    return [_of_integers(lambda number, shift: (number << shift) % (1 << bits), operands)]
+
+
+def _of_integers(function: Callable[[int, int], int], operands: Operands) -> Tensor:
+    """Apply a function to the elements of two tensors of one unsigned type."""
+    first, second = operands
+    elements = [function(int(a), int(b)) for a, b in zip(first.flat, second.flat, strict=True)]
+    return np.array(elements, first.dtype).reshape(first.shape)
+
+
+def reduce_sum(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The sum of all integers; the reduced axes keep a length of 1."""
+    del version
+    _require({"keepdims": 1, **attributes}, keepdims=1)
+    (source,) = operands
+    return [np.full([1] * source.ndim, sum(map(int, source.flat)), source.dtype)]
+
+
+def reduce_sum_square(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The sum of the squares of all integers, as a scalar."""
+    del version
+    _require(attributes, keepdims=0)
+    (source,) = operands
+    return [np.array(sum(int(element) ** 2 for element in source.flat), source.dtype)]
+
+
+def global_lp_pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The Euclidean norm of each channel."""
+    del version
+    _require({"p": 2, **attributes}, p=2)
+    source = _exact(operands[0])
+    axes = tuple(range(2, source.ndim))
+    return [np.sqrt(np.square(source).sum(axes, keepdims=True))]
+
+
+def qlinear_conv(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Convolution of quantized numbers along one axis, without padding, strides and groups."""
+    del version
+    _require(attributes)
+    source, source_scale, source_zero, weight, weight_scale, weight_zero = operands[:6]
+    scale, zero, *biases = operands[6:]
+    bias = biases[0] if biases else np.zeros(weight.shape[0])
+    limits = np.iinfo(zero.dtype)
+    result = np.zeros(
+        (source.shape[0], weight.shape[0], source.shape[2] - weight.shape[2] + 1), zero.dtype
+    )
+    for batch, channel, position in np.ndindex(*result.shape):
+        window = _exact(source[batch, :, position : position + weight.shape[2]]) - source_zero
+        zero_of_weight, scale_of_weight = (
+            float(np.broadcast_to(tensor, weight.shape[:1])[channel])
+            for tensor in (weight_zero, weight_scale)
+        )
+        total = float((window * (_exact(weight[channel]) - zero_of_weight)).sum() + bias[channel])
+        quotient = total * float(source_scale) * scale_of_weight / float(scale)
+        result[batch, channel, position] = np.clip(
+            round(quotient) + int(zero), limits.min, limits.max
+        )
+    return [result]
+
+
+def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """The positions in the input of the pixels of a two-dimensional output, from -1 to 1."""
+    del version
+    _require({"align_corners": 0, **attributes}, align_corners=0)
+    theta, size = _exact(operands[0]), operands[1]
+    count, _, height, width = map(int, size)
+    result = np.zeros((count, height, width, 2))
+    for batch, row, column in np.ndindex(count, height, width):
+        center = [(2 * column + 1) / width - 1, (2 * row + 1) / height - 1, 1]
+        result[batch, row, column] = theta[batch] @ center
+    return [result.astype(operands[0].dtype)]
+
+
+def last_rnn_state(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """An omitted Y, and the state after the last step of each sequence, without biases."""
+    del version
+    _require(attributes, hidden_size=operands[2].shape[2])
+    source, weight, recurrence = map(_exact, operands[:3])
+    lengths = operands[4]
+    states = np.zeros((1, source.shape[1], recurrence.shape[2]))
+    for batch, length in enumerate(lengths):
+        for step in range(length):
+            states[0, batch] = np.tanh(
+                weight[0] @ source[step, batch] + recurrence[0] @ states[0, batch]
+            )
+    return [np.zeros(0), states]
 
 
 def adagrad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
@@ -495,7 +600,7 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
     for index in range(number):
         x, gradient, velocity = tensors[index::number]
         gradient = gradient + attributes["norm_coefficient"] * x
-        beta = attributes["beta"] if count > 0 else 1.0
+        beta = attributes.get("beta", 0.75) if count > 0 else 1.0
         velocity = attributes["alpha"] * velocity + beta * gradient
         nesterov = attributes["mode"] == "nesterov"
         step = gradient + attributes["alpha"] * velocity if nesterov else velocity
@@ -507,6 +612,21 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
 #: The operators of the cases.
 OPERATORS: Mapping[str, Function] = {
     "Adagrad": adagrad,
+    "Abs": lambda operands, *_: [np.abs(operands[0])],
+    "AffineGrid": affine_grid,
+    "BitShift": shift_left,
+    "Ceil": lambda operands, *_: [np.ceil(operands[0])],
+    "Div": integer_quotient,
+    "Exp": lambda operands, *_: [np.exp(_exact(operands[0]))],
+    "GlobalLpPool": global_lp_pool,
+    "HannWindow": cosine_window(0.5, 0.5),
+    "Mod": integer_remainder,
+    "QLinearConv": qlinear_conv,
+    "RNN": last_rnn_state,
+    "ReduceSum": reduce_sum,
+    "ReduceSumSquare": reduce_sum_square,
+    "Sigmoid": lambda operands, *_: [1 / (1 + np.exp(-_exact(operands[0])))],
+    "Softplus": lambda operands, *_: [np.log1p(np.exp(_exact(operands[0])))],
     "Attention": attention,
     "AveragePool": _pooled(_average),
     "BatchNormalization": batch_normalization,
@@ -577,7 +697,9 @@ def greatest_difference(computed: Tensor, stored: Tensor) -> float:
     if stored.dtype.kind == "f":
         unit = float(np.finfo(stored.dtype).eps)
     differences = [
-        0.0 if right == seen else abs(right - seen) / (unit * max(abs(right), sys.float_info.min))
+        0.0
+        if right == seen or (math.isnan(right) and math.isnan(seen))
+        else abs(right - seen) / (unit * max(abs(right), sys.float_info.min))
         for right, seen in zip(exact, rounded, strict=True)
     ]
     return max((math.inf if math.isnan(each) else each for each in differences), default=0.0)

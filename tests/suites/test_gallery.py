@@ -87,7 +87,7 @@ def test_backend_runs_the_rows_of_its_runtime(onnxopt):
 
 
 def test_other_backend_runs_all_rows(onnxopt):
-    answer = onnxopt("run", "gallery", "-b", f"python:{PLUGIN}:Right", "--operator", "LRN")
+    answer = onnxopt("run", "gallery", "-b", f"python:{PLUGIN}:Right", "--operator", "EyeLike")
     assert answer.code == 0
     assert f"1 of {len(gallery_rows())} cases from gallery" in answer.out
 
