@@ -14,7 +14,7 @@ from onnxopt_cli.backends.configuration import find_configuration, require_insta
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import CAPABILITIES, capabilities_of
-from onnxopt_cli.core.record_json import result_from_json, result_to_json
+from onnxopt_cli.core.record import result_from_json, result_to_json
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.pytest_plugin import MARKER

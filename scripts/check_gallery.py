@@ -26,7 +26,7 @@ import numpy as np
 from onnxopt_cli import OnnxoptError, Outcome, Result, load_cases
 from onnxopt_cli._api import Collection, Interruption, RunConfig, open_session
 from onnxopt_cli.backends.resolve import BUILT_IN
-from onnxopt_cli.core.diff import place
+from onnxopt_cli.core.result import place
 from onnxopt_cli.suites.gallery.gallery_suite import (
     Defect,
     Observation,

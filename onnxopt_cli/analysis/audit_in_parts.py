@@ -28,7 +28,7 @@ from onnxopt_cli.analysis.node_audit import NodeTrial, implementation_names
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.record_json import (
+from onnxopt_cli.core.record import (
     number_from_json,
     number_to_json,
     value_from_json,

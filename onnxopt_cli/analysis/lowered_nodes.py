@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxopt_cli.core import numbers
+from onnxopt_cli.core.result import short_element
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.errors import OnnxoptError
@@ -145,7 +145,7 @@ def _wrong_element(
 
     def text(tensor: Array, like: Array) -> str:
         element = np.broadcast_to(tensor, actual.shape).reshape(-1)[indices[0]]
-        return numbers.element(element.item(), describe(like))
+        return short_element(element.item(), describe(like))
 
     operands = [
         text(tensor, tensor)

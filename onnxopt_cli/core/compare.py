@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.blocks import BLOCK, in_blocks
-from onnxopt_cli.core.diff import Diff, Element
+from onnxopt_cli.core.result import Diff, Element
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
     Branch,

@@ -18,11 +18,11 @@ from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 from onnxopt_cli.config.run_config import Judging
-from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     HARMLESS,
+    Diff,
     Location,
     Outcome,
     Result,

@@ -28,7 +28,7 @@ import numpy as np
 from onnxopt_cli.backends.host import Incident
 from onnxopt_cli.config.run_config import Execution
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
-from onnxopt_cli.core.record_json import explanation_from_json, explanation_to_json
+from onnxopt_cli.core.record import explanation_from_json, explanation_to_json
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError, UsageError

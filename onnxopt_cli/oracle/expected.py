@@ -13,7 +13,7 @@ import numpy as np
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.compare import compare_outputs, surely_agrees
-from onnxopt_cli.core.diff import Diff
+from onnxopt_cli.core.result import Diff
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,

@@ -28,8 +28,7 @@ from onnxopt_cli.cases.onnx.model_check import (
 )
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.compare import compare_outputs, largest_share
-from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.result import ABSOLUTE_ONLY
+from onnxopt_cli.core.result import ABSOLUTE_ONLY, Diff
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,

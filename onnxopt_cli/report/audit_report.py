@@ -22,8 +22,8 @@ from onnxopt_cli.analysis.audit import (
 )
 from onnxopt_cli.analysis.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.analysis.injected_errors import InjectedErrors
-from onnxopt_cli.core import numbers
-from onnxopt_cli.core.record_json import number_to_json
+from onnxopt_cli.core.record import number_to_json
+from onnxopt_cli.core.result import short_element, short_error
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.operators.operator import Operator
@@ -49,7 +49,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
         yield Text(f"  ... and {hidden} more; -v shows them", style="dim")
     for verdict, case in score.false_alarms:
         text = Text.assemble(("  false alarm  ", "bold red"), f"{verdict.name}, by ")
-        yield text.append(f"{printable(case)}: error / tolerance {numbers.error(verdict.largest)}")
+        yield text.append(f"{printable(case)}: error / tolerance {short_error(verdict.largest)}")
     if verbose:
         yield from _details(score)
     yield Text()
@@ -70,7 +70,7 @@ def _counts(score: MutationScore) -> Table:
     used = "none installed"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
-        used = f"largest error / tolerance {numbers.error(most.largest)} ({most.name})"
+        used = f"largest error / tolerance {short_error(most.largest)} ({most.name})"
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column(overflow="fold")
     table.add_column(justify="right")
@@ -95,7 +95,7 @@ def _smallest_margin(score: MutationScore) -> str:
     # The ratio is infinite for an output that must be exact; it then says nothing about the margin.
     if nearest is None or not math.isfinite(nearest.largest):
         return ""
-    excess = numbers.error(nearest.largest)
+    excess = short_error(nearest.largest)
     is_lower_bound = None in nearest.excess
     amount = f"at least {excess}" if is_lower_bound else excess
     return f"smallest error / tolerance of the killed: {amount} ({nearest.name})"
@@ -173,7 +173,7 @@ def _attribute(value: Any) -> str:
         return printable(value.decode("utf-8", "backslashreplace"))
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_attribute, value))}]"
-    return numbers.element(value, "float32") if isinstance(value, float) else printable(str(value))
+    return short_element(value, "float32") if isinstance(value, float) else printable(str(value))
 
 
 def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:

@@ -22,8 +22,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from onnxopt_cli.core import numbers
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Outcome, Result, short_count, short_error
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.view.accuracy import Accuracy, merged_counts
 from onnxopt_cli.report.view.result_view import printed_text
@@ -138,7 +137,8 @@ def page_environment() -> Environment:
         anchor=anchor,
         label=label,
         in_words=in_words,
-        numbers=numbers,
+        short_count=short_count,
+        short_error=short_error,
         operator_of=operator_of,
         printed_text=printed_text,
         verdict_class=_verdict_class,
@@ -301,7 +301,7 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         part = min(1.0, max(0.0, share / _MAX_DRAWN_SHARE))
         return round(left_edge + part * (_PLOT_RIGHT - left_edge), 1)
 
-    used = numbers.error(most.tolerance_used_most)
+    used = short_error(most.tolerance_used_most)
     return {
         "drawing": "tolerance",
         "says": f"Error / tolerance: at most {used}, by {most.operator} {most.output}.",
@@ -313,7 +313,7 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
                 name,
                 _PLOT_TOP + (place + 0.5) * _BAR_HEIGHT,
                 row,
-                numbers.error(row.tolerance_used_most),
+                short_error(row.tolerance_used_most),
             )
             for place, (name, row) in enumerate(zip(names, rows, strict=True))
         ],
@@ -393,7 +393,7 @@ def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     marked = dict.fromkeys(round(first + (last - first) * part / 4) for part in range(5))
     return {
         "drawing": "curve",
-        "says": f"Error / tolerance over steps: at most {numbers.error(most[worst])}, by {worst}.",
+        "says": f"Error / tolerance over steps: at most {short_error(most[worst])}, by {worst}.",
         "height": _PLOT_BOTTOM + 36,
         "sides": (_PLOT_LEFT, _PLOT_TOP, _PLOT_RIGHT, _PLOT_BOTTOM),
         "limit": y(1),

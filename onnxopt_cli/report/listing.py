@@ -15,7 +15,7 @@ from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.case_content import input_text, node_text
-from onnxopt_cli.core import numbers
+from onnxopt_cli.core.result import short_element
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
@@ -98,7 +98,7 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
         kind += f", {attribute.limits[0]:g} to {attribute.limits[1]:g}"
     default = "required"
     if attribute.default is not None:
-        default = f"default {numbers.element(attribute.default, 'float32')}"
+        default = f"default {short_element(attribute.default, 'float32')}"
     return attribute.name, kind, default
 
 

@@ -18,10 +18,9 @@ from onnxopt_cli.analysis.model_walk import NO_OPERAND
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import directory_files, write_directory
-from onnxopt_cli.core import numbers
 from onnxopt_cli.core.files import write_atomically
-from onnxopt_cli.core.record_json import number_to_json
-from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome
+from onnxopt_cli.core.record import number_to_json
+from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, short_error
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
@@ -232,7 +231,7 @@ def _error(finding: LocatedNode) -> str:
         return "error where none is allowed"
     if share > _MAX_RATIO:
         return "the error is over 10 million times the tolerance"
-    return f"error / tolerance {numbers.error(share)}"
+    return f"error / tolerance {short_error(share)}"
 
 
 def _differences(located: Located) -> Iterator[Text]:

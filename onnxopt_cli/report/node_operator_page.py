@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onnxopt_cli.analysis.node_audit import operator_mutants
 from onnxopt_cli.analysis.node_reformulations import node_reformulations
-from onnxopt_cli.core import numbers
+from onnxopt_cli.core.result import short_element
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.mutation.bound_node import attribute_type
@@ -144,7 +144,7 @@ def _attribute_text(schema: defs.OpSchema, name: str) -> tuple[str, str] | tuple
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     elif isinstance(value, float):
-        value = numbers.element(value, "float32")
+        value = short_element(value, "float32")
     return kind, f"default {str(value)[:_MAX_DEFAULT_CHARS] or repr(value)}"
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_to_json, result_to_json
+from onnxopt_cli.core.record import RunRecord, explanation_to_json, result_to_json
 from onnxopt_cli.core.result import OUTSIDE_IDS, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
@@ -35,7 +34,7 @@ SCHEMA = "onnxopt.report/1"
 def json_report(view: RunView) -> Iterator[str]:
     """Yield a run as pieces of JSON text, to limit the memory that a large run needs.
 
-    :mod:`onnxopt_cli.core.record_json` defines the format of numbers.
+    :mod:`onnxopt_cli.core.record` defines the format of numbers.
     """
     record = view.record
     outcomes = Counter(result.outcome.value for result in record.results)

@@ -14,12 +14,15 @@ from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.compare import compare_outputs, element_shares
-from onnxopt_cli.core.diff import (
+from onnxopt_cli.core.result import (
+    HARMLESS,
+    INCONCLUSIVE,
     Diff,
+    Outcome,
+    Result,
     accepted_results,
     wrong_outputs,
 )
-from onnxopt_cli.core.result import HARMLESS, INCONCLUSIVE, Outcome, Result
 from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.tolerance import ErrorBound, Provenance
 from onnxopt_cli.core.values import Array, Value, describe

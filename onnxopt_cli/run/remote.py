@@ -15,7 +15,7 @@ from onnxopt_cli.backends.host import (
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.case import Case, unanswered
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.record_json import result_from_json
+from onnxopt_cli.core.record import result_from_json
 from onnxopt_cli.core.result import NOT_SENT, Outcome, Result
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (

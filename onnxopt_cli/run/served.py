@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Execution, Judging
-from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.record import result_to_json
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.run.executors import refuse_workers
 from onnxopt_cli.run.runner import delegated_results, open_plan

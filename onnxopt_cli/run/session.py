@@ -35,8 +35,8 @@ from onnxopt_cli.core.record import (
     BackendIdentity,
     Explanation,
     RunRecord,
+    result_to_json,
 )
-from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
     OUTSIDE_IDS,
     SETTLED,

@@ -13,9 +13,8 @@ from functools import cached_property
 from math import log2
 
 from onnxopt_cli.cases.case import Case
-from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import SUITE, BackendIdentity, Explanation, RunRecord
-from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Outcome, Result
+from onnxopt_cli.core.result import HARMLESS, OUTSIDE_IDS, Diff, Outcome, Result
 from onnxopt_cli.core.tolerance import Provenance
 from onnxopt_cli.report.view.accuracy import Accuracy
 from onnxopt_cli.report.view.agreement import agreeing_backends

@@ -10,7 +10,7 @@ import pytest
 from places import REPOSITORY
 from two_cases import CASE
 
-from onnxopt_cli.core.record_json import result_from_json
+from onnxopt_cli.core.record import result_from_json
 from onnxopt_cli.report.view.result_view import repeat_command
 
 

@@ -11,7 +11,7 @@ from trajectory_files import GRADIENTS, START, trajectory_text
 
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.config.run_config import LoweringMode
-from onnxopt_cli.core.record_json import result_from_json, result_to_json
+from onnxopt_cli.core.record import result_from_json, result_to_json
 from onnxopt_cli.run.executors import InProcess
 from onnxopt_cli.run.runner import Plan, run
 from onnxopt_cli.suites.catalogue import suites

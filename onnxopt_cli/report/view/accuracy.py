@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from statistics import median
 
-from onnxopt_cli.core import numbers
-from onnxopt_cli.core.diff import Diff
-from onnxopt_cli.core.result import ABSOLUTE_ONLY, Result
+from onnxopt_cli.core.result import ABSOLUTE_ONLY, Diff, Result, short_count, short_error
 from onnxopt_cli.core.tolerance import Drawn, NumberText, Provenance
 from onnxopt_cli.operators.registry import registry
 
@@ -155,10 +153,10 @@ def accuracy_rows(rows: Iterable[Accuracy]) -> list[tuple[str, ...]]:
     return [
         (
             *(row.backend, row.operator, row.output, row.provenance.value),
-            numbers.error(row.tolerance_used_most),
-            numbers.error(row.tolerance_used_median),
+            short_error(row.tolerance_used_most),
+            short_error(row.tolerance_used_median),
             f"{row.bits_lost:.1f}" if row.ulp_counts else "-",
-            numbers.count(row.ulp_within(0.99)),
+            short_count(row.ulp_within(0.99)),
         )
         for row in rows
     ]

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from onnxopt_cli.core import numbers
-from onnxopt_cli.core.diff import Diff
 from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import Diff, Outcome, Result, short_count, short_error
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.view.result_view import verdict_options
 
@@ -218,4 +216,4 @@ def _size(number: float) -> float:
 
 
 def _number(number: float) -> str:
-    return numbers.count(number) if isinstance(number, int) else numbers.error(number)
+    return short_count(number) if isinstance(number, int) else short_error(number)

@@ -12,13 +12,18 @@ from typing import Any
 
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.config.settings import words_of
-from onnxopt_cli.core import numbers
-from onnxopt_cli.core.diff import (
+from onnxopt_cli.core.result import (
+    OUTSIDE_IDS,
+    RAISED_AT,
     Diff,
+    Outcome,
+    Result,
     place,
+    short_count,
+    short_element,
+    short_error,
     wrong_outputs,
 )
-from onnxopt_cli.core.result import OUTSIDE_IDS, RAISED_AT, Outcome, Result
 from onnxopt_cli.core.text import clipped, command_line, printable
 from onnxopt_cli.core.tolerance import (
     ErrorBound,
@@ -82,7 +87,7 @@ class OutputView:
         """Describe an output of a result."""
         header, *elements = _element_rows(diff, result) if diff.worst else [()]
         pairs = {"rtol": diff.needed_rtol, "atol": diff.needed_atol}
-        needed = [f"{name} {numbers.error(number)}" for name, number in pairs.items() if number]
+        needed = [f"{name} {short_error(number)}" for name, number in pairs.items() if number]
         error = diff.tolerance_used if diff.tolerance else float(diff.mismatches)
         return cls(
             name=diff.name,
@@ -265,14 +270,14 @@ def _errors(diff: Diff) -> list[str]:
     """Return the largest error of an output in words, and its error / tolerance."""
     if not diff.elements or diff.tolerance is None:
         return []
-    absolute, relative = numbers.error(diff.max_absolute), numbers.error(diff.max_relative)
+    absolute, relative = short_error(diff.max_absolute), short_error(diff.max_relative)
     largest = f"max abs {absolute}, rel {relative}"
     # Only finite elements have a distance in ulp.
     if diff.max_ulp is not None and isfinite(diff.max_absolute):
-        largest += f", {numbers.count(diff.max_ulp)} ulp"
+        largest += f", {short_count(diff.max_ulp)} ulp"
     if _is_exact(diff.tolerance):
         return [largest]
-    return [largest, f"error / tolerance {numbers.error(diff.tolerance_used)}"]
+    return [largest, f"error / tolerance {short_error(diff.tolerance_used)}"]
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
@@ -291,11 +296,11 @@ def _element_rows(diff: Diff, result: Result) -> list[tuple[str, ...]]:
     for worst in diff.worst:
         row = [place(worst.index, tuple(result.curve))]
         row += [
-            printable(numbers.element(value, diff.kind)) for value in (worst.expected, worst.actual)
+            printable(short_element(value, diff.kind)) for value in (worst.expected, worst.actual)
         ]
         if diff.tolerance is not None:
-            row += [numbers.error(worst.absolute), numbers.error(worst.relative)]
-            row += [numbers.count(worst.ulp), numbers.error(worst.limit)]
+            row += [short_error(worst.absolute), short_error(worst.relative)]
+            row += [short_count(worst.ulp), short_error(worst.limit)]
         rows.append(tuple(row))
     return rows
 

@@ -16,8 +16,8 @@ from onnxopt_cli.core.record import (
     Cause,
     Explanation,
     RunRecord,
+    result_to_json,
 )
-from onnxopt_cli.core.record_json import result_to_json
 from onnxopt_cli.core.result import (
     Result,
     worse,

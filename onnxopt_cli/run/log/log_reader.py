@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.helper_process import losing_exceptions
-from onnxopt_cli.core.record import Explanation, RunRecord
-from onnxopt_cli.core.record_json import explanation_from_json, result_from_json
+from onnxopt_cli.core.record import Explanation, RunRecord, explanation_from_json, result_from_json
 from onnxopt_cli.core.result import (
     HARMLESS,
     OUTSIDE_IDS,

@@ -15,8 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from onnxopt_cli.core.record import RunRecord
-from onnxopt_cli.core.record_json import explanation_to_json
+from onnxopt_cli.core.record import RunRecord, explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 

@@ -15,10 +15,10 @@ from demo import NAMES, backend, records, run_arguments, write_demo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxopt_cli.core.diff import Diff, Element
-from onnxopt_cli.core.record import BackendIdentity
-from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.record import BackendIdentity, result_to_json
 from onnxopt_cli.core.result import (
+    Diff,
+    Element,
     Location,
     Outcome,
     Result,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxopt_cli.config.run_config import Shard
-from onnxopt_cli.core.record_json import result_to_json
+from onnxopt_cli.core.record import result_to_json
 from onnxopt_cli.run.log.log_reader import read_log
 
 # The shard of each id, of 4. It must never change, because logs of several versions are merged.
