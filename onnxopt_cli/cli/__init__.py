@@ -28,7 +28,7 @@ from onnxopt_cli.cli.environment import (
     require_memory,
 )
 from onnxopt_cli.core.ci_channels import withhold_ci_channels
-from onnxopt_cli.core.helper_process import claim_process
+from onnxopt_cli.core.process_control import claim_process
 from onnxopt_cli.core.text import (
     exception_text,
     nearest,

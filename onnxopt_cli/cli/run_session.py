@@ -30,7 +30,7 @@ from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import opened_cluster
 from onnxopt_cli.core.ci_channels import step_summary
 from onnxopt_cli.core.files import require_place
-from onnxopt_cli.core.helper_process import claimed
+from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     NOT_ITS_FAULT,

@@ -35,7 +35,7 @@ import onnx
 from google.protobuf.message import EncodeError
 from onnx import checker, inliner, shape_inference
 
-from onnxopt_cli.core.helper_process import (
+from onnxopt_cli.core.process_control import (
     STARTED,
     claimed,
     fork_helper,

@@ -19,7 +19,7 @@ from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem, unanswered
 from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.config.run_config import Execution, Judging
-from onnxopt_cli.core.helper_process import claimed
+from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import (
     OUTSIDE_CASES,

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from onnxopt_cli.backends.conversation import TICK_SECONDS
-from onnxopt_cli.core.helper_process import (
+from onnxopt_cli.core.process_control import (
     STARTED,
     fork_helper,
     held_signals,

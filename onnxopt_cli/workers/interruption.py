@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 
-from onnxopt_cli.core.helper_process import SIGNALS, exceptions_are_lost
+from onnxopt_cli.core.process_control import SIGNALS, exceptions_are_lost
 
 # A signal that arrives where raising is unsafe is sent again after this time, at most 100 times.
 _RESEND_SECONDS = 0.01

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from onnxopt_cli.core.linux import can_become_subreaper, can_close_to_others
+from onnxopt_cli.core.process_control import can_become_subreaper, can_close_to_others
 
 if TYPE_CHECKING:
     import psutil

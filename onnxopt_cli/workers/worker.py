@@ -33,8 +33,7 @@ from onnxopt_cli.backends.host import (
 from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.ci_channels import without_ci_channels
-from onnxopt_cli.core.helper_process import STARTED, claimed
-from onnxopt_cli.core.linux import become_subreaper, close_to_others
+from onnxopt_cli.core.process_control import STARTED, become_subreaper, claimed, close_to_others
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (

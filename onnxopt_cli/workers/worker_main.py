@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from onnxopt_cli.core.linux import (
+from onnxopt_cli.core.process_control import (
     become_subreaper,
     begin_pid_namespace,
     end_with,

@@ -14,7 +14,7 @@ from commands import run_command
 from onnx import helper
 from onnx_directories import make_directory, tensor
 
-from onnxopt_cli.core import helper_process
+from onnxopt_cli.core import process_control
 from onnxopt_cli.operators import native_onnx
 from onnxopt_cli.operators.native_onnx import (
     OnnxRefusal,
@@ -104,7 +104,7 @@ def write(folder, model):
 def helper_kind(request, monkeypatch):
     """Make the helper a fork or a program; each test starts a new helper."""
     if request.param == "forked":
-        monkeypatch.setattr(helper_process, "_is_command", True)
+        monkeypatch.setattr(process_control, "_is_command", True)
     native_onnx.renew()
     yield request.param
     native_onnx.renew()
@@ -158,7 +158,7 @@ def without_measure(*_given, **_options):
     [(0.2, without_end, "took more than"), (60, without_measure, "more than 64 MiB of memory")],
 )
 def test_model_that_exceeds_limits_in_onnx_is_rejected(monkeypatch, seconds, does, words):
-    monkeypatch.setattr(helper_process, "_is_command", True)
+    monkeypatch.setattr(process_control, "_is_command", True)
     monkeypatch.setattr(native_onnx, "TIME_SECONDS", seconds)
     monkeypatch.setattr(native_onnx, "MEMORY_BYTES", 64 << 20)
     native_onnx.renew()

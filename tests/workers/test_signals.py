@@ -114,17 +114,17 @@ def test_terminated_audit_leaves_no_process_and_shows_no_traceback(tmp_path, num
 
 FORKED = """\
 import os, signal
-from onnxopt_cli.core import helper_process
+from onnxopt_cli.core import process_control
 from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import stop_by_raising
 
-begin = helper_process.begin_helper
+begin = process_control.begin_helper
 
 def ended(parent):
     os.kill(os.getpid(), signal.SIGTERM)
     begin(parent)
 
-helper_process.begin_helper = ended
+process_control.begin_helper = ended
 stop_by_raising()
 print(list(parallel(abs, [1, -2, 3], 2, 1)))
 """

@@ -33,7 +33,7 @@ from onnxopt_cli.backends.adapter.npm_packages import (
 )
 from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
-from onnxopt_cli.core.linux import end_with
+from onnxopt_cli.core.process_control import end_with
 
 #: Chooses the installer: ``uv`` or ``pip``.
 INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"

@@ -24,7 +24,7 @@ from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.backends.protocol import BREAKDOWNS
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.codec import ValueWriter
-from onnxopt_cli.core.linux import end_with
+from onnxopt_cli.core.process_control import end_with
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendDied,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from onnxopt_cli.core.helper_process import losing_exceptions
+from onnxopt_cli.core.process_control import losing_exceptions
 from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault, InvalidCase

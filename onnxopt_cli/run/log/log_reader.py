@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.helper_process import losing_exceptions
+from onnxopt_cli.core.process_control import losing_exceptions
 from onnxopt_cli.core.record import Explanation, RunRecord, explanation_from_json, result_from_json
 from onnxopt_cli.core.result import (
     HARMLESS,

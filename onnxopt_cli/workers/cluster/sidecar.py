@@ -195,8 +195,7 @@ def end(run: str) -> None:
 
 def main(descriptor: int) -> None:
     """Respond to requests in the sidecar process."""
-    from onnxopt_cli.core.helper_process import claim_process
-    from onnxopt_cli.core.linux import end_with
+    from onnxopt_cli.core.process_control import claim_process, end_with
     from onnxopt_cli.errors import OnnxoptError, UsageError
     from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
