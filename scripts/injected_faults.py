@@ -27,11 +27,11 @@ from onnxopt_cli.core.compare import compare_outputs
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.operators.call import (
     Call,
     bind,
     complete_attributes,
+    sole_call,
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry

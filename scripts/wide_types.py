@@ -22,7 +22,7 @@ import onnxopt_cli as onnxopt
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 
 SHARES = (0.5, 0.9, 1.1, 2.0)
 

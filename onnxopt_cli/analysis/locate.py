@@ -31,7 +31,7 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import BeyondLimit, UsageError
-from onnxopt_cli.interpret.single_node import sole_operator
+from onnxopt_cli.operators.call import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
 from onnxopt_cli.oracle.condition_estimate import NoReferenceError

@@ -31,8 +31,7 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     Unsupported,
 )
-from onnxopt_cli.interpret.single_node import sole_operator
-from onnxopt_cli.operators.call import Call
+from onnxopt_cli.operators.call import Call, sole_operator
 
 _COMPARED_BYTES = 1 << 20
 _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {

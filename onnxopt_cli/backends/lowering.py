@@ -24,7 +24,7 @@ from onnxopt_cli.errors import (
     NotApplicable,
     Unsupported,
 )
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.nodes import nodes_within
 
 # The prepared model by form: "original", "opset N" or "lowered".

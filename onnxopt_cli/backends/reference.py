@@ -25,10 +25,8 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError, Unsupported
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.gradient.gradient_node import has_gradient
-from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
-from onnxopt_cli.interpret.single_node import sole_call, sole_operator
-from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gradient
+from onnxopt_cli.operators.call import bind, node_attributes, sole_call, sole_operator
 from onnxopt_cli.operators.nodes import (
     all_nodes,
     spell_out_defaults,

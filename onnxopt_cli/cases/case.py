@@ -11,7 +11,6 @@ import onnx
 from onnxopt_cli.core.result import Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.tolerance import Tolerance
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.untrusted_files import Signature
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
@@ -21,12 +20,13 @@ from onnxopt_cli.errors import (
     NodeError,
     OnnxoptError,
 )
-from onnxopt_cli.interpret.single_node import (
+from onnxopt_cli.interpret.bound.chained_nodes import Trajectory
+from onnxopt_cli.operators.call import (
+    Call,
     bind_node,
     sole_call,
     sole_operator,
 )
-from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 
 
@@ -114,7 +114,7 @@ def bind_problem(problem: Problem) -> Problem:
     try:
         if problem.trajectory is not None:
             # Cases of one step do not need this import.
-            from onnxopt_cli.interpret.bound.chained_bound import first_inputs
+            from onnxopt_cli.interpret.bound.chained_nodes import first_inputs
 
             call = sole_call(problem.trajectory.model, first_inputs(problem.trajectory))
         elif operator is not None:

@@ -37,8 +37,7 @@ def command(source: Path, target: Path) -> None:
     onnxopt lower train_step.onnx -o train_step_lowered.onnx
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.cases.onnx.model_file import read_model
-    from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
-    from onnxopt_cli.interpret.lower.lower_model import lower
+    from onnxopt_cli.interpret.lower.lower_model import lower, refuse_endless_functions
     from onnxopt_cli.operators.native_onnx import check_model
 
     target = _writable(source, target)

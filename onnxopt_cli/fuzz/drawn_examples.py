@@ -39,7 +39,7 @@ from onnxopt_cli.fuzz.choices import (
     has_result,
 )
 from onnxopt_cli.fuzz.random_graph import RandomGraph
-from onnxopt_cli.interpret.bound.chained_bound import InexactTensor, inexact_outputs
+from onnxopt_cli.interpret.bound.chained_nodes import InexactTensor, inexact_outputs
 from onnxopt_cli.interpret.bound.error_bound import DerivedOutput, also_right
 from onnxopt_cli.interpret.evaluate import nonnegative_tensors
 from onnxopt_cli.operators.call import bind, complete_attributes

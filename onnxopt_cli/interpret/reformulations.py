@@ -1,37 +1,301 @@
-"""Reformulations: correct implementations that round differently, which must be accepted."""
+"""Reformulations: correct implementations that round differently, which must be accepted.
+
+Most of them compute the formula in machine arithmetic, where every operation is rounded. NumPy's
+dispatch passes each operation of the formula to the operand, which passes it to an arithmetic. The
+arithmetic performs the operation on arrays of machine types, possibly in an unusual way, such as a
+quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and take the type
+of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 
 import numpy as np
+import onnx
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.interpret.arithmetic import (
-    Arithmetic,
-    added_by_size,
-    added_in_double,
-    added_in_lanes,
-    added_in_order,
-    added_in_reverse,
-    computed,
-    computed_by_onnxruntime,
-    flushed,
-    power_rounded_once,
-    power_squared,
-    reciprocal_quotient,
-    root_by_newton,
-    root_by_reciprocal,
-)
-from onnxopt_cli.interpret.evaluate import evaluate, is_elementwise
+from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, evaluate, is_elementwise, rounded
 from onnxopt_cli.interpret.implementation import Compute, Implementation
+from onnxopt_cli.interpret.lower.lower_call import GraphTensor, lower_call
+from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET
+from onnxopt_cli.interpret.vocabulary import OF_NOTHING, power_by_squaring
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
+
+Operation = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arithmetic:
+    """A way to perform the operations of a formula.
+
+    Attributes:
+        operations: for a NumPy function, the function that computes its result instead.
+        finish: function that is applied to every operand and every result.
+        fused: whether a product that is an operand of a sum or difference is not rounded.
+    """
+
+    operations: Mapping[Operation, Operation] = field(default_factory=dict)
+    finish: Callable[[Any], Any] = lambda value: value
+    fused: bool = False
+
+    def operate(self, function: Operation, operands: Sequence[Any]) -> Machine:
+        """Perform an operation on machine operands and plain numbers."""
+        values = [self.finish(_value(operand)) for operand in operands]
+        if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
+            # np.where would convert the chosen plain number to an array.
+            return Machine(values[1] if values[0] else values[2], self)
+        if function in OF_NOTHING and not np.size(values[0]):
+            return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
+        if _are_numbers(values):
+            return Machine(self.finish(_of_numbers(function, values)), self)
+        value = self.finish(self.operations.get(function, function)(*values))
+        if self.fused and function is np.multiply:
+            return Machine(value, self, unrounded=np.multiply(*map(_widened, values)))
+        if self.fused and function in (np.add, np.subtract):
+            value = _fused(function, operands, values, value)
+        return Machine(value, self)
+
+
+@dataclass(frozen=True, eq=False)
+class Machine(NDArrayOperatorsMixin):
+    """An array of a machine type, or a plain number.
+
+    Attributes:
+        value: the array or number.
+        arithmetic: the arithmetic of operations on it.
+        unrounded: the value in a wider type if it is a product in fused arithmetic; otherwise None.
+    """
+
+    value: Any
+    arithmetic: Arithmetic
+    unrounded: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The machine type."""
+        return np.asarray(self.value).dtype
+
+    def astype(self, dtype: Any) -> Machine:
+        """Return the operand rounded to a type."""
+        return Machine(np.asarray(self.value, dtype), self.arithmetic)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, _: str, *inputs: Any) -> Machine:
+        return self.arithmetic.operate(ufunc, inputs)
+
+    def __array_function__(
+        self, function: Operation, _: Any, inputs: Sequence[Any], __: Any
+    ) -> Machine:
+        return self.arithmetic.operate(function, inputs)
+
+
+def computed(
+    arithmetic: Arithmetic, number: Callable[[float], Any] = float
+) -> Callable[[Call[Array]], list[Array]]:
+    """Return a function that computes a node in an arithmetic, in the types of its inputs.
+
+    R keeps its type, and T is converted to the type of R.
+
+    Args:
+        arithmetic: the arithmetic.
+        number: function that converts an attribute to an operand.
+    """
+
+    def compute(call: Call[Array]) -> list[Array]:
+        rate = scalar_dtype(call)
+        with np.errstate(all="ignore"):
+            results = call.apply(
+                lambda scalar: Machine(scalar.reshape(()).astype(rate), arithmetic),
+                lambda tensor: Machine(tensor, arithmetic),
+                lambda value: Machine(number(value), arithmetic),
+            )
+            return [
+                rounded(_value(result), like.dtype, first.shape) for result, like, first in results
+            ]
+
+    return compute
+
+
+def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
+    """Return the type in which scalars are computed: that of the first float scalar."""
+    floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
+    return next(floats, np.dtype(np.float64))
+
+
+def added_in_order(values: Any) -> Any:
+    """Add one element after the other."""
+    return np.add.accumulate(np.ravel(values))[-1] if np.size(values) else np.sum(values)
+
+
+def added_in_reverse(values: Any) -> Any:
+    """Add one element after the other, the last one first."""
+    return added_in_order(np.ravel(values)[::-1])
+
+
+def added_by_size(values: Any) -> Any:
+    """Add one element after the other, the smallest first."""
+    flat = np.ravel(values)
+    return added_in_order(flat[np.argsort(np.abs(flat), kind="stable")])
+
+
+def added_in_lanes(values: Any) -> Any:
+    """Add every eighth element, then the eight sums, as vector units do."""
+    flat = np.ravel(values)
+    return added_in_order(np.array([added_in_order(flat[lane::8]) for lane in range(8)]))
+
+
+def added_in_double(values: Any) -> Any:
+    """Add in double, and round the sum."""
+    return np.sum(values, dtype=np.float64).astype(np.asarray(values).dtype)
+
+
+def reciprocal_quotient(a: Any, b: Any) -> Any:
+    """Multiply by the rounded reciprocal."""
+    return a * (1 / np.asarray(b))
+
+
+def power_rounded_once(a: Any, b: Any) -> Any:
+    """Compute a power in the wide type, and round it."""
+    return np.power(np.asarray(a, WIDEST_TYPE), np.asarray(b, WIDEST_TYPE)).astype(
+        np.result_type(a, b)
+    )
+
+
+def power_squared(a: Any, b: Any) -> Any:
+    """Compute powers with integer exponents by repeated squaring, as compilers do."""
+    dtype = np.result_type(a, b)
+    exponent = np.asarray(b)
+    if not np.all((exponent == np.floor(exponent)) & (np.abs(exponent) < 2.0**63)):
+        return np.power(a, b)
+    return power_by_squaring(np.asarray(a, dtype), exponent.astype(np.int64))
+
+
+def root_by_reciprocal(a: Any) -> Any:
+    """Compute a root as ``a * (1 / sqrt(a))``, with a correctly rounded reciprocal root."""
+    dtype = np.asarray(a).dtype
+    return _root(a, (1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
+
+
+def root_by_newton(a: Any) -> Any:
+    """Compute a root as ``a * (1 / sqrt(a))``, with a reciprocal root by one Newton step.
+
+    The Newton step begins with an estimate that has half the digits of the type.
+    """
+    dtype = np.asarray(a).dtype
+    digits = np.finfo(dtype).nmant // 2 + 3
+    fraction, exponent = np.frexp((1 / np.sqrt(np.asarray(a, WIDEST_TYPE))).astype(dtype))
+    estimate = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+    half = dtype.type(0.5)
+    step = (dtype.type(1.5) - (half * a * estimate) * estimate) * estimate
+    return _root(a, step)
+
+
+def flushed(value: Any) -> Any:
+    """Replace subnormal numbers by zero."""
+    array = np.asarray(value)
+    if type(value) is float or array.dtype.kind != "f":
+        return value
+    zero = np.copysign(array.dtype.type(0), array)
+    return np.where(np.abs(array) < np.finfo(array.dtype).smallest_normal, zero, array)
+
+
+def _root(a: Any, reciprocal: Any) -> Any:
+    # For 0 and infinity, a * reciprocal is 0 * infinity, which is NaN.
+    return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
+
+
+def _value(operand: Any) -> Any:
+    return operand.value if isinstance(operand, Machine) else operand
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    """Return whether all values are Python numbers, which take the type of other operands."""
+    return all(type(value) in (bool, int, float) for value in values)
+
+
+def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
+    """Apply a function to plain numbers, and return a plain number.
+
+    NumPy performs the operation, so the result is infinite or NaN where Python raises an error.
+    """
+    return np.asarray(function(*values)).item()
+
+
+def _widened(value: Any) -> Any:
+    narrow = np.asarray(value).dtype == np.float32
+    return np.asarray(value, np.float64 if narrow else WIDEST_TYPE)
+
+
+def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
+    """Return a sum or difference in which one operand is an unrounded product, if there is one.
+
+    If both operands are products, only the first is unrounded, as in a fused multiply-add.
+    """
+    for position, operand in enumerate(operands):
+        if isinstance(operand, Machine) and operand.unrounded is not None:
+            wide = list(map(_widened, values))
+            wide[position] = operand.unrounded
+            return ufunc(*wide).astype(np.asarray(value).dtype)
+    return value
+
+
+#: The oldest IR version that supports the oldest opset.
+_IR_VERSION = 7
+
+
+def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
+    """Compute a node by its lowered graph on ONNX Runtime's CPU, with one thread."""
+    symbols = [
+        GraphTensor(f"input_{place}", array.dtype, array.shape)
+        for place, array in enumerate(call.inputs)
+    ]
+    model = _lowered(call.with_inputs(symbols))
+    feeds = {symbol.name: array for symbol, array in zip(symbols, call.inputs, strict=True)}
+    return list(_session(model.SerializeToString(deterministic=True)).run(None, feeds))
+
+
+def _lowered(call: Call[GraphTensor]) -> onnx.ModelProto:
+    outputs = [
+        GraphTensor(f"output_{at}", like.dtype, first.shape)
+        for at, (like, first) in enumerate(call.sources)
+    ]
+    fresh = count()
+    nodes = lower_call(
+        call, [output.name for output in outputs], lambda stem: f"{stem}_{next(fresh)}"
+    )
+    declared = [*map(_declared, call.inputs)], [*map(_declared, outputs)]
+    graph = helper.make_graph(nodes, call.operator.name, *declared)
+    opsets = [helper.make_opsetid("", OLDEST_OPSET)]
+    return helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=opsets)
+
+
+def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
+    element = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    return helper.make_tensor_value_info(tensor.name, element, tensor.shape)
+
+
+@lru_cache(maxsize=64)
+def _session(model: bytes) -> Any:
+    onnxruntime: Any = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    # ONNX Runtime's optimizer removes multiplications by doubles that round to 1 in float32, such
+    # as 1 - 1e-8.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @cache

@@ -23,7 +23,7 @@ from onnxopt_cli.core.tolerance import (
     Ulps,
 )
 from onnxopt_cli.core.values import Array, Value, is_string
-from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, evaluate_trajectory
+from onnxopt_cli.interpret.bound.chained_nodes import bound_trajectory, evaluate_trajectory
 from onnxopt_cli.interpret.bound.error_bound import (
     DerivedOutput,
     bound,

@@ -20,13 +20,13 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.interpret.gradient.gradient_node import (
+from onnxopt_cli.interpret.gradient.reverse_mode import (
     DifferentiatedGraph,
+    expand_gradients,
     is_gradient,
     node_inputs,
     nodes_before,
 )
-from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected
 

@@ -17,18 +17,18 @@ from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.case_content import input_text, node_text
 from onnxopt_cli.core.result import short_element
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Value, describe
+from onnxopt_cli.interpret.bound.chained_nodes import Trajectory
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.formula_text import (
-    formula_description,
-    formula_difference,
-    formula_text,
-)
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.equivalence import distinguishing_input
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import Attribute, Operator
+from onnxopt_cli.operators.rewrite import (
+    formula_description,
+    formula_difference,
+    formula_text,
+)
 from onnxopt_cli.report.terminal import plain_table
 from onnxopt_cli.report.view.verdict import counted, in_words
 
@@ -61,9 +61,12 @@ def operator_page(operator: Operator) -> Iterable[RenderableType]:
     yield Text(operator.source, style="dim")
     yield heading("Formula")
     yield Padding(
-        Syntax(formula_text(operator), "python", background_color="default", word_wrap=True), (0, 2)
+        Syntax(
+            formula_text(operator.formula), "python", background_color="default", word_wrap=True
+        ),
+        (0, 2),
     )
-    if description := formula_description(operator):
+    if description := formula_description(operator.formula):
         yield Padding(Text(description), (1, 2, 0, 2))
     first = operator.tensors[0]
     inputs = [
@@ -108,7 +111,7 @@ def mistake_page(operator: Operator, mistake: Implementation) -> Iterable[Render
     yield Text(mistake.about)
     if mistake.seen_in:
         yield Text(f"seen in {', '.join(mistake.seen_in)}", style="dim")
-    if difference := formula_difference(operator, mistake.change(operator.formula)):
+    if difference := formula_difference(operator.formula, mistake.change(operator.formula)):
         yield heading("Formula")
         styles = {"-": "red", "+": "green", " ": ""}
         for line in difference:

@@ -28,10 +28,9 @@ from onnxopt_cli.core.result import (
     with_shared,
     worse,
 )
-from onnxopt_cli.core.trajectory import Trajectory
 from onnxopt_cli.core.values import Array, Value, describe, total_bytes
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
-from onnxopt_cli.interpret.bound.chained_bound import derived_array
+from onnxopt_cli.interpret.bound.chained_nodes import Trajectory, derived_array
 from onnxopt_cli.oracle.expected import Expected, PendingExpected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle

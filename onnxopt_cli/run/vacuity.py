@@ -32,8 +32,8 @@ from onnxopt_cli.core.values import (
     dtype_name,
 )
 from onnxopt_cli.errors import InvalidCase, NodeError
-from onnxopt_cli.interpret.arithmetic import Arithmetic, computed
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.reformulations import Arithmetic, computed
 from onnxopt_cli.operators.call import (
     Attributes,
     attribute_value,

@@ -37,7 +37,7 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Fault, UsageError
-from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory
+from onnxopt_cli.interpret.bound.chained_nodes import bound_trajectory
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import Operator

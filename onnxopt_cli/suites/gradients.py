@@ -22,8 +22,7 @@ from onnxopt_cli.cases.onnx.data_set import directory_files
 from onnxopt_cli.cases.onnx.node_model import tensor_info, whole_model
 from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.interpret.gradient.gradient_node import DOMAIN, NAME
-from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
+from onnxopt_cli.interpret.gradient.reverse_mode import DOMAIN, NAME, expand_gradients
 
 #: The name of the suite.
 GRADIENTS = "gradient"

@@ -381,7 +381,7 @@ def test_errors_that_the_mistake_does_not_raise_are_counted_separately(workplace
 
 PAIR = """\
 from onnxopt_cli.interpret.implementation import both
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.operators.registry import registry
 

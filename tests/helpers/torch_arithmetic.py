@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from onnxopt_cli.interpret.arithmetic import (
+from onnxopt_cli.interpret.evaluate import rounded
+from onnxopt_cli.interpret.reformulations import (
     _are_numbers,
     _of_numbers,
     scalar_dtype,
 )
-from onnxopt_cli.interpret.evaluate import rounded
 from onnxopt_cli.interpret.vocabulary import OF_NOTHING
 from onnxopt_cli.operators.percentile import percentile
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnxopt_cli.core.compare import largest_share
-from onnxopt_cli.interpret.arithmetic import computed_by_onnxruntime
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.reformulations import reformulations
+from onnxopt_cli.interpret.reformulations import computed_by_onnxruntime, reformulations
 from onnxopt_cli.mutation.general_mistakes import regrouped
 from onnxopt_cli.operators.registry import registry
 

@@ -19,8 +19,7 @@ from onnxopt_cli.fuzz.driver import examples
 from onnxopt_cli.interpret import evaluate as evaluate_module
 from onnxopt_cli.interpret.bound.error_bound import bound, least_errors
 from onnxopt_cli.interpret.evaluate import evaluate, is_elementwise
-from onnxopt_cli.interpret.single_node import sole_call
-from onnxopt_cli.operators.call import bind, complete_attributes
+from onnxopt_cli.operators.call import bind, complete_attributes, sole_call
 from onnxopt_cli.operators.percentile import percentile
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.oracles import Oracles
@@ -42,7 +41,7 @@ cases:
 PLUGIN = """\
 import numpy as np
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 
 def narrow(model, inputs):
     with np.errstate(all="ignore"):

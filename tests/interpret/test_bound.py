@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.core.tolerance import Provenance
-from onnxopt_cli.interpret.arithmetic import root_by_newton, root_by_reciprocal
 from onnxopt_cli.interpret.bound.error_bound import FACTOR, bound
+from onnxopt_cli.interpret.reformulations import root_by_newton, root_by_reciprocal
 from onnxopt_cli.operators.builtin.adam import ADAM
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.registry import registry

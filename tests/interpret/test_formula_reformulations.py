@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from training_calls import call_of, each_training_operator
 
-from onnxopt_cli.interpret.arithmetic import (
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.reformulations import (
     Arithmetic,
     computed,
     flushed,
     power_rounded_once,
+    reformulations,
     root_by_newton,
     root_by_reciprocal,
 )
-from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.reformulations import reformulations
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.registry import registry
 

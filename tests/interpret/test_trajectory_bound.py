@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from trajectory_files import GRADIENTS, START, contents, trajectory_text
 
 from onnxopt_cli.interpret.bound.bounded_value import given as exactly
-from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, derived_array
+from onnxopt_cli.interpret.bound.chained_nodes import bound_trajectory, derived_array
 from onnxopt_cli.interpret.reformulations import reformulations
-from onnxopt_cli.interpret.single_node import sole_call
 from onnxopt_cli.interpret.vocabulary import precision_of
+from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.registry import registry
 
 FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx.numpy_helper import to_array
 
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 
 _DEFAULTS = {
     "Adam": {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6},

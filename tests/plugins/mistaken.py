@@ -13,7 +13,7 @@ from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.rewrite import rewrite
 
 

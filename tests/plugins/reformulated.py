@@ -10,8 +10,7 @@ import math
 import numpy as np
 from onnx.numpy_helper import to_array
 
-from onnxopt_cli.interpret.single_node import sole_call
-from onnxopt_cli.operators.call import bind, node_attributes
+from onnxopt_cli.operators.call import bind, node_attributes, sole_call
 from onnxopt_cli.operators.registry import registry
 
 _BETWEEN = {

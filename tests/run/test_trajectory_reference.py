@@ -7,7 +7,7 @@ import pytest
 from trajectory_files import ATTRIBUTES, GRADIENTS, contents, trajectory_text
 from yaml_files import read_text
 
-from onnxopt_cli.interpret.bound.chained_bound import bound_trajectory, first_inputs
+from onnxopt_cli.interpret.bound.chained_nodes import bound_trajectory, first_inputs
 
 WIDE_TYPE = np.longdouble
 COUNT = 40

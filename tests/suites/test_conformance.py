@@ -9,7 +9,7 @@ import pytest
 from made_operators import operator_of
 
 from onnxopt_cli.interpret.evaluate import evaluate, nonnegative_tensors
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 

@@ -27,7 +27,7 @@ NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource"
 ROUGH = """
 import numpy as np
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.single_node import sole_call
+from onnxopt_cli.operators.call import sole_call
 
 class Backend:
     def run(self, model, inputs):

@@ -16,8 +16,8 @@ from onnx import TypeProto, defs, helper, numpy_helper
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value, structure_of
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.interpret.gradient.gradient_node import is_gradient, variables_of
-from onnxopt_cli.interpret.lower.inline_formulas import refuse_endless_functions
+from onnxopt_cli.interpret.gradient.reverse_mode import is_gradient, variables_of
+from onnxopt_cli.interpret.lower.lower_model import refuse_endless_functions
 from onnxopt_cli.operators.native_onnx import (
     OnnxRefusal,
     TooLargeForOnnx,

@@ -50,16 +50,15 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unexpected,
     unknown_name,
 )
-from onnxopt_cli.core.trajectory import Derived, Trajectory
 from onnxopt_cli.core.values import DTYPES, Array, dtype_name
-from onnxopt_cli.interpret.bound.chained_bound import first_inputs
+from onnxopt_cli.interpret.bound.chained_nodes import Derived, Trajectory, first_inputs
 from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
-from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
-from onnxopt_cli.interpret.lower.symbol import (
+from onnxopt_cli.interpret.lower.lower_call import (
     Recorder,
     Symbol,
     as_dtype,
 )
+from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.operators.operator import Operator
 
 #: Limit on the total number of elements that the steps of a case compute, including gradients. At

@@ -1,21 +1,40 @@
-"""Lower one node: call its formula with symbols, which record primitive ONNX nodes."""
+"""Lower one node: call its formula with symbols, which record primitive ONNX nodes.
+
+NumPy's dispatch passes each function of the formula to the symbol. The vocabulary defines the ONNX
+node for each NumPy function.
+
+Types combine as in NumPy, with one additional rule. Integers, booleans, constants, and expressions
+of these alone are *weak*: they are computed in double, and rounded to the type of the other operand
+when they are combined with one. Thus ``1 - beta**T`` is computed in double, but its product with a
+float32 tensor is float32.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import EllipsisType
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.evaluate import WIDEST_TYPE
-from onnxopt_cli.interpret.lower.symbol import (
-    Recorder,
-    Symbol,
-    as_dtype,
+from onnxopt_cli.interpret.vocabulary import (
+    Choice,
+    Comparison,
+    Elementwise,
+    Joining,
+    Logical,
+    MatrixProduct,
+    Percentile,
+    Reduction,
+    Row,
 )
 from onnxopt_cli.operators.call import Call, Shape
 
@@ -27,7 +46,7 @@ def lower_call(
 
     The operators of these nodes have the same meaning in every opset from 13 on. Expressions that
     several groups have in common are computed once. The module
-    :mod:`~onnxopt_cli.interpret.lower.symbol` describes the precision of each operation; each
+    :mod:`~onnxopt_cli.interpret.lower.lower_call` describes the precision of each operation; each
     output is rounded to its own element type. If the shape of an operand is unknown and it does not
     broadcast to its group's first tensor, the nodes fail at run time.
 
@@ -115,3 +134,259 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         with suppress(KeyError):
             tensors[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
     return tensors
+
+
+_BOOL = np.dtype(np.bool_)
+_INTEGER = np.dtype(np.int64)
+#: Type of an operation whose operands are all weak.
+_WEAK = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symbol(Joining):
+    """A tensor of the graph under construction.
+
+    Attributes:
+        recorder: records the nodes of operations on this symbol.
+        name: the tensor's name.
+        dtype: the element type.
+        shape: the shape, with None for unknown dimensions; None if the rank is unknown.
+        weak: whether the tensor takes the type of the other operand.
+    """
+
+    recorder: Recorder
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape | None
+    weak: bool = False
+
+    def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
+        """Record a NumPy function."""
+        return _record(self.recorder, row, inputs)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "operands have no values yet: write np.where instead of if, and & instead of and"
+        )
+
+
+def as_dtype(recorder: Recorder, operand: Any, dtype: np.dtype[Any]) -> Symbol:
+    """Return a symbol or a number converted to a type."""
+    if not isinstance(operand, Symbol):
+        with np.errstate(all="ignore"):
+            return recorder.constant(np.asarray(operand).astype(dtype))
+    if operand.dtype == dtype:
+        return operand
+    return recorder.node("Cast", operand, dtype=dtype, to=helper.np_dtype_to_tensor_dtype(dtype))
+
+
+def _typed(recorder: Recorder, operands: Sequence[Any], dtype: np.dtype[Any]) -> list[Symbol]:
+    return [as_dtype(recorder, operand, dtype) for operand in operands]
+
+
+def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
+    """Record the nodes of a NumPy function; at least one operand is a symbol."""
+    typed = partial(_typed, recorder)
+    common, weak = _common_dtype(operands), all(map(_is_weak, operands))
+    match row:
+        case Percentile():
+            return _percentile(recorder, *operands)
+        case Reduction():
+            return _reduced(recorder, row, *operands)
+        case MatrixProduct():
+            a, b = typed(operands, common)
+            return recorder.node(row.node, a, b, shape=_product_shape(a.shape, b.shape), weak=weak)
+        case Choice():
+            condition, *branches = operands
+            common, weak = _common_dtype(branches), all(map(_is_weak, branches))
+            chosen = as_dtype(recorder, condition, _BOOL), *typed(branches, common)
+            return recorder.node(row.node, *chosen, dtype=common, weak=weak)
+        case Comparison():
+            integers = all(np.issubdtype(_dtype(operand), np.integer) for operand in operands)
+            compared = typed(operands, _INTEGER if integers else common)
+            return recorder.node(row.node, *compared, dtype=_BOOL, weak=True)
+        case Logical():
+            if any(_dtype(operand) != _BOOL for operand in operands):
+                raise TypeError(f"{row.node} is recorded for booleans only")
+            return recorder.node(row.node, *typed(operands, _BOOL), weak=True)
+        case Elementwise():
+            return recorder.node(row.node, *typed(operands, common), weak=weak)
+
+
+def _reduced(recorder: Recorder, row: Reduction, operand: Symbol) -> Any:
+    # A mean is lowered to a sum and a quotient: ONNX does not define ReduceMean of an empty tensor.
+    op_type = "ReduceSum" if row.mean else row.node
+    result = recorder.node(op_type, operand, shape=(), weak=operand.weak, keepdims=0)
+    if row.mean:
+        return result / recorder.node("Size", operand, dtype=_INTEGER, shape=(), weak=True)
+    # ONNX does not define a maximum or minimum of elements that include NaN.
+    return result + _nan_if_any(operand) if row.is_extreme else result
+
+
+def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
+    """Record a percentile, as :func:`~onnxopt_cli.operators.percentile.percentile` defines it.
+
+    The rank is computed in double. TopK does not define the order of NaN, so NaN is replaced by
+    zero for TopK, and added to the result at the end. TopK cannot return elements of an empty
+    tensor, so an infinite element is appended first.
+    """
+    dtype, node = operand.dtype, recorder.node
+
+    def integers(*numbers: int) -> Symbol:
+        return recorder.constant(np.array(numbers, _INTEGER))
+
+    zero = as_dtype(recorder, 0, dtype)
+    flat = node("Reshape", operand, integers(-1), shape=(None,))
+    is_nan = node("IsNaN", flat, dtype=_BOOL)
+    numbers = node("Where", is_nan, zero, flat, dtype=dtype)
+    padded = node("Concat", numbers, recorder.constant(np.array([np.inf], dtype)), axis=0)
+    if operand.shape is None or None in operand.shape:
+        size = node("Reshape", node("Size", flat, dtype=_INTEGER, shape=()), integers(1))
+        count = node("Add", size, integers(1))
+        last = node("Max", node("Sub", size, integers(1)), integers(0))
+    else:
+        # Compilers may require a constant number of elements to sort.
+        elements = math.prod(size or 0 for size in operand.shape)
+        count, last = integers(elements + 1), integers(max(elements - 1, 0))
+    ordered = node("TopK", padded, count, axis=0, largest=0)
+    rank = as_dtype(recorder, last, _WEAK) * percent / 100
+    floor = node("Floor", rank)
+    lower = as_dtype(recorder, floor, _INTEGER)
+    upper = node("Min", node("Add", lower, integers(1)), last)
+    ends: list[Any] = [
+        node("Reshape", node("Gather", ordered, index), integers(), shape=())
+        for index in (lower, upper)
+    ]
+    a, b = ends
+    fraction = node("Reshape", node("Sub", rank, floor), integers(), shape=())
+    is_exact = (fraction == 0) | (a == b)
+    interpolated = a + (b - a) * as_dtype(recorder, fraction, dtype)
+    result: Symbol = np.where(is_exact, a, interpolated)
+    return result + _nan_if_any(flat)
+
+
+def _nan_if_any(operand: Symbol) -> Symbol:
+    """Record a scalar that is NaN if an element is NaN, and otherwise zero."""
+    recorder, dtype = operand.recorder, operand.dtype
+    is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
+    zero = as_dtype(recorder, 0, dtype)
+    nan_or_zero = recorder.node("Where", is_nan, operand, zero, dtype=dtype)
+    return recorder.node("ReduceSum", nan_or_zero, shape=(), weak=operand.weak, keepdims=0)
+
+
+def _common_dtype(operands: Sequence[Any]) -> np.dtype[Any]:
+    typed = [operand.dtype for operand in operands if not _is_weak(operand)]
+    return np.result_type(*typed) if typed else _WEAK
+
+
+def _is_weak(operand: Any) -> bool:
+    return not isinstance(operand, Symbol) or operand.weak
+
+
+def _dtype(operand: Any) -> np.dtype[Any]:
+    return operand.dtype if isinstance(operand, Symbol) else np.asarray(operand).dtype
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    known_shapes = [shape for shape in shapes if shape is not None]
+    if len(known_shapes) < len(shapes):
+        return None
+    rank = max(map(len, known_shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known_shapes]
+    return tuple(_dimension(sizes) for sizes in zip(*padded, strict=True))
+
+
+def _dimension(sizes: Sequence[int | None]) -> int | None:
+    # If a known size is not 1, an unknown size must be this size or 1 at run time.
+    fixed = [size for size in sizes if size not in (None, 1)]
+    if fixed:
+        return fixed[0]
+    return None if None in sizes else 1
+
+
+def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the shape of a product of matrices and vectors; None if unknown."""
+    if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
+        return None
+    return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
+
+
+class Recorder:
+    """Records the nodes that replace one node.
+
+    Args:
+        new_name: function from an op_type to a similar name that is unused in the model.
+    """
+
+    def __init__(self, new_name: Callable[[str], str]) -> None:
+        self._new_name = new_name
+        # The key is the serialized node without outputs. Constants are thus compared bitwise: NaN
+        # equals NaN, and 0.0 differs from -0.0.
+        self._nodes: dict[bytes, onnx.NodeProto] = {}
+
+    def node(
+        self,
+        op_type: str,
+        *inputs: Symbol,
+        dtype: np.dtype[Any] | None = None,
+        shape: Shape | EllipsisType | None = ...,
+        weak: bool = False,
+        **attributes: Any,
+    ) -> Symbol:
+        """Return the output of a node, which is recorded unless an equal node exists.
+
+        Args:
+            op_type: the operator.
+            inputs: the inputs.
+            dtype: type of the result; by default that of the first input.
+            shape: shape of the result, None if unknown; by default the broadcast shape.
+            weak: whether the result is weak.
+            attributes: attributes of the operator.
+        """
+        input_names = [symbol.name for symbol in inputs]
+        node = helper.make_node(op_type, input_names, [], **attributes)
+        node = self._nodes.setdefault(node.SerializeToString(deterministic=True), node)
+        if not node.name:
+            node.name = self._new_name(op_type)
+            # TopK has a second output, the indices, which is not used.
+            unused = [self._new_name("TopK_indices")] if op_type == "TopK" else []
+            node.output.extend([node.name, *unused])
+        if shape is ...:
+            shape = _broadcast([symbol.shape for symbol in inputs])
+        return Symbol(self, node.name, dtype or inputs[0].dtype, shape, weak=weak)
+
+    def constant(self, value: Array) -> Symbol:
+        """Return a constant, which is recorded unless an equal one exists."""
+        tensor = numpy_helper.from_array(value)
+        return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
+
+    def finish(self, outputs: Mapping[str, str]) -> list[onnx.NodeProto]:
+        """Return the recorded nodes on which outputs depend.
+
+        Args:
+            outputs: for each name that the graph expects, the name of the symbol with its value.
+        """
+        needed = set(outputs.values())
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes.values()):
+            if node.name in needed:
+                needed.update(node.input)
+                nodes.insert(0, node)
+        computed = {node.name for node in nodes}
+        renamed: dict[str, str] = {}
+        copies = []
+        for name, recorded in outputs.items():
+            if recorded in computed and recorded not in renamed:
+                renamed[recorded] = name
+            else:
+                # The output is an input of the node, or the same value as another output.
+                copies.append((recorded, name))
+        for node in nodes:
+            node.input[:] = [renamed.get(name, name) for name in node.input]
+            node.output[:] = [renamed.get(name, name) for name in node.output]
+        return nodes + [
+            helper.make_node(
+                "Identity", [renamed.get(source, source)], [name], name=self._new_name("Identity")
+            )
+            for source, name in copies
+        ]

@@ -24,9 +24,9 @@ from onnxopt_cli.core.text import (
     printable,
     some_of,
 )
-from onnxopt_cli.interpret.formula_text import formula_difference
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.operators.rewrite import formula_difference
 from onnxopt_cli.report.view.result_view import operator_options, remark
 
 _DIGITS = re.compile(r"\d+")
@@ -114,7 +114,7 @@ class FailureGroup:
         mistake = named(operator, *self.known_mistakes) if operator else None
         if operator is None or mistake is None:
             return []
-        return formula_difference(operator, mistake.change(operator.formula))
+        return formula_difference(operator.formula, mistake.change(operator.formula))
 
 
 def group_failures(
