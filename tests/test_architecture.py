@@ -55,7 +55,7 @@ NATIVE = {
 }
 MAY_USE_NATIVE = {
     "operators/native_onnx.py": {"checker", "inliner", "shape_inference"},
-    "operators/schemas.py": {"shape_inference"},
+    "operators/registry.py": {"shape_inference"},
     "oracle/function_body.py": {"get_context_dependent_function"},
     "backends/onnxruntime_backend.py": {"parser"},
 }

@@ -1,13 +1,19 @@
-"""The nodes of a model, in its graph, subgraphs and model-local functions."""
+"""The nodes of a model, in its graph, subgraphs and model-local functions.
+
+Functions whose nodes refer to attributes of their calls are specialized: there is one function for
+each set of attribute values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain
 
 import onnx
-from onnx import helper
+from onnx import AttributeProto, helper
+
+from onnxopt_cli.errors import NodeError
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -108,3 +114,164 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+
+
+#: Domain of the specialized functions.
+BOUND = "onnxopt.bound"
+# Limit on the nodes of specialized functions. In a chain of functions that each call the next one
+# twice, their number grows exponentially.
+_MAX_NODES = 100_000
+_MAX_DEPTH = 100
+
+
+def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose functions do not refer to attributes of their calls.
+
+    Each distinct call gets a specialized function, in which references to attributes are replaced
+    by the call's values or the function's defaults. Attributes without a value are omitted. Unused
+    functions are dropped, and each function follows those that it calls, as onnx's reference
+    requires. A model without functions is returned unchanged.
+
+    Raises:
+        NodeError: if functions are recursive, too deeply nested, or have too many nodes.
+    """
+    if not model.functions:
+        return model
+    bound = onnx.ModelProto()
+    bound.CopyFrom(model)
+    del bound.functions[:]
+    binder = _Binder(model.functions)
+    binder.bind(bound.graph.node, None)
+    bound.functions.extend(binder.functions)
+    bound.opset_import.append(helper.make_opsetid(BOUND, 1))
+    return bound
+
+
+class _Binder:
+    """Specializes functions.
+
+    Args:
+        functions: functions of the model.
+
+    Attributes:
+        functions: the specialized functions.
+    """
+
+    def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
+        self._originals = {
+            (plain_domain(function.domain), function.name, function.overload): function
+            for function in functions
+        }
+        self._names: dict[object, str] = {}
+        self._callers: list[object] = []
+        self._nodes = 0
+        self.functions: list[onnx.FunctionProto] = []
+
+    def bind(
+        self, nodes: Iterable[onnx.NodeProto], values: Mapping[str, AttributeProto] | None
+    ) -> None:
+        """Replace references to attributes in nodes, and specialize the functions they call.
+
+        Args:
+            nodes: the nodes, which are modified.
+            values: values of the function's attributes; None for nodes outside functions.
+        """
+        for node in nodes:
+            self._nodes += 1
+            if self._nodes > _MAX_NODES:
+                raise NodeError(f"the model's functions amount to more than {_MAX_NODES} nodes")
+            for graph in subgraphs(node):
+                self.bind(graph.node, values)
+            if values is not None:
+                _replace_references(node, values)
+            key = plain_domain(node.domain), node.op_type, node.overload
+            if key in self._originals:
+                self._call(node, self._originals[key])
+
+    def _call(self, node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
+        function_id = (function.domain, function.name, function.overload)
+        if function_id in self._callers:
+            raise NodeError(f"the model's function {function.name} calls itself")
+        if len(self._callers) > _MAX_DEPTH:
+            raise NodeError(f"the model's functions call each other more than {_MAX_DEPTH} deep")
+        attributes = (*function.attribute_proto, *node.attribute)
+        values = {attribute.name: attribute for attribute in attributes}
+        serialized = {
+            name: attribute.SerializeToString(deterministic=True)
+            for name, attribute in values.items()
+        }
+        key = (function_id, *sorted(serialized.items()))
+        if key not in self._names:
+            specialized = onnx.FunctionProto()
+            specialized.CopyFrom(function)
+            self._callers.append(function_id)
+            self.bind(specialized.node, values)
+            self._callers.pop()
+            for field in ("attribute", "attribute_proto", "overload"):
+                specialized.ClearField(field)
+            specialized.domain = BOUND
+            specialized.name = f"{function.name}.{len(self.functions)}"
+            specialized.opset_import.append(helper.make_opsetid(BOUND, 1))
+            self._names[key] = specialized.name
+            self.functions.append(specialized)
+        node.domain, node.op_type = BOUND, self._names[key]
+        # The reference evaluator does not accept omitted trailing inputs and outputs.
+        node.input.extend([""] * (len(function.input) - len(node.input)))
+        node.output.extend([""] * (len(function.output) - len(node.output)))
+        for field in ("attribute", "overload"):
+            node.ClearField(field)
+
+
+def bound_body(
+    node: onnx.NodeProto,
+    function: onnx.FunctionProto,
+    schema: onnx.defs.OpSchema,
+    free_name: Callable[[str], str],
+) -> list[onnx.NodeProto]:
+    """Return the nodes that replace a node whose operator is defined by a function body.
+
+    Args:
+        node: the node; the new nodes have its inputs and outputs.
+        function: the function body of the operator.
+        schema: the schema of the operator, with the defaults of attributes.
+        free_name: function from a proposed name to a similar name that the graph does not contain.
+    """
+    values = {attribute.name: attribute for attribute in node.attribute}
+    for name, attribute in schema.attributes.items():
+        if name not in values and attribute.default_value.type:
+            values[name] = attribute.default_value
+    names = {"": ""}
+    names |= dict.fromkeys(function.input, "") | dict(zip(function.input, node.input, strict=False))
+    names |= {
+        inner: outer for inner, outer in zip(function.output, node.output, strict=False) if outer
+    }
+    nodes = []
+    for original in function.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(original)
+        _replace_references(copy, values)
+        copy.input[:] = [names[name] for name in original.input]
+        for name in original.output:
+            names.setdefault(name, free_name(f"{node.op_type.lower()}_{name}"))
+        copy.output[:] = [names[name] for name in original.output]
+        nodes.append(copy)
+    return nodes
+
+
+def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProto]) -> None:
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return
+    attributes = []
+    for attribute in node.attribute:
+        value = attribute
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name not in values:
+                continue
+            value = AttributeProto()
+            value.CopyFrom(values[attribute.ref_attr_name])
+            value.name = attribute.name
+        attributes.append(value)
+    # Clearing the field would invalidate the attributes of the list, so copy them first.
+    copies = onnx.NodeProto(attribute=attributes)
+    node.ClearField("attribute")
+    node.attribute.extend(copies.attribute)

@@ -48,8 +48,7 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gradient
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import sole_call
-from onnxopt_cli.operators.functions import with_bound_functions
-from onnxopt_cli.operators.nodes import all_nodes, operator_names
+from onnxopt_cli.operators.nodes import all_nodes, operator_names, with_bound_functions
 from onnxopt_cli.oracle.contributions import (
     Contribution,
     contributions,

@@ -21,8 +21,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators.functions import with_bound_functions
-from onnxopt_cli.operators.nodes import all_nodes, imported_versions
+from onnxopt_cli.operators.nodes import all_nodes, imported_versions, with_bound_functions
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})

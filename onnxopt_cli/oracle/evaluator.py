@@ -15,8 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.functions import with_bound_functions
-from onnxopt_cli.operators.nodes import nodes_within, used_names
+from onnxopt_cli.operators.nodes import nodes_within, used_names, with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced

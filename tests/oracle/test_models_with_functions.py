@@ -5,7 +5,7 @@ import onnx
 import pytest
 
 from onnxopt_cli.errors import NodeError
-from onnxopt_cli.operators.functions import with_bound_functions
+from onnxopt_cli.operators.nodes import with_bound_functions
 from onnxopt_cli.oracle.condition_estimate import NoReferenceError, condition
 from onnxopt_cli.oracle.distributions import drawn
 

@@ -31,8 +31,13 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
     unsupported,
 )
 from onnxopt_cli.interpret.gradient.backward_rules import RULES
-from onnxopt_cli.operators.functions import bound_body
-from onnxopt_cli.operators.nodes import all_nodes, imported_versions, plain_domain, subgraphs
+from onnxopt_cli.operators.nodes import (
+    all_nodes,
+    bound_body,
+    imported_versions,
+    plain_domain,
+    subgraphs,
+)
 
 DOMAIN, NAME = "ai.onnx.preview.training", "Gradient"
 
