@@ -23,11 +23,11 @@ from time import perf_counter
 
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.adapter.adapter_file import (
+    NPM_PREFIX,
     lock_path,
     npm_lock_path,
     shipped_adapters,
 )
-from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.errors import OnnxoptError

@@ -96,7 +96,7 @@ class Configuration:
 
         Folders from which code is imported are included.
         """
-        from onnxopt_cli.backends.named_code import named_code, with_bytecode
+        from onnxopt_cli.backends.backend_code import named_code, with_bytecode
 
         yield from with_bytecode(self._named(named_code))
 

@@ -14,6 +14,7 @@ from onnxopt_cli.backends.protocol import (
     Backend,
     misused,
     starting,
+    with_patterns,
 )
 from onnxopt_cli.backends.reference import NumpyBackend, ReferenceBackend
 from onnxopt_cli.backends.specification import (
@@ -23,7 +24,6 @@ from onnxopt_cli.backends.specification import (
     Specification,
     parse_specification,
 )
-from onnxopt_cli.backends.unsupported import with_patterns
 from onnxopt_cli.core.text import (
     exception_text,
     nearest,

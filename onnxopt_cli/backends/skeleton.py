@@ -1,9 +1,10 @@
-"""Write the skeleton of a new backend in Python, in C++ or as a shell script."""
+"""For authors of backends: skeletons in Python, C++ and shell, and the protocol of commands."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from onnxopt_cli.errors import UsageError
 _PLACEHOLDER = "my_backend"
 # Files that get the executable bit.
 _EXECUTABLE = frozenset({"adapter"})
+
+
+def protocol_document() -> str:
+    """Return the specification of the protocol of commands as Markdown."""
+    return files("onnxopt_cli.backends.exec").joinpath("protocol.md").read_text(encoding="utf-8")
 
 
 def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:

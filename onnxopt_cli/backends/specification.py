@@ -32,8 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from onnxopt_cli.backends.protocol import misused
-from onnxopt_cli.backends.unsupported import compile_pattern
+from onnxopt_cli.backends.protocol import compile_pattern, misused
 from onnxopt_cli.core.text import nearest, printable
 
 _LABEL = r"[A-Za-z][\w.-]{0,59}"

@@ -131,6 +131,6 @@ def protocol() -> None:
     \b
     onnxopt backends protocol | less
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
-    from onnxopt_cli.backends.exec.exec_messages import protocol_document
+    from onnxopt_cli.backends.skeleton import protocol_document
 
     click.echo(protocol_document(), nl=False)

@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxopt_cli import _api as api
+from onnxopt_cli.backends.backend_code import snapshot_files
 from onnxopt_cli.backends.configuration import find_configuration
-from onnxopt_cli.backends.source_snapshot import snapshot_files
 from onnxopt_cli.cases.case import files_of
 from onnxopt_cli.cli.console import (
     ProgressDisplay,

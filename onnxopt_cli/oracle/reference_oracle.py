@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from onnxopt_cli.backends.host import Request, Response
-from onnxopt_cli.backends.lowering import breaks_signature
+from onnxopt_cli.backends.host import Request, Response, breaks_signature
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import (
     contradicts,

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxopt_cli.backends.host import Response
-from onnxopt_cli.backends.lowering import breaks_signature
+from onnxopt_cli.backends.host import Response, breaks_signature
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.case_content import case_content
 from onnxopt_cli.cases.onnx.model_check import model_fault

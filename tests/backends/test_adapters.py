@@ -20,9 +20,12 @@ from packaging.utils import canonicalize_name
 
 from onnxopt_cli.backends.adapter import adapter_environment
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
-from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
+from onnxopt_cli.backends.adapter.adapter_file import (
+    packages_of_lock,
+    read_adapter,
+    shipped_adapters,
+)
 from onnxopt_cli.backends.adapter.installation import NotInstalled
-from onnxopt_cli.backends.adapter.npm_packages import packages_of_lock
 from onnxopt_cli.backends.specification import parse_specification
 
 pytestmark = pytest.mark.skipif(
@@ -222,14 +225,14 @@ def test_error_that_the_metadata_describe_is_unsupported(place, onnxopt):
 
 @pytest.mark.slow
 def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     answer = onnxopt("backends", "check", "adapter:./mine.py")
     assert answer.code == 0, answer.text
     assert "acme 1.2" in answer.out
 
 
 def test_check_proposes_metadata_for_messages_of_the_runtime(place, onnxopt, monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     (place / "mine.py").write_text(ADAPTER.replace('# unsupported = ["no kernel"]\n', ""))
     answer = onnxopt("backends", "check", "adapter:./mine.py")
     assert answer.code == 1, answer.text

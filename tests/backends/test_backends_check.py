@@ -10,9 +10,12 @@ from commands import run_command
 from exec_commands import spec
 from places import PLUGINS
 
-from onnxopt_cli.backends.check.protocol_check import check_backend
+from onnxopt_cli.backends.check.protocol_check import (
+    COMMAND_RULES,
+    PLUGIN_RULES,
+    check_backend,
+)
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome
-from onnxopt_cli.backends.check.protocol_rules import COMMAND_RULES, PLUGIN_RULES
 
 #: The rules that each mode of exec/identity.py breaks; an ellipsis stands for consequences.
 BREAKING_COMMANDS = {

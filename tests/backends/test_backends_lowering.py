@@ -19,7 +19,7 @@ from backend_models import (
 from numpy.testing import assert_allclose
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.backends.lowering import ModelRunner
+from onnxopt_cli.backends.host import ModelRunner
 from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.config.run_config import LoweringMode
 from onnxopt_cli.errors import (

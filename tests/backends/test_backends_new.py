@@ -40,7 +40,7 @@ def write_case(operator, inputs, outputs):
 @pytest.mark.parametrize("language", ["python", "shell"])
 def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, monkeypatch):
     # The adapter has no program yet, and starts a process for each request.
-    monkeypatch.setattr("onnxopt_cli.backends.check.subject._SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
     assert written.code == 0
     files, _, following = written.out.partition("next: ")

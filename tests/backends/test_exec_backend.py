@@ -33,7 +33,7 @@ from onnxopt_cli.errors import (
 DIES_AFTER_STARTING = """\
 import os, signal
 from pathlib import Path
-from onnxopt_cli.backends.exec.exec_process import Command
+from onnxopt_cli.backends.exec.exec_backend import Command
 started = Command(["sleep", "60"], 60)._start()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -362,7 +362,7 @@ def test_close_reports_failing_exit():
 
 
 def test_command_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr("onnxopt_cli.backends.exec.exec_process._SHUTDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("onnxopt_cli.backends.exec.exec_backend._SHUTDOWN_SECONDS", 0.2)
     before = children()
     with pytest.raises(BackendHangs, match="did not end within"):
         resolve_backend(spec("never-ends")).close()

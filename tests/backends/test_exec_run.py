@@ -13,7 +13,7 @@ from exec_commands import spec
 from isolated import start
 from places import PLUGINS
 
-from onnxopt_cli.backends.exec import exec_process
+from onnxopt_cli.backends.exec import exec_backend
 
 CASE = """\
 onnxopt: 1
@@ -120,7 +120,7 @@ def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
 def test_improper_shutdown_keeps_passes_but_does_not_conform(
     mode, outcome, words, isolation, identity, onnxopt, monkeypatch
 ):
-    monkeypatch.setattr(exec_process, "_SHUTDOWN_SECONDS", 1.0)
+    monkeypatch.setattr(exec_backend, "_SHUTDOWN_SECONDS", 1.0)
     results = outcomes(onnxopt, spec(mode), "--isolation", isolation, "--timeout", "1", code=1)
     teardown = results.pop("teardown")
     assert teardown["case"] == "worker/teardown"

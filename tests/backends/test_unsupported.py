@@ -252,7 +252,7 @@ def test_default_domain_is_imported_in_a_copy_of_the_model(run, onnxopt):
 
 
 def test_missing_import_of_used_default_domain_is_not_repaired():
-    from onnxopt_cli.backends.lowering import _importing_default
+    from onnxopt_cli.backends.host import _importing_default
 
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
@@ -266,7 +266,7 @@ def test_missing_import_of_used_default_domain_is_not_repaired():
 
 @pytest.mark.parametrize("version", range(4, 15))
 def test_imported_version_fits_the_ir_version(version):
-    from onnxopt_cli.backends.lowering import _importing_default
+    from onnxopt_cli.backends.host import _importing_default
 
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     graph = helper.make_graph([], "g", [value], [value])

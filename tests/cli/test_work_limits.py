@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx_directories import identity, make_directory, tensor, tensor_type
 
-from onnxopt_cli.backends.source_snapshot import snapshot_files
+from onnxopt_cli.backends.backend_code import snapshot_files
 from onnxopt_cli.cases.onnx import data_set, directory
 from onnxopt_cli.cases.onnx.directory import find_directories
 from onnxopt_cli.run.log import log_header

@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from onnxopt_cli.backends.adapter.adapter_file import (
     ATTRIBUTE,
+    NPM_PREFIX,
     Adapter,
     adapter_source,
     lock_path,
@@ -37,9 +38,9 @@ from onnxopt_cli.backends.adapter.installation import (
     install,
     install_npm,
     move_scripts,
+    npm_lock_of,
     python_of,
 )
-from onnxopt_cli.backends.adapter.npm_packages import NPM_PREFIX, lock_of
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.cache import CACHE_VARIABLE, cache_folder, exposure, make_private_folder
@@ -174,7 +175,7 @@ class AdapterEnvironment:
 
     def npm_lock(self) -> str:
         """Return the lock of the installed npm packages; empty without npm packages."""
-        return lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
+        return npm_lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
 
     def unpinned(self) -> str:
         """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""

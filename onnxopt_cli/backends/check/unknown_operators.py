@@ -17,19 +17,17 @@ from itertools import pairwise
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.backends.check.probe_models import (
+from onnxopt_cli.backends.check.checked_backend import (
     TRAINING,
+    CheckedBackend,
+    Refusal,
     formulas,
+    refusal,
     unknown_operator,
 )
 from onnxopt_cli.backends.check.protocol_rule import RuleBroken
-from onnxopt_cli.backends.check.subject import (
-    CheckedBackend,
-    Refusal,
-    refusal,
-)
+from onnxopt_cli.backends.protocol import Recognised, compile_pattern
 from onnxopt_cli.backends.specification import is_path, parse_specification
-from onnxopt_cli.backends.unsupported import Recognised, compile_pattern
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied

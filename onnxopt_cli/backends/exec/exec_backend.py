@@ -1,44 +1,375 @@
 """Backends that are commands, in any language: ``exec:COMMAND``.
 
-:file:`protocol.md`, which ``onnxopt backends protocol`` prints, specifies the protocol.
+:file:`protocol.md`, which ``onnxopt backends protocol`` prints, specifies the protocol. Responses
+are parsed strictly.
+
+The process of a command is untrusted, and is restarted after a fault. It stays in the process group
+and session of its parent, so that a signal to those also kills it; it ignores Ctrl-C. On Linux, the
+kernel also kills it when the thread that started it ends. Pipes with deadlines require a POSIX
+system.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import onnx
 from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 from onnxopt_cli import __version__
-from onnxopt_cli.backends.exec.exec_messages import (
-    Hello,
-    read_hello,
-    read_outputs,
-)
-from onnxopt_cli.backends.exec.exec_process import Command
+from onnxopt_cli.backends.conversation import Conversation
 from onnxopt_cli.backends.exec.other_interpreter import interpreter_command
 from onnxopt_cli.backends.protocol import (
+    BREAKDOWNS,
     Backend,
     Prepared,
+    compile_pattern,
     misused,
     unavailable,
 )
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.core.codec import PROTOCOL, ValueWriter, run_request
+from onnxopt_cli.core.ci_channels import without_ci_channels
+from onnxopt_cli.core.codec import PROTOCOL, ValueReader, ValueWriter, run_request
+from onnxopt_cli.core.process_control import end_with
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Value, dtype_name, dtype_named
+from onnxopt_cli.core.values import DTYPES, Value, dtype_name, dtype_named
 from onnxopt_cli.errors import (
+    BackendDied,
+    BackendDiedEarlier,
+    BackendFailure,
+    BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
     Unsupported,
     UnusableOutput,
 )
 from onnxopt_cli.operators.nodes import all_nodes, plain_domain
+
+_MAX_NAME_CHARS = 200
+_REQUIRED_FIELDS = ("protocol", "name", "version")
+_OPTIONAL_FIELDS = ("domains", "dtypes", "devices", "form", "unsupported")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The response of a command to ``hello``.
+
+    Attributes:
+        name: name of the implementation.
+        version: version of the implementation.
+        domains: lowest and highest opset version by domain; the default domain is ``""``. None for
+            a command that accepts models of all domains and versions.
+        dtypes: names of the supported element types.
+        devices: names of the devices; the first is the default.
+        unsupported: a regular expression that matches errors about unsupported features; may be
+            empty.
+        nodes: whether the command receives single nodes as JSON instead of models.
+    """
+
+    name: str
+    version: str
+    domains: Mapping[str, tuple[int, int]] | None
+    dtypes: frozenset[str]
+    devices: tuple[str, ...]
+    unsupported: str = ""
+    nodes: bool = False
+
+
+def read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
+    """Parse the response to ``hello``.
+
+    Raises:
+        BackendFailure: if the command responds with an error.
+        ProtocolBreach: if it implements another protocol, or violates this one.
+    """
+    _require_success(response, payload)
+    ValueReader(payload).end()
+    protocol = response.get("protocol", PROTOCOL)
+    if protocol != PROTOCOL:
+        raise ProtocolBreach(
+            f"implements the protocol {_as_json(protocol)}; this version of onnxopt implements "
+            f"{PROTOCOL}, which onnxopt backends protocol describes"
+        )
+    _require_fields(response, _REQUIRED_FIELDS, _OPTIONAL_FIELDS)
+    pattern = response.get("unsupported", "")
+    if "unsupported" in response:
+        _require(isinstance(pattern, str), '"unsupported" is', pattern, "a regular expression")
+        try:
+            compile_pattern(pattern)
+        except ValueError as error:
+            raise ProtocolBreach(
+                f'sent a response in which "unsupported" is {_as_json(pattern)}, which {error}'
+            ) from None
+    form = response.get("form", "model")
+    _require(form in ("model", "node"), '"form" is', form, '"model" or "node"')
+    dtypes = _names(response.get("dtypes", [*DTYPES]), "dtypes")
+    for name in dtypes:
+        _require(name in DTYPES, '"dtypes" have', name, "a name such as float32")
+    name, version = _name(response, "name"), _name(response, "version")
+    domains = _domains(response["domains"]) if "domains" in response else None
+    devices = tuple(_names(response.get("devices", ["CPU"]), "devices"))
+    return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
+
+
+def read_outputs(response: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
+    """Parse the response to ``run``; return the outputs and the names of modified inputs.
+
+    Raises:
+        Unsupported: if the command responds that a feature is unsupported.
+        BackendFailure: if it responds with an error.
+        ProtocolBreach: if it violates the protocol.
+    """
+    _require_success(response, payload)
+    reader = ValueReader(payload)
+    if "unsupported" in response:
+        _require_fields(response, ("unsupported",), ("operator",))
+        reader.end()
+        operator = _name(response, "operator") if "operator" in response else ""
+        raise Unsupported(_text(response, "unsupported"), operator=operator)
+    _require_fields(response, ("outputs",), ("changed",))
+    changed = response.get("changed", [])
+    are_names = isinstance(changed, list) and all(isinstance(name, str) for name in changed)
+    _require(are_names, '"changed" are', changed, "a list of names")
+    _require(isinstance(response["outputs"], list), '"outputs" are', response["outputs"], "a list")
+    values = [reader.value(described) for described in response["outputs"]]
+    reader.end()
+    return values, changed
+
+
+def _require_success(response: dict[str, Any], payload: memoryview) -> None:
+    if "error" in response:
+        _require_fields(response, ("error",))
+        ValueReader(payload).end()
+        raise BackendFailure(_text(response, "error"))
+
+
+def _require_fields(
+    response: Mapping[str, object], fields: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> None:
+    unknown = [_as_json(field) for field in response if field not in {*fields, *optional}]
+    if unknown:
+        raise ProtocolBreach(f"sent a response with the unknown field {', '.join(unknown)}")
+    missing = [field for field in fields if field not in response]
+    if missing:
+        raise ProtocolBreach(f"sent a response that lacks {', '.join(missing)}")
+
+
+def _require(holds: bool, place: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ProtocolBreach(
+            f"sent a response in which {place} {_as_json(value)}, expected {expected}"
+        )
+
+
+def _text(response: Mapping[str, object], field: str) -> str:
+    text = response[field]
+    _require(isinstance(text, str) and bool(text.strip()), f'"{field}" is', text, "a text")
+    return printable(str(text), lines=True)
+
+
+def _name(response: Mapping[str, object], field: str) -> str:
+    return _names([response[field]], field)[0]
+
+
+def _names(names: Any, field: str) -> list[str]:
+    _require(isinstance(names, list) and bool(names), f'"{field}" are', names, "a list")
+    for name in names:
+        is_name = isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS
+        _require(is_name, f'"{field}" has', name, "a name")
+    return list(map(printable, names))
+
+
+def _domains(domains: Any) -> dict[str, tuple[int, int]]:
+    is_mapping = isinstance(domains, dict) and bool(domains)
+    _require(is_mapping, '"domains" are', domains, "versions by domain")
+    ranges: dict[str, tuple[int, int]] = {}
+    for domain, versions in domains.items():
+        are_two = isinstance(versions, list) and list(map(type, versions)) == [int, int]
+        is_range = bool(domain) and are_two and 1 <= versions[0] <= versions[1]
+        place = f'"domains" give {_as_json(domain)} the versions'
+        _require(is_range, place, versions, "[lowest, highest]")
+        ranges[plain_domain(domain)] = versions[0], versions[1]
+    return ranges
+
+
+def _as_json(value: object) -> str:
+    return printable(json.dumps(value, ensure_ascii=False)[:80])
+
+
+# Time limit for a command to end after a shutdown request.
+_SHUTDOWN_SECONDS = 5.0
+_Parsed = TypeVar("_Parsed")
+
+
+class Command:
+    """A command, started by the first request. Its standard error is that of this process.
+
+    A command that dies, hangs or violates the protocol is killed; the next request restarts it.
+
+    Args:
+        command: the program, looked up as by a shell, and its arguments.
+        timeout: time limit of a response in seconds.
+        called: the command's name in messages, such as "the command".
+    """
+
+    def __init__(self, command: Sequence[str], timeout: float, called: str = "the command") -> None:
+        self._command = command
+        self._timeout = timeout
+        self._called = called
+        self._conversation: Conversation | None = None
+
+    def request(
+        self,
+        request: dict[str, Any],
+        read: Callable[[dict[str, Any], memoryview], _Parsed],
+        values: ValueWriter | None = None,
+    ) -> _Parsed:
+        """Send a request and return the parsed response; kill the command if that is not possible.
+
+        Args:
+            request: the request, without its number.
+            read: parses the response and its raw bytes, or raises ProtocolBreach.
+            values: the raw bytes of the values in the request.
+
+        Raises:
+            BackendUnavailable: if the program does not exist or cannot be executed.
+            BackendDiedEarlier: if the command ended before it read the request.
+            BackendDied: if it ends, or closes its output, before it has responded.
+            BackendHangs: if it does not respond in time.
+            ProtocolBreach: if it sends output without a request, or an invalid response.
+            UnusableOutput: if the request cannot be sent.
+        """
+        self._conversation = conversation = self._conversation or self._start()
+        try:
+            with self._named():
+                with _earlier(lambda: True):
+                    # Detect an exit or unrequested output since the last response.
+                    conversation.poll()
+                    if not conversation.open:
+                        conversation.wait()
+                with _earlier(conversation.unread):
+                    conversation.send(request, self._timeout, values)
+                    response = conversation.wait()
+                parsed = read(*response)
+                conversation.require_no_more()
+                return parsed
+        except (Unsupported, BackendFailure):
+            raise
+        except BaseException:
+            self.kill()
+            raise
+
+    def close(self, *, tell: bool = True) -> None:
+        """Close the command's input, and wait for its exit, if it runs.
+
+        Args:
+            tell: whether to send the request ``shutdown`` first.
+
+        Raises:
+            BackendDied: if it ends with a nonzero exit code.
+            BackendHangs: if it does not end in time, and is killed.
+        """
+        if self._conversation is None:
+            return
+        with self._named():
+            try:
+                self._conversation.end(_SHUTDOWN_SECONDS, tell=tell)
+                self._conversation.wait()
+            except BackendDied as death:
+                if self._conversation.process.returncode:
+                    raise BackendDied(f"{death.message} after shutdown") from None
+            finally:
+                self.kill()
+
+    def kill(self) -> None:
+        """Kill the command, if it runs."""
+        conversation, self._conversation = self._conversation, None
+        if conversation is not None:
+            # Leaving the context closes the pipes and waits for the process.
+            with conversation.process as process, conversation.selector:
+                process.kill()
+                conversation.close()
+
+    def _start(self) -> Conversation:
+        program = _program(self._command[0])
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
+                [program, *self._command[1:]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env=without_ci_channels(os.environ),
+                preexec_fn=partial(_begin, os.getpid()),  # noqa: PLW1509 - system calls, no lock
+            )
+        except (OSError, ValueError) as error:
+            raise BackendUnavailable(
+                f"{printable(shlex.join(self._command))} cannot be executed: "
+                f"{printable(str(error))}",
+                hint="a script needs a first line such as #!/bin/sh, and permission to execute",
+            ) from error
+        # Neither pipe is None, because both arguments above are PIPE.
+        responses, requests = [pipe for pipe in (process.stdout, process.stdin) if pipe]
+        descriptors = responses.fileno(), requests.fileno()
+        return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Prepend the subject to messages of the conversation."""
+        try:
+            yield
+        except BREAKDOWNS as error:
+            raise type(error)(f"{self._called} {error.message}", hint=error.hint) from None
+
+
+@contextmanager
+def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
+    """Convert BackendDied to BackendDiedEarlier if the request was not read."""
+    try:
+        yield
+    except BackendDied as death:
+        if unread():
+            raise BackendDiedEarlier(death.message) from None
+        raise
+
+
+def _begin(parent: int) -> None:
+    """Prepare the process before it becomes the command."""
+    # A terminal sends Ctrl-C to the command as well; onnxopt alone decides when to end it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent, signal.SIGKILL)
+
+
+def _program(name: str) -> str:
+    if sys.platform == "win32":
+        raise BackendUnavailable(
+            "commands, other interpreters and checks of plugins work on POSIX systems only",
+            hint="onnxopt run with python: works here",
+        )
+    if path := shutil.which(name):
+        return path
+    problem = "does not exist"
+    hint = "" if os.sep in name else "write exec:./NAME for a file in this folder"
+    if os.sep in name and Path(name).is_dir():
+        problem = "is a folder"
+    elif os.sep in name and os.path.lexists(name):
+        problem, hint = "cannot be executed", f"chmod +x {shlex.quote(name)}"
+    raise BackendUnavailable(f"the command {printable(name)} {problem}", hint=printable(hint))
+
 
 #: Options of a command.
 OPTIONS = ("timeout", "device", "unsupported")

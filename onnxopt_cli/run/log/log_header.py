@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import Any
 
-from onnxopt_cli.backends.source_snapshot import snapshot_files
+from onnxopt_cli.backends.backend_code import snapshot_files
 from onnxopt_cli.cases.case import (
     Case,
     Problem,
