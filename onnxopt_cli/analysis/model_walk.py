@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import (
     defined_names,

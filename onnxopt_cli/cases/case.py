@@ -1,4 +1,4 @@
-"""Case and Problem: an identified case, and the model, inputs and stored outputs that it loads."""
+"""Case and Problem: an identified case, and the content that it loads, also as text for reports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import helper
 
-from onnxopt_cli.core.result import Location, Outcome, Result
+from onnxopt_cli.core.result import CaseContent, Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, exception_text
 from onnxopt_cli.core.tolerance import Tolerance
 from onnxopt_cli.core.untrusted_files import Signature
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import (
     OUT_OF_MEMORY,
     Fault,
@@ -20,7 +22,7 @@ from onnxopt_cli.errors import (
     NodeError,
     OnnxoptError,
 )
-from onnxopt_cli.interpret.bound.chained_nodes import Trajectory
+from onnxopt_cli.interpret.bound.chained_nodes import Trajectory, first_inputs
 from onnxopt_cli.operators.call import (
     Call,
     bind_node,
@@ -113,9 +115,6 @@ def bind_problem(problem: Problem) -> Problem:
     call = None
     try:
         if problem.trajectory is not None:
-            # Cases of one step do not need this import.
-            from onnxopt_cli.interpret.bound.chained_nodes import first_inputs
-
             call = sole_call(problem.trajectory.model, first_inputs(problem.trajectory))
         elif operator is not None:
             call = bind_node(operator, problem.model, problem.inputs)
@@ -183,3 +182,70 @@ def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome
     """Return the result of a case for which the backend has no response."""
     operators = case.operators or ()
     return Result(case.id, case.location, operators, backend, outcome, message=reason)
+
+
+# The content of a case has at most this number of inputs, of elements in each input, of nodes, and
+# of characters in each text.
+_MAX_INPUTS = 50
+_MAX_ELEMENTS = 32
+_MAX_NODES = 20
+_MAX_TEXT_CHARS = 400
+
+
+def case_content(case: Case, problem: Problem) -> CaseContent:
+    """Return the description of a case, its nodes with their attributes, and its inputs.
+
+    Values are included up to a number of elements.
+    """
+    nodes = problem.model.graph.node
+    listed = [node_text(node) for node in nodes[:_MAX_NODES]]
+    if (hidden := len(nodes) - _MAX_NODES) > 0:
+        listed.append((f"{hidden} more nodes", ""))
+    inputs = [
+        (name, describe(value), input_text(value, _MAX_ELEMENTS))
+        for name, value in [*problem.inputs.items()][:_MAX_INPUTS]
+    ]
+    if (hidden := len(problem.inputs) - _MAX_INPUTS) > 0:
+        inputs.append((f"{hidden} more inputs", "", ""))
+    return CaseContent(clipped(case.about, _MAX_TEXT_CHARS), tuple(listed), tuple(inputs))
+
+
+def input_text(value: Value, most: int) -> str:
+    """Return the elements of a value as text; empty for an empty optional.
+
+    Args:
+        value: the value.
+        most: maximum number of elements of a tensor; the text of a larger tensor ends with dots.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, np.ndarray):
+        return clipped(repr(value), _MAX_TEXT_CHARS)
+    elements = ", ".join(str(element) for element in value.reshape(-1)[:most])
+    more = ", ..." if value.size > most else ""
+    text = elements + more if value.ndim == 0 else f"[{elements}{more}]"
+    return clipped(text, 4 * _MAX_TEXT_CHARS)
+
+
+def node_text(node: onnx.NodeProto) -> tuple[str, str]:
+    """Return the name of a node's operator, with its domain, and the attributes as text."""
+    name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
+    attributes = (f"{item.name}={_attribute_text(item)}" for item in node.attribute)
+    return name, ", ".join(attributes)
+
+
+def _attribute_text(attribute: onnx.AttributeProto) -> str:
+    """Return the value of a node's attribute as text."""
+    try:
+        value = helper.get_attribute_value(attribute)
+    except ValueError:
+        # A hostile file may have an attribute of an unknown type.
+        return "?"
+    if isinstance(value, onnx.GraphProto):
+        return ", ".join(node.op_type for node in value.node)
+    if isinstance(value, float):
+        return str(np.float32(value))
+    if isinstance(value, onnx.TensorProto):
+        return f"a tensor of shape {[*value.dims]}"
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return clipped(text, _MAX_TEXT_CHARS)

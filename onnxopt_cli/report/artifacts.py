@@ -16,7 +16,7 @@ from pathlib import Path
 
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.errors import InvalidCase, UsageError

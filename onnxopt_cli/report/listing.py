@@ -13,8 +13,7 @@ from rich.text import Text
 
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome, RuleResult
 from onnxopt_cli.backends.resolve import KnownBackend
-from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.case_content import input_text, node_text
+from onnxopt_cli.cases.case import Case, Problem, input_text, node_text
 from onnxopt_cli.core.result import short_element
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value, describe

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxopt_cli.backends.host import Response, breaks_signature
-from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.case_content import case_content
+from onnxopt_cli.cases.case import Case, Problem, case_content
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.select import capabilities
 from onnxopt_cli.config.run_config import Judging

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from onnxopt_cli.backends.host import Request, Response
-from onnxopt_cli.cases.case import Case, Problem, unanswered
-from onnxopt_cli.cases.case_content import case_content
+from onnxopt_cli.cases.case import Case, Problem, case_content, unanswered
 from onnxopt_cli.config.run_config import Execution, Judging
 from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.progress import OpenProgress, hide_progress

@@ -29,7 +29,7 @@ from onnx import TensorProto
 from onnxopt_cli import __version__
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.directory import find_directories
-from onnxopt_cli.cases.tensors.tensor_data import array_of
+from onnxopt_cli.cases.tensors.proto_values import array_of
 from onnxopt_cli.core.cache import Cache
 from onnxopt_cli.core.codec import ValueReader, read_json, run_request
 from onnxopt_cli.core.progress import OpenProgress, hide_progress

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
 
-from onnxopt_cli.cases.tensors.tensor_data import byte_size, check_tensor
+from onnxopt_cli.cases.tensors.proto_values import byte_size, check_tensor
 from onnxopt_cli.core.untrusted_files import (
     PROTOBUF_LIMIT,
     Malformed,

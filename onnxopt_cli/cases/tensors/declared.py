@@ -40,7 +40,8 @@ class PromisedTensor:
     Attributes:
         dtype: the element type.
         shape: the shape.
-        make: function that creates the tensor; raises FormatError if the data are invalid.
+        make: function that creates the tensor; raises Malformed or FormatError if the data are
+            invalid.
     """
 
     dtype: np.dtype[Any]

@@ -18,8 +18,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxopt_cli.cases.tensors.declared import PromisedTensor, too_large
-from onnxopt_cli.cases.tensors.proto_values import parse_message, read_message
-from onnxopt_cli.cases.tensors.tensor_data import array_of, elements
+from onnxopt_cli.cases.tensors.proto_values import array_of, elements, parse_message, read_message
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.core.values import (

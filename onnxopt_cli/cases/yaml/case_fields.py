@@ -26,7 +26,7 @@ from onnxopt_cli.cases.tensors.declared import (
     element_count,
     made,
 )
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.cases.yaml.case_value import (
     BARE_DTYPES,
     ChooseDtype,

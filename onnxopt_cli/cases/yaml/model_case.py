@@ -11,8 +11,7 @@ from onnxopt_cli.cases.onnx.data_set import fed_inputs
 from onnxopt_cli.cases.onnx.model_check import model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import read_model
 from onnxopt_cli.cases.tensors.declared import Declared, outline
-from onnxopt_cli.cases.tensors.proto_values import check_type
-from onnxopt_cli.cases.tensors.tensor_data import type_name
+from onnxopt_cli.cases.tensors.proto_values import check_type, type_name
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,

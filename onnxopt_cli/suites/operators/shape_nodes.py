@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.suites.operators.node_draft import (
     ANY,

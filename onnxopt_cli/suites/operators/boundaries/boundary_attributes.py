@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.boundary_types import set_two_trees
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (

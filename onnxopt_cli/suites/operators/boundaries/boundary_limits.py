@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxopt_cli.cases.tensors.tensor_data import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.node_draft import INTEGERS, NodeDraft
