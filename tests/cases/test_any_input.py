@@ -67,7 +67,7 @@ def requires_one_pass_and_an_invalid_case(answer, name):
 @pytest.mark.parametrize(
     ("raises", "x"),
     [
-        ("onnxopt_cli.cases.yaml.case_value.declare_file", "{file: x.npy}"),
+        ("onnxopt_cli.cases.yaml.case_fields.declare_file", "{file: x.npy}"),
         ("onnxopt_cli.cases.tensors.declared.RandomTensor.make", RANDOM),
     ],
     ids=["while the file is read", "while the case is loaded"],

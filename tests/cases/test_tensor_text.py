@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from onnxopt_cli.cases.tensors.declared import MAX_ELEMENTS, made
-from onnxopt_cli.cases.yaml.case_value import declare_value
+from onnxopt_cli.cases.yaml.case_fields import declare_value
 from onnxopt_cli.cases.yaml.yaml_syntax import FormatError, parse_yaml
 from onnxopt_cli.core.values import DTYPES
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from yaml_files import read_text
 
 from onnxopt_cli.cases.tensors.declared import RandomTensor, made
-from onnxopt_cli.cases.yaml.case_value import declare_value
+from onnxopt_cli.cases.yaml.case_fields import declare_value
 from onnxopt_cli.cases.yaml.case_writer import (
     CaseTemplate,
     number_text,

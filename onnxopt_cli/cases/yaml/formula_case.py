@@ -18,10 +18,10 @@ from onnxopt_cli.cases.tensors.declared import DeclaredTensor, made
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
+    element_array,
     one_step_problem,
     rejected_case,
 )
-from onnxopt_cli.cases.yaml.case_value import element_array
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,

@@ -14,11 +14,12 @@ from onnxopt_cli.cases.tensors.declared import Declared, outline
 from onnxopt_cli.cases.tensors.proto_values import check_type, type_name
 from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
+    ChooseDtype,
     DeclaredCase,
     Incomplete,
+    natural_dtype,
     one_step_problem,
 )
-from onnxopt_cli.cases.yaml.case_value import ChooseDtype, natural_dtype
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,

@@ -19,12 +19,10 @@ from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     declare_attributes,
-    one_step_problem,
-    rejected_case,
-)
-from onnxopt_cli.cases.yaml.case_value import (
     has_dtype,
     natural_dtype,
+    one_step_problem,
+    rejected_case,
     untyped_kinds,
 )
 from onnxopt_cli.cases.yaml.yaml_syntax import (

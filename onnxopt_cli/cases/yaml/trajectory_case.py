@@ -34,8 +34,8 @@ from onnxopt_cli.cases.yaml.case_fields import (
     CaseFields,
     DeclaredCase,
     Incomplete,
+    element_array,
 )
-from onnxopt_cli.cases.yaml.case_value import element_array
 from onnxopt_cli.cases.yaml.formula_case import (
     check_signature,
     default_dtype,
