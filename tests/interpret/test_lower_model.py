@@ -1,18 +1,29 @@
-"""Lowering replaces operators with a formula in any part of a model."""
+"""Lowering replaces operators with a formula in any part of a model, under unique names."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-from lowered_models import DOMAIN, HEADER, INPUTS, MOMENTUM, VALUES, checked, momentum, parsed
+from lowered_models import (
+    CALLING,
+    DOMAIN,
+    FUNCTIONS,
+    HEADER,
+    INPUTS,
+    MOMENTUM,
+    VALUES,
+    checked,
+    momentum,
+    parsed,
+)
 from onnx import TensorProto, checker, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 from runtimes import NEWEST, runtimes
 
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.evaluate import evaluate
-from onnxopt_cli.interpret.lower.lower_model import lower
+from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.registry import registry
 
@@ -259,3 +270,171 @@ def test_node_in_training_info_is_rejected():
     model.training_info.add().algorithm.node.extend(node)
     with pytest.raises(NodeError, match="training_info"):
         lower(model)
+
+
+@runtimes
+def test_only_functions_with_formula_operators_are_inlined(runtime):
+    model = parsed(CALLING)
+    lowered = checked(model)
+    assert [function.name for function in lowered.functions] == ["plain"]
+    R, T, X, G, V = VALUES
+    (actual,) = runtime(lowered, VALUES)
+    B = sum(momentum(R, T, -X, G, V, alpha=0.75))
+    np.testing.assert_array_equal(actual, sum(momentum(R, T, B, G, V, alpha=0.5)))
+
+
+@runtimes
+def test_functions_called_in_a_subgraph_are_inlined_there(runtime):
+    model = parsed(f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]>
+    g (INPUTS, bool C) => (float[2] Y) {{
+        Y = If (C) <
+            then_branch = one () => (a) {{ a = made.here.outer <a = 0.75> (R, T, X, G, V) }},
+            else_branch = two () => (b) {{ b = made.here.plain (X) }}
+        >
+    }} {FUNCTIONS}""")
+    R, T, X, G, V = VALUES
+    (actual,) = runtime(checked(model), [*VALUES, np.array(True)])
+    np.testing.assert_array_equal(actual, sum(momentum(R, T, X, G, V, alpha=0.75)))
+
+
+def test_model_imports_the_opsets_of_inlined_functions():
+    model = parsed(CALLING)
+    del model.opset_import[0], model.functions[3:]
+    model.graph.node[0].CopyFrom(
+        helper.make_node("outer", "RTXGV", ["A"], domain="made.here", a=0.5)
+    )
+    checker.check_model(model, full_check=True)
+    imports = {entry.domain: entry.version for entry in checked(model).opset_import}
+    assert imports == {"": 15, "made.here": 1}
+
+
+def test_function_of_another_opset_cannot_be_inlined():
+    model = parsed(CALLING)
+    model.functions[1].opset_import[0].version = 14
+    with pytest.raises(NodeError, match=r"made\.here:inner imports version 14 of ai\.onnx.* 15"):
+        lower(model)
+
+
+def test_function_of_another_opset_stays_if_it_need_not_be_inlined():
+    model = parsed(CALLING)
+    model.functions[3].opset_import[0].version = 14
+    assert checked(model).functions[0].opset_import[0].version == 14
+
+
+def test_recursive_functions_are_rejected():
+    model = parsed(CALLING)
+    model.functions[1].node.append(helper.make_node("outer", "RTXGV", ["U"], domain="made.here"))
+    with pytest.raises(NodeError, match=r"circle: made\.here:\w+ -> made\.here:\w+"):
+        lower(model)
+
+
+def test_functions_that_grow_exponentially_are_rejected():
+    model = parsed(CALLING)
+    for level in range(40):
+        calls = [
+            helper.make_node(f"level{level - 1}" if level else "inner", "RTXGV", [name], domain="d")
+            for name in "ab"
+        ]
+        if level == 0:
+            for call in calls:
+                call.domain = "made.here"
+        imports = [helper.make_opsetid(domain, 1) for domain in ("d", "made.here")]
+        model.functions.append(
+            helper.make_function("d", f"level{level}", [*"RTXGV"], ["a"], calls, imports)
+        )
+    model.graph.node[2].op_type = "level39"
+    model.graph.node[2].domain = "d"
+    with pytest.raises(NodeError, match="nodes once inlined"):
+        lower(model)
+
+
+def test_function_with_the_name_of_the_operator_is_rejected():
+    model = parsed(CALLING)
+    model.functions[0].domain, model.functions[0].name = DOMAIN, "Momentum"
+    with pytest.raises(NodeError, match=f"function named {DOMAIN}:Momentum"):
+        lower(model)
+
+
+def test_operators_with_a_formula_are_found_in_subgraphs_and_functions():
+    assert formula_operators(parsed(CALLING)) == (f"{DOMAIN}:Momentum",)
+    hidden = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
+        Y = If (C) <then_branch = one () => (a) {{ a = Neg (X) }},
+            else_branch = two () => (b) {{ b, c = {DOMAIN}.Adagrad (R, T, X, G, V) }}>
+    }}""")
+    assert formula_operators(hidden) == (f"{DOMAIN}:Adagrad",)
+    assert formula_operators(checked(hidden)) == ()
+
+
+@runtimes
+def test_default_of_a_function_attribute_is_passed_to_its_nodes(runtime):
+    # 0.75 is the function's default of alpha; Adagrad has another default, and Momentum none.
+    model = parsed(f"""<ir_version: 9, opset_import: ["": 15, "made.here": 1]>
+    g (INPUTS) => (float[2] Y) {{ Y = made.here.inner (R, T, X, G, V) }}
+    {FUNCTIONS.split("<domain", 2)[0]}<domain: "made.here", opset_import: ["": 15, "{DOMAIN}": 1]>
+inner <alpha: float = 0.75> (R, T, X, G, V) => (Z) {{
+    Y, W = {DOMAIN}.Momentum <alpha: float = @alpha, beta = 0.25, mode = "standard",
+        norm_coefficient = 0.125> (R, T, X, G, V)
+    Z = Add (Y, W)
+}}""")
+    (actual,) = runtime(checked(model), VALUES)
+    np.testing.assert_array_equal(actual, sum(momentum(*VALUES, alpha=0.75)))
+
+
+def nodes_of(graph):
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from nodes_of(attribute.g)
+
+
+def test_new_names_differ_from_every_name_in_the_model():
+    plain = parsed(f"""{HEADER} g (INPUTS, bool C) => (float[2] Y) {{
+        Z, W = MOMENTUM (R, T, X, G, V)
+        Y = If (C) <
+            then_branch = one () => (a) {{ a = Neg (Z) }},
+            else_branch = two () => (b) {{ c = Neg (Z)  b = Neg (c) }}
+        >
+    }}""")
+    made = sorted(
+        {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
+    )
+    text = onnx.printer.to_text(plain)
+    # Occupy the names that were generated first: as an input, in a subgraph, and as a value_info.
+    taken, inner, annotated = made[::3], made[1::3], made[2::3]
+    chain = "".join(f"{b} = Neg ({a})\n" for a, b in zip(["Z", *inner], [*inner, "b"], strict=True))
+    text = text.replace(
+        "(float R,", "(" + "".join(f"float[1] {name}, " for name in taken) + "float R,"
+    )
+    text = text.replace("c = Neg (Z)\n", "").replace("b = Neg (c)\n", chain)
+    model = parsed(text)
+    for name in annotated:
+        annotation = model.graph.quantization_annotation.add(tensor_name="X")
+        annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value=name)
+    lowered = checked(model)
+    outputs = [name for node in nodes_of(lowered.graph) for name in node.output if name]
+    assert len(outputs) == len(set(outputs))
+    fresh = {name for node in lowered.graph.node for name in node.output} - {*"ZWY"}
+    assert len(fresh) == len(made)
+    assert not fresh & set(made)
+    assert all(name.startswith("Momentum_") for name in fresh)
+
+
+def test_new_names_differ_from_unused_inputs_of_an_inner_graph():
+    model = parsed(f"""{HEADER} g (INPUTS, int64 N, bool C) => (float[2] Y) {{
+        Z, W = MOMENTUM (R, T, X, G, V)
+        Y = Loop (N, C, Z) <
+            body = body (int64 Momentum_Mul, bool c, x) => (d, y) {{
+                d = Identity (c)
+                y = Neg (x)
+            }}
+        >
+    }}""")
+    assert "Momentum_Mul" not in {
+        name for node in checked(model).graph.node for name in node.output
+    }
+
+
+def test_names_of_primitive_nodes_begin_with_the_name_of_the_node():
+    model = parsed(f"{HEADER} g (INPUTS) => (float[2] Y) {{ Y, W = MOMENTUM (R, T, X, G, V) }}")
+    model.graph.node[0].name = "update/weights"
+    assert {node.name.split("_")[0] for node in lower(model).model.graph.node} == {"update/weights"}
