@@ -325,10 +325,9 @@ def explain(
             passed is ruled out.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
-        seconds: time limit of the search for operators with a formula, and of the search for
-            operators without one. With None, each is a fifth of the run's time, but at least 5 s
-            for all operators with a formula together, and at least 8 s for each of up to 7
-            operators without one.
+        seconds: time limit of the search for known mistakes of operators with a formula, of the
+            search for other causes there, and of the search for operators without a formula. None
+            for the default limits, which depend on the run's time and on the number of operators.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explain import explain, least_seconds
@@ -342,7 +341,12 @@ def explain(
     if formula_seconds is None:
         formula_seconds = least_seconds(sum(result.seconds for result in results))
     explanations = explain(
-        results, cases_by_id, judging, seconds=formula_seconds, progress=progress
+        results,
+        cases_by_id,
+        judging,
+        seconds=formula_seconds,
+        query_seconds=seconds,
+        progress=progress,
     )
     explanations += explain_nodes(
         results, cases_by_id, _formula_names(), seconds=seconds, progress=progress
@@ -377,7 +381,13 @@ def explain_session(
     )
     with runner as ask:
         explanations = explain(
-            results, cases, plan.judging, seconds=formula_seconds, progress=progress, ask=ask
+            results,
+            cases,
+            plan.judging,
+            seconds=formula_seconds,
+            query_seconds=seconds,
+            progress=progress,
+            ask=ask,
         )
         # Backends that declare reduced-precision arithmetic only get cases of the run: generated
         # nodes would be judged as if the backend had declared nothing.

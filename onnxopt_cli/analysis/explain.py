@@ -72,8 +72,9 @@ MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
 #: mistake may be chance.
 MAX_LEFT_RATIO = 3
-#: Seconds for which a backend may be queried even if the search took all of its time.
-QUERY_SECONDS = 8
+#: Seconds after the search for known mistakes in which the causes of an operator's other failures
+#: are sought, mostly by queries of the backend.
+QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
@@ -91,20 +92,23 @@ def explain(
     judging: Judging | None = None,
     *,
     seconds: float = float("inf"),
+    query_seconds: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
     ask: ModelRunner | None = None,
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
     Likely mistakes are tried first, alone for all operators, then combined; then all other mistakes
-    in the same way. Conditions come last. The operators share the time of each phase equally.
+    in the same way. Other causes come last. The operators share the time of each phase equally.
 
     Args:
         results: all results of a run.
         cases: the cases by id.
         judging: how the run judged outputs.
-        seconds: limit of the processor time of this process and of the time that the backends
-            take; explanations list the mistakes not tried.
+        seconds: limit of the search for known mistakes, in processor time of this process and time
+            that the backends take; explanations list the mistakes not tried.
+        query_seconds: limit of the search for other causes, which may also use the rest of the
+            first limit; None for :data:`QUERY_SECONDS` for each operator.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, generated inputs cannot confirm mistakes and conditions.
@@ -118,14 +122,15 @@ def explain(
     for likely in (True, False):
         clock.share([search.try_single(likely=likely) for search in searches], end)
         clock.share([search.try_combined(likely=likely) for search in searches], end)
-    end = max(end, clock.now() + QUERY_SECONDS)
+    if query_seconds is None:
+        end = max(end, clock.now() + QUERY_SECONDS * len(searches))
+    else:
+        end += query_seconds
     for number, search in enumerate(searches):
-        if clock.now() < end:
-            share = (end - clock.now()) / (len(searches) - number)
-            until = clock.now() + max(QUERY_SECONDS, share)
-            # Without a condition in this time, the failures remain unexplained.
-            with suppress(_OutOfTimeError):
-                search.find_condition(ask and clock.limited(ask, until))
+        share = (end - clock.now()) / (len(searches) - number)
+        # Without a cause in this time, the failures remain unexplained.
+        with suppress(_OutOfTimeError):
+            search.find_condition(ask and clock.limited(ask, clock.now() + share), share)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
@@ -519,11 +524,13 @@ class _Search:
 
     # Generated inputs ---------------------------------------------------------------------------
 
-    def find_condition(self, ask: ModelRunner | None) -> None:
+    def find_condition(self, ask: ModelRunner | None, seconds: float) -> None:
         """Test the cover on generated inputs, then look for a cause of the failures remaining.
 
         Args:
-            ask: submits a model to a backend; None if backends are not available.
+            ask: submits a model to a backend, and raises an error once the time is over; None if
+                backends are not available.
+            seconds: the time.
         """
         submit = _submitting(partial(ask, self.backend)) if ask else None
         cover = self._uncontradicted_cover(submit)
@@ -538,7 +545,7 @@ class _Search:
         passing = [*self._read_passing(), *explained]
         mistakes = [candidate.mistake for candidate in cover]
         self._condition_cause = CauseSearch(
-            self.operator, self.judging, remaining, passing, mistakes, submit
+            self.operator, self.judging, remaining, passing, mistakes, submit, seconds
         ).cause()
 
     def _uncontradicted_cover(self, submit: SubmitCall | None) -> list[_Candidate]:

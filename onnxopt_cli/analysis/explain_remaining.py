@@ -60,10 +60,10 @@ MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 #: The roundings of a mistake are those of the backend if the ratio of the backend's distance from
 #: the mistake to its distance from the expected value has at most this median.
 MAX_DISTANCE_RATIO = 0.5
-#: Changes of the formula: seconds in which they are tried; number of changes that are tested on
-#: generated inputs, once without and once with a condition; and number of failing cases from which
-#: the constants of changes are determined.
-CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 3.0, 8, 3
+#: Changes of the formula: seconds in which they are tried, or half of the time of the search if
+#: that is less; number of changes that are tested on generated inputs, once without and once with a
+#: condition; and number of failing cases from which the constants of changes are determined.
+CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 5.0, 8, 3
 #: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
 #: in the second share of the passing cases.
 MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
@@ -139,6 +139,7 @@ class CauseSearch:
         passing: the other cases: those that the backend passes or that the cover reproduces.
         cover: known mistakes of the backend.
         submit: submits a generated node; None if the backend is not available.
+        seconds: time of the search.
     """
 
     operator: Operator
@@ -147,6 +148,7 @@ class CauseSearch:
     passing: Sequence[Observation]
     cover: Sequence[Implementation]
     submit: SubmitCall | None
+    seconds: float
 
     def cause(self) -> Cause | None:
         """Return the cause and its cases; None if none is found."""
@@ -169,13 +171,13 @@ class CauseSearch:
         """
         ordinary = sorted(self.remaining, key=_extremeness)[:CONSTANT_CASES]
         few = [*ordinary, *spread(self.remaining, RESTRICTED_CASES)]
-        end = process_time() + CHANGE_SECONDS
+        end = process_time() + min(CHANGE_SECONDS, self.seconds / 2)
         changes: dict[Implementation, list[Observation]] = {}
         known_outputs: set[tuple[int, ...]] = set()
         for change in formula_changes(self.operator, ordinary):
             if process_time() > end:
                 break
-            if len(_reproduced_cases(change, few)) < MIN_REPRODUCED_SHARE * len(few):
+            if not _reproduces_most(change, few):
                 continue
             reproduced = _reproduced_cases(change, self.remaining)
             if len(reproduced) < MIN_REPRODUCED_SHARE * len(self.remaining):
@@ -524,3 +526,16 @@ def _reproduced_cases(
         for observation in observations
         if reproduces_wrong_elements(mistake, observation)
     ]
+
+
+def _reproduces_most(mistake: Implementation, observations: Sequence[Observation]) -> bool:
+    """Return whether a mistake reproduces the wrong elements of most cases.
+
+    Most changes are wrong in the first cases, so that the others need not be computed.
+    """
+    missed = 0
+    for observation in observations:
+        missed += not reproduces_wrong_elements(mistake, observation)
+        if missed > (1 - MIN_REPRODUCED_SHARE) * len(observations):
+            return False
+    return True

@@ -18,11 +18,11 @@ from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of the search for known mistakes.  "
-    "[default: a fifth of the saved run's time, at least 5]",
+    "Time limit of each part of the search.  [default: a fifth of the saved run's time, at least "
+    "5]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
-    """Find the known mistakes that reproduce the failures of a saved run.
+    """Find the causes of the failures of a saved run.
 
     The cases are loaded again from their files; the outputs of the backend are in the saved run.
 
@@ -58,16 +58,16 @@ def command(saved: Path, explain_time: float | None) -> int:
         raise
     if not explanations:
         click.echo(
-            "no failure can be explained: a saved run suffices only to explain wrong outputs of a "
-            "model with a single node, whose operator has a formula"
+            "no failure can be explained: only wrong outputs of models with a single node can be, "
+            "and for an operator without a formula, a saved run needs several failing cases"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)
     explained = {
         (explanation.backend, case)
         for explanation in explanations
-        if explanation.known_mistakes
-        for case in explanation.cases
+        for cause in explanation.causes
+        for case in cause.cases
     }
     failing = {(result.backend, result.case) for result in record.results if result.failing}
     return int(not failing <= explained)

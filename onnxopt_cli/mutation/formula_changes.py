@@ -21,7 +21,7 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.evaluate import WIDEST_TYPE, evaluate, is_elementwise, widen
 from onnxopt_cli.interpret.implementation import Implementation
-from onnxopt_cli.mutation.mutants import mutants
+from onnxopt_cli.mutation.mutants import mutants, name_mutants
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
@@ -94,6 +94,8 @@ def formula_changes(operator: Operator, failing: Sequence[FailingNode]) -> Itera
         rows = _INTEGER_CHANGES | _CHANGES if place.name in integers else _CHANGES
         for text, alteration in rows.items():
             yield _changed(text.format(place.text), place, alteration)
+    yield from mutants(operator)
+    yield from name_mutants(operator)
     for place in places:
         for text, alteration in _fitted_changes(operator, place, failing):
             yield _changed(text, place, alteration)
@@ -107,7 +109,6 @@ def formula_changes(operator: Operator, failing: Sequence[FailingNode]) -> Itera
     for text, alteration in _REDUCTION_CHANGES.items():
         for place in places:
             yield _changed(text.format(place.text), place, alteration)
-    yield from mutants(operator)
 
 
 def _changed(text: str, place: _Place, alteration: Alteration) -> Implementation:

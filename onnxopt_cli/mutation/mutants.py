@@ -1,10 +1,11 @@
-"""Automatic mutants of a formula: one change of its syntax tree each."""
+"""Automatic mutants of a formula: changes of one expression or one statement of its syntax tree."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache, partial
+from itertools import product
 
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.operator import Operator
@@ -40,10 +41,9 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
     # The docstring is not mutated.
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
     choices = [choice for attribute in operator.attributes for choice in attribute.choices]
-    numbers = [attribute.name for attribute in operator.attributes if not attribute.choices]
     by_source: dict[str, Implementation] = {}
     original = ast.unparse(tree)
-    for statement, node, put, names in _places(tree, [*operator.input_names(1), *numbers]):
+    for statement, node, put, names in _places(tree, _numeric_arguments(operator)):
         before = _text(statement)
         for about, expression in _changes(node, names, choices):
             put(expression)
@@ -56,6 +56,52 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
                 )
         put(node)
     return tuple(by_source.values())
+
+
+@cache
+def name_mutants(operator: Operator) -> tuple[Implementation, ...]:
+    """Return mutants in which one statement uses other names, in the order of the formula.
+
+    Two names are exchanged in the statement, or one of them is replaced wherever the statement uses
+    it. :func:`mutants` replaces single uses of a name.
+    """
+    tree = formula_tree(operator.formula)
+    tree.body = tree.body[ast.get_docstring(tree) is not None :]
+    by_source: dict[str, Implementation] = {}
+    for statement, names in _statements_and_names(tree, _numeric_arguments(operator)):
+        before = _text(statement)
+        uses = [
+            node
+            for field in _expression_fields(statement)
+            for node in ast.walk(getattr(statement, field))
+            if isinstance(node, ast.Name) and node.id in names
+        ]
+        old_names = [node.id for node in uses]
+        for first, second in product(dict.fromkeys(old_names), names):
+            if first == second:
+                continue
+            exchange = f"{first} and {second} were exchanged.", {first: second, second: first}
+            replacement = f"{first} became {second}.", {first: second}
+            for about, renamed in (
+                (exchange, replacement) if second in old_names else (replacement,)
+            ):
+                for node, name in zip(uses, old_names, strict=True):
+                    node.id = renamed.get(name, name)
+                source = ast.unparse(tree)
+                mutant = Implementation(
+                    f"{_text(statement)}, not {before}",
+                    about,
+                    change=lru_cache(partial(_compiled, source)),
+                )
+                by_source.setdefault(source, mutant)
+        for node, name in zip(uses, old_names, strict=True):
+            node.id = name
+    return tuple(by_source.values())
+
+
+def _numeric_arguments(operator: Operator) -> list[str]:
+    numbers = [attribute.name for attribute in operator.attributes if not attribute.choices]
+    return [*operator.input_names(1), *numbers]
 
 
 def _compiled(source: str, formula: Formula) -> Formula:
@@ -147,13 +193,29 @@ def _places(
         tree: the formula.
         names: its numeric arguments; names that the formula assigns are added.
     """
+    for statement, defined in _statements_and_names(tree, names):
+        for node, put in _expressions(statement, _expression_fields(statement)):
+            yield statement, node, put, defined
+
+
+def _statements_and_names(
+    tree: ast.FunctionDef, names: list[str]
+) -> Iterator[tuple[ast.stmt, Sequence[str]]]:
+    """Yield each statement with the names that are defined before it.
+
+    Args:
+        tree: the formula.
+        names: its numeric arguments; names that the formula assigns are added.
+    """
     for statement in _statements(tree.body):
-        fields = tuple(name for name in ("test", "value") if name in statement._fields)
-        for node, put in _expressions(statement, fields):
-            yield statement, node, put, names
+        yield statement, names
         if isinstance(statement, ast.Assign):
             targets = (target.id for target in statement.targets if isinstance(target, ast.Name))
             names += [target for target in targets if target not in names]
+
+
+def _expression_fields(statement: ast.stmt) -> tuple[str, ...]:
+    return tuple(name for name in ("test", "value") if name in statement._fields)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

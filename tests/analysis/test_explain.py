@@ -512,6 +512,29 @@ def test_saved_run_is_explained_later(workplace, onnxopt, form):
     assert onnxopt("explain", workplace / "steps.yaml").code == 2
 
 
+def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnxopt):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
+        "def wrong(model, inputs):\n"
+        "    (output,) = native_outputs(model, inputs)\n"
+        "    return [abs(output)]\n"
+    )
+    cases = "".join(
+        f"  - {{name: x{x}, inputs: {{X: [1.5, -{x}.0]}}, outputs: {{Y: [-1.5, {x}.0]}}}}\n"
+        for x in (2, 3, 4)
+    )
+    (workplace / "neg.yaml").write_text(f"onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n{cases}")
+    run = ("run", "neg.yaml", "-b", "python:wrong.py:wrong", "--no-explain", *IN_PROCESS)
+    onnxopt(*run, "--log", "several.jsonl")
+    answer = onnxopt("explain", "several.jsonl")
+    assert answer.code == 0
+    assert "consistent with" in answer.out
+    onnxopt(*run, "-k", "x2", "--log", "one.jsonl")
+    answer = onnxopt("explain", "one.jsonl")
+    assert answer.code == 1
+    assert "a saved run needs several failing cases" in " ".join(answer.out.split())
+
+
 def test_conforming_run_has_no_explanation(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(STEPS)
     onnxopt("run", "steps.yaml", "--log", "run.jsonl", "-q")

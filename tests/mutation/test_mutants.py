@@ -11,7 +11,7 @@ import pytest
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.equivalence import distinguishing_input, equivalent
-from onnxopt_cli.mutation.mutants import mutants
+from onnxopt_cli.mutation.mutants import mutants, name_mutants
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.operators.rewrite import rewrite
@@ -182,3 +182,18 @@ def test_distinguishing_input_leads_to_different_results(operator):
                 not np.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True)
                 for a, b in zip(outputs, evaluate(call), strict=True)
             )
+
+
+def test_names_of_a_statement_are_exchanged_or_replaced_throughout():
+    changed = {mutant.name.split(", not ")[0]: mutant for mutant in name_mutants(ADAM)}
+    assert "V_new = beta * V + (1 - beta) * G_regularized" in changed
+    assert "H_new = beta * H + (1 - beta) * (V_new * V_new)" in changed
+    exchanged = "R * np.sqrt(1 - alpha ** T) / (1 - beta ** T)"
+    (mutant,) = [mutant for name, mutant in changed.items() if exchanged in name]
+    operands = [np.array(value, np.float32) for value in (0.1, 1.0, 2.0, 0.5, 3.0)]
+    values = {"alpha": 0.5, "beta": 0.75, "epsilon": 0.0}
+    call = bind(ADAM, [operands[0], np.array(2), *operands[1:]], complete_attributes(ADAM, values))
+    X_new, _, _ = mutant.run(call)
+    V_new, H_new = 0.5 * 0.5 + 0.5 * 2, 0.75 * 3 + 0.25 * 4
+    step = 0.1 * np.sqrt(1 - 0.5**2) / (1 - 0.75**2) * V_new / np.sqrt(H_new)
+    assert float(X_new) == pytest.approx(1 - step, rel=1e-6)
