@@ -1,4 +1,4 @@
-"""Where cases run: in this process, or in worker processes."""
+"""Where cases and further models run: in this process, or in worker processes."""
 
 from __future__ import annotations
 
