@@ -47,6 +47,15 @@ from onnxopt_cli.run.reproduce import (
 #: Kinds of examples without a formula, whose tolerances are condition estimates.
 ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
+#: Description of failures in which types and shapes are correct, and values differ.
+VALUES = "wrong numbers"
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
+_MAX_KIND_CHARS = 120
+# A known mistake explains a failure only if it also agrees with the latest passing examples of the
+# operator, up to this number.
+_PASSED_PER_OPERATOR = 100
+# Characters that file names do not contain.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _MAX_STEM_CHARS = 60
 
@@ -116,14 +125,6 @@ def attempt(example: Example, executor: Executor) -> Trial:
     return Trial(example, case, result)
 
 
-#: Description of failures in which types and shapes are correct, and values differ.
-VALUES = "wrong numbers"
-
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
-_MAX_KIND_CHARS = 120
-
-
 def kinds_of(trial: Trial) -> tuple[str, ...]:
     """Return descriptions of a failure, without details that differ between examples.
 
@@ -158,11 +159,6 @@ def _structure(diff: Diff) -> list[str]:
 def _general(message: str) -> str:
     first = message.partition("\n")[0]
     return _NUMBER.sub("#", _QUOTED.sub("...", first))[:_MAX_KIND_CHARS]
-
-
-# A known mistake explains a failure only if it also agrees with the latest passing examples of the
-# operator, up to this number.
-_PASSED_PER_OPERATOR = 100
 
 
 @dataclass(frozen=True, slots=True)

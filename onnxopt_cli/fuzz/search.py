@@ -66,6 +66,7 @@ from onnxopt_cli.workers.interruption import Interruption
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
 
+T = TypeVar("T")
 
 #: Number of examples of a portion, the unit of work of shards and of a cluster's workers.
 #: Hypothesis keeps all examples of a portion in memory.
@@ -83,8 +84,6 @@ _MAX_SHRINK_ATTEMPTS = 300
 _MIN_EXPLAIN_SECONDS = 1.0
 #: Maximum number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
-T = TypeVar("T")
-
 #: Number of parts into which the elements of a tensor are split; each part is tried alone.
 _ELEMENT_PARTS = 8
 
