@@ -146,13 +146,15 @@ def test_invalid_file_name_is_reported(onnxopt):
     assert len(answer.err) < 500
 
 
-SEEDS = [*hostile_yaml(), *hostile_directories()]
+@pytest.fixture(scope="module")
+def hostile_seeds():
+    return [*hostile_yaml(), *hostile_directories()]
 
 
 @given(st.integers(0, 2**32))
-def test_damaged_files_make_only_their_case_invalid(tmp_path_factory, number):
+def test_damaged_files_make_only_their_case_invalid(tmp_path_factory, hostile_seeds, number):
     generator = random.Random(number)  # noqa: S311 - must repeat
-    files = mutate(generator.choice(SEEDS), generator.choice(SEEDS), generator)
+    files = mutate(generator.choice(hostile_seeds), generator.choice(hostile_seeds), generator)
     folder = tmp_path_factory.mktemp("damaged")
     write_seed(folder, files)
     try:
