@@ -22,6 +22,12 @@ SUPPORTED_PYTHONS = nox.project.python_versions(PROJECT)
 PLUGIN_PYTHON = "3.9"
 PLUGIN_PACKAGES = ("numpy==1.24.*", "onnx==1.14.*", "onnxruntime==1.16.*")
 
+#: The packages of tests whose results may depend on the Python version. They parse source code,
+#: and read and write files; the others compute with NumPy, or take long.
+VERSION_DEPENDENT_TESTS = (
+    "cases", "core", "mutation", "operators", "report", "run/expectations", "run/log",
+)  # fmt: skip
+
 #: pytest's options for all processors: idle processes take tests from the others.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 
@@ -105,7 +111,7 @@ def audit(session: nox.Session) -> None:
 def fuzz(session: nox.Session, target: str) -> None:
     """Fuzz the readers of case files, or the two backends that must not fail."""
     if target == "files":
-        session.run(sys.executable, "scripts/fuzz_files.py", "--count", "200")
+        session.run(sys.executable, "scripts/fuzz_files.py", "--count", "120")
         return
     failures = session.cache_dir / "fuzz"
     for backend, examples in (
@@ -123,7 +129,8 @@ def oldest(session: nox.Session) -> None:
     """Run the suites and the fuzzer with the oldest supported version of every dependency."""
     session.install(*oldest_dependencies("ort", "fuzz"))
     session.install("--no-deps", ".")
-    suites = ("spec", "conformance", "pruning")
+    # A quarter of the cases covers every operator and kind of case.
+    suites = ("spec", "conformance", "pruning", "--shard", "1/4")
     session.run("onnxopt", "run", *suites, "-q", "-b", "numpy", "-b", "onnxruntime")
     session.run("onnxopt", "show", "Adam", silent=True)
     failures = str(session.cache_dir / "fuzz" / "oldest")
@@ -132,14 +139,13 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python=newest_python())
 def newest(session: nox.Session) -> None:
-    """Run the quick tests with the newest supported Python that is installed."""
+    """Run quick tests and a suite with the newest supported Python that is installed."""
     if session.python is None:
         session.skip("no supported Python newer than the one that runs nox")
-    session.install("-e", ".[dev]")
-    # The tests in the main environment have already tried the larger number of examples, and the
-    # results of the oracle do not depend on the Python version.
-    arguments = ("-m", "quick", "--ignore", "tests/oracle", *PARALLEL)
-    session.run("python", "-m", "pytest", *arguments, env={"CI": None})
+    session.install("-e", ".[ort,fuzz]", "pytest")
+    folders = [f"tests/{name}" for name in VERSION_DEPENDENT_TESTS]
+    session.run("python", "-m", "pytest", "-m", "quick", *folders)
+    session.run("onnxopt", "run", "spec", "-q", "-b", "numpy", "-b", "onnxruntime")
 
 
 @nox.session(python=find_python(PLUGIN_PYTHON))

@@ -5,6 +5,8 @@ from collections import defaultdict
 
 import pytest
 
+from onnxopt_cli import load_cases
+
 COMPUTED = ("test_softmax_axis_0", "test_matmul_2d", "test_exp", "test_reduce_sum_keepdims_random")
 COMPUTED += ("test_roialign_mode_max", "test_resize_upsample_sizes_cubic", "test_scan_sum")
 COMPUTED += ("test_reduce_prod_default_axes_keepdims_random", "test_gridsample_zeros_padding")
@@ -50,17 +52,18 @@ def test_errors_cannot_be_injected_into_integer_outputs(onnxopt):
 
 @pytest.mark.slow
 def test_documented_shares_of_node_case_errors_are_caught(injected):
-    _, errors = injected("onnx-node")
+    # A third of the cases takes half a minute.
+    _, errors = injected(*[case.id for case in load_cases("onnx-node")][::3])
     exchanged = [
         error for error in errors if error["error"] == "neighbours exchanged" and error["moves"]
     ]
-    assert len(exchanged) > 300
+    assert len(exchanged) > 80
     assert all(error["conditioned"] for error in exchanged)
     caught = defaultdict(list)
     for error in errors:
         if error["error"] == "times 1 + 1e-5" and not error["moves"]:
             caught[error["operator"]].append(error["conditioned"])
-    assert len(caught) > 80
+    assert len(caught) > 50
     assert {
         name: outcomes for name, outcomes in caught.items() if sum(outcomes) < 0.95 * len(outcomes)
     } == {}

@@ -48,7 +48,8 @@ def test_commands_of_the_document_work_on_its_operator(place, call):
     assert len(COMMANDS) == 8
     outputs = {}
     for command in COMMANDS:
-        done = call(command)
+        # A quarter of the implementations of an audit has some of each kind.
+        done = call(f"{command} --shard 1/4" if command.startswith("audit") else command)
         assert done.code == 0, f"{command}\n{done.out}{done.err}"
         outputs[command.partition(" --operators")[0]] = done.out
     assert "company/lion/defaults" in outputs["list company"]
@@ -105,7 +106,7 @@ def test_files_of_the_variable_are_loaded_for_one_command(place, call):
 def test_operators_with_norms_and_clipped_roots_run_and_are_lowered(call, name):
     file = PLUGINS / "operators" / f"{name}.py"
     for options in ("", "-b onnxruntime --lower always"):
-        done = call(f"run optimizers -q --shard 1/3 {options} --operators {shlex.quote(str(file))}")
+        done = call(f"run optimizers -q --shard 1/6 {options} --operators {shlex.quote(str(file))}")
         assert done.code == 0, done.out + done.err
         assert "Warning" not in done.err
 
@@ -174,9 +175,9 @@ def test_formulas_may_have_limits_branches_and_loops(place, call):
     loop = "    for _ in range(2):\n        M_new = M_new * 0.5 if beta2 > 0.5 else M_new\n"
     (place / "lion.py").write_text(text.replace("    return X_new", f"{loop}    return X_new"))
     for options in ("", "-b onnxruntime --lower always"):
-        done = call(f"run company -q --shard 1/3 {options} --operators lion.py")
+        done = call(f"run company -q --shard 1/6 {options} --operators lion.py")
         assert done.code == 0, done.out + done.err
-    done = call("audit company/lion --shard 1/6 --operators lion.py")
+    done = call("audit company/lion --shard 1/12 --operators lion.py")
     assert "internal error" not in done.err
     assert re.search(r"reformulations +(\d+) of \1  accepted", done.out), done.out
 
@@ -230,11 +231,11 @@ class Backend:
 def test_operator_with_two_rates_that_depends_on_signs_is_supported(place, call):
     (place / "signs.py").write_text(SIGNS)
     (place / "backend.py").write_text(NO_LIMITS)
-    for command in ("run company -q", "fuzz -b numpy --operator Signs --examples 100"):
+    for command in ("run company -q", "fuzz -b numpy --operator Signs --examples 40"):
         done = call(f"{command} --operators signs.py")
         assert done.code == 0, done.out + done.err
         assert "Warning" not in done.err
-    done = call("audit company --operators signs.py")
+    done = call("audit company --shard 1/4 --operators signs.py")
     assert re.search(r"known mistakes +(\d+) of \1 ", done.out), done.out
     # A backend that does not check limits fails exactly the rejection cases of limits.
     done = call(

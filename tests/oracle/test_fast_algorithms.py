@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from functools import lru_cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import ModelProto, helper
 
 from onnxopt_cli.oracle.condition_estimate import condition
 
@@ -160,13 +163,21 @@ def model_of(operator, inputs, opset=22, **attributes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
+@lru_cache(maxsize=8)
+def conditioned_output(model, inputs):
+    """Return the output of a serialized model for pickled inputs, with its tolerance."""
+    (output,) = condition(ModelProto.FromString(model), pickle.loads(inputs))  # noqa: S301 - ours
+    assert not output.reason, output.reason
+    return output
+
+
 def error_shares(model, inputs, value):
     """Return error / tolerance of each element, the smallest of all right values."""
-    (conditioned_output,) = condition(model, inputs)
-    assert not conditioned_output.reason, conditioned_output.reason
+    # Tests compare many values with one output, whose condition estimate takes most of the time.
+    output = conditioned_output(model.SerializeToString(), pickle.dumps(inputs))
     shares = np.full(np.shape(value), np.inf)
     wide = np.asarray(value)
-    for expected, limit in conditioned_output.right:
+    for expected, limit in output.right:
         with np.errstate(all="ignore"):
             share = np.abs(wide.astype(float) - expected.astype(float)) / limit
         alike = (wide == expected) | (np.isnan(wide) & np.isnan(expected))
