@@ -33,6 +33,7 @@ PARALLEL = ("-n", "auto", "--dist", "worksteal")
 
 nox.options.sessions = ["lint", "types", "tests", "docs"]
 nox.options.reuse_existing_virtualenvs = True
+nox.options.default_venv_backend = "uv|virtualenv"
 
 
 def find_python(version: str) -> str | None:
