@@ -112,6 +112,7 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     takes_exact_operands,
 )
 from onnxopt_cli.oracle.shared_prefix import SharedPrefix
+from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
     SINGLE,
@@ -857,7 +858,14 @@ def _evaluate(
     visitor = compute_only if in_short else recorder.native_visitor(first_run.types)
     if visitor is not compute_only:
         native = _run_with_range_events(native_model, inputs, visitor, range_events)
-    perturbed_outputs = partial(_perturbed_outputs, run, wide_model, doubles, recorder.sites)
+    perturbed_outputs = partial(
+        _perturbed_outputs,
+        run,
+        wide_model,
+        doubles,
+        recorder.sites,
+        peak_bytes=wide_model.visits.peak_bytes,
+    )
     perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
     columns = zip(native, exact, perturbed, strict=True)
     evaluations = [_Evaluation(*column, step=recorder.step) for column in columns]
@@ -934,13 +942,16 @@ def _perturbed_outputs(
     inputs: Mapping[str, Value],
     sites: Sequence[RoundingSite],
     step: float,
+    *,
+    peak_bytes: int,
 ) -> list[tuple[Any, ...]]:
     """Return for each output its values in all perturbed runs."""
-    runs = [
-        run((step, place), wide_model, inputs, partial(Injector, sites, step, place))[0]
-        for place in range(RUNS)
-    ]
-    return list(zip(*runs, strict=True))
+
+    def outputs(runs: Sequence[int]) -> list[Any]:
+        create_injector = partial(Injector, sites, step, runs)
+        return run((step, tuple(runs)), wide_model, inputs, create_injector)[0]
+
+    return [*zip(*outputs_of_runs(outputs, RUNS, peak_bytes), strict=True)]
 
 
 def _sequential_algorithms(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from onnxopt_cli.oracle.rounding.injection import (
     SiteRecorder,
     VisitedNode,
 )
+from onnxopt_cli.oracle.stacked import Stacked, array_of, compute_stacked, outputs_of_runs
 from onnxopt_cli.oracle.widen import is_wide, widened_value
 
 # The estimates have a standard deviation of sqrt(2) / 12 of the total.
@@ -60,7 +62,7 @@ class _SignedInjector(Injector):
     Args:
         sites: the nodes of the exact run.
         step: the size of the roundings, in roundings of the model's types.
-        factors: the factor of each node.
+        factors: the factor of each node in each run, one row per run.
         firsts: for each node, the number of elements that earlier nodes move; filled by the first
             run of the model, so that a node has the same roundings in all runs.
     """
@@ -69,28 +71,30 @@ class _SignedInjector(Injector):
         self,
         sites: Sequence[RoundingSite],
         step: float,
-        factors: Sequence[float],
+        factors: Array,
         firsts: list[int],
     ) -> None:
-        super().__init__(sites, step, 0)
+        super().__init__(sites, step, range(len(factors)))
         self._factors, self._firsts = factors, firsts
-        self._factor = 1.0
+        self._index = 0
 
     def __call__(
         self, node: Any, compute: Compute, operands: Sequence[Any], index: int
     ) -> Sequence[Any]:
-        self._factor = self._factors[index] if index < len(self._factors) else 0.0
+        self._index = index
         if index == len(self._firsts):
             self._firsts.append(self._moved_elements)
         self._moved_elements = self._firsts[index]
-        if not self._factor:
-            return compute(*operands)
+        if index >= self._factors.shape[1] or not self._factors[:, index].any():
+            return compute_stacked(node, compute, operands, len(self._factors))
         return super().__call__(node, compute, operands, index)
 
-    def _roundings(self, array: Array) -> Array:
-        values = super()._roundings(array)
-        values *= self._factor
-        return values
+    def _roundings(self, value: Any) -> Array:
+        values = super()._roundings_of_run(0, value)
+        return np.multiply.outer(self._factors[:, self._index], values)
+
+    def _roundings_of_run(self, run: int, value: Any) -> Array:
+        return super()._roundings_of_run(0, value) * self._factors[run, self._index]
 
 
 def contributions(
@@ -117,9 +121,15 @@ def contributions(
     rounding = [index for index, site in enumerate(sites) if site.roundoff]
     firsts: list[int] = []
 
-    def movements(factors: Sequence[float]) -> list[Array | None]:
-        injector = _SignedInjector(sites, recorder.step, factors, firsts)
-        return [*map(_movement, wide_model.run(doubles, injector), exact)]
+    peak_bytes = wide_model.visits.peak_bytes
+
+    def movements(factors: Array) -> list[list[Array | None]]:
+        def run(runs: Sequence[int]) -> Sequence[Any]:
+            injector = _SignedInjector(sites, recorder.step, factors[runs], firsts)
+            return wide_model.run(doubles, injector)
+
+        results = outputs_of_runs(run, len(factors), peak_bytes)
+        return [[*map(_movement, outputs, exact)] for outputs in results]
 
     return _largest_shares(model, names, rounding, movements)
 
@@ -168,17 +178,26 @@ def error_contributions(
         return []
     exact_outputs = wide_model.run(doubles)
 
-    def movements(factors: Sequence[float]) -> list[Array | None]:
-        def move(
-            _node: Any, compute: Compute, operands: Sequence[Any], index: int
-        ) -> Sequence[Any]:
-            outputs = [*compute(*operands)]
-            for place, error in errors[index].items() if index < len(errors) else ():
-                if np.shape(outputs[place]) == error.shape:
-                    outputs[place] = outputs[place] + factors[index] * error
-            return outputs
+    peak_bytes = wide_model.visits.peak_bytes
 
-        return [*map(_movement, wide_model.run(doubles, move), exact_outputs)]
+    def movements(factors: Array) -> list[list[Array | None]]:
+        def run(runs: Sequence[int]) -> Sequence[Any]:
+            return wide_model.run(doubles, partial(move, factors[runs]))
+
+        results = outputs_of_runs(run, len(factors), peak_bytes)
+        return [[*map(_movement, outputs, exact_outputs)] for outputs in results]
+
+    def move(
+        factors: Array, node: Any, compute: Compute, operands: Sequence[Any], index: int
+    ) -> Sequence[Any]:
+        count = len(factors)
+        outputs = [*compute_stacked(node, compute, operands, count)]
+        for place, error in errors[index].items() if index < len(errors) else ():
+            output = array_of(outputs[place])
+            if outputs[place].shape == error.shape:
+                moved = Stacked(output + np.multiply.outer(factors[:, index], error))
+                outputs[place] = moved if count > 1 else moved.of_run(0)
+        return outputs
 
     candidates = [index for index, error in enumerate(errors) if any(map(np.any, error.values()))]
     return _largest_shares(model, names, candidates, movements)
@@ -193,7 +212,7 @@ def _largest_shares(
     model: onnx.ModelProto,
     names: Sequence[str],
     candidates: Sequence[int],
-    movements: Callable[[Sequence[float]], list[Array | None]],
+    movements: Callable[[Array], list[list[Array | None]]],
 ) -> list[Contribution]:
     """Return the nodes that move each output most, with their shares in descending order.
 
@@ -201,13 +220,13 @@ def _largest_shares(
         model: the model.
         names: the names of its nodes in the order of visits.
         candidates: the indices of nodes that move the outputs.
-        movements: given a factor for each node, returns how far the outputs move if the error of
-            each node is multiplied by its factor.
+        movements: given factors, one row per run and one column per node, returns for each run
+            how far the outputs move if the error of each node is multiplied by its factor.
     """
     if not candidates:
         return []
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], (_RUNS, len(names)))
-    runs = [movements(row) for row in signs]
+    runs = movements(signs)
     found: list[Contribution] = []
     estimates: list[tuple[float, int, int]] = []
     totals: list[float] = []
@@ -223,11 +242,9 @@ def _largest_shares(
         squares = np.einsum("ki,kl,li->i", signs, gram, signs) / (_RUNS * (_RUNS - 1))
         estimates += [(squares[i] / (totals[-1] or 1.0), output, i) for i in candidates]
     by_estimate = dict.fromkeys(index for _, _, index in sorted(estimates, reverse=True))
-    for index in [*by_estimate][:_MAX_ALONE]:
-        factors = [float(place == index) for place in range(len(names))]
-        for info, movement, total in zip(
-            model.graph.output, movements(factors), totals, strict=True
-        ):
+    largest = [*by_estimate][:_MAX_ALONE]
+    for index, moved_alone in zip(largest, movements(np.eye(len(names))[largest]), strict=True):
+        for info, movement, total in zip(model.graph.output, moved_alone, totals, strict=True):
             if movement is not None and total:
                 share = min(1.0, float(movement @ movement) / total)
                 found.append(Contribution(info.name, names[index], share))

@@ -15,10 +15,17 @@ import onnx
 from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.nodes import nodes_within, used_names, with_bound_functions
+from onnxopt_cli.operators.nodes import used_names, with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced
+from onnxopt_cli.oracle.stacked import (
+    Stacked,
+    array_of,
+    compute_in_each_run,
+    stacked_outputs,
+    values_of_runs,
+)
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
     in_double,
@@ -113,15 +120,29 @@ class ReferenceModel:
         outermost, arrays, visits, wide = self.proto, self.arrays, self.visits, self.wide
 
         class VisitedEvaluator(ReferenceEvaluator):
-            """An evaluator that runs subgraphs and functions by evaluators of the same class."""
+            """An evaluator that runs subgraphs and functions by evaluators of the same class.
+
+            The nodes of a subgraph are loaded when it first runs, because most branches never run.
+            Those within functions are loaded at once: their attributes may be linked.
+            """
+
+            #: The number of functions that are being loaded.
+            open_functions = 0
 
             def __init__(self, proto: Any, **settings: Any) -> None:
-                if isinstance(proto, onnx.FunctionProto):
-                    proto = widened(proto) if wide else copy(proto)
-                    # onnx's reference chooses function bodies by the types of operands only if
-                    # value_info is not empty.
-                    proto.value_info.add()
-                super().__init__(proto, **settings | {"new_ops": new_operators})
+                is_function = isinstance(proto, onnx.FunctionProto)
+                is_graph = isinstance(proto, onnx.GraphProto)
+                self._is_deferred = is_graph and not VisitedEvaluator.open_functions
+                VisitedEvaluator.open_functions += is_function
+                loaded = _typed_function(proto, wide=wide) if is_function else proto
+                try:
+                    super().__init__(loaded, **settings | {"new_ops": new_operators})
+                finally:
+                    VisitedEvaluator.open_functions -= is_function
+
+            @property
+            def has_linked_attribute(self) -> bool:
+                return not self._is_deferred and bool(super().has_linked_attribute)
 
             def _load_impl(self, node: Any, input_types: Any = None) -> Any:
                 function = functions.get(node.op_type)
@@ -130,6 +151,8 @@ class ReferenceModel:
                 return partial(OpFunction, impl=VisitedEvaluator(function))
 
             def _init(self) -> None:
+                if self._is_deferred:
+                    return
                 nodes = self.nodes_
                 is_outermost = self.proto_ is outermost
                 ready = (
@@ -156,6 +179,9 @@ class ReferenceModel:
                 **__: Any,
             ) -> list[Any]:
                 """Run the nodes, and return the outputs."""
+                if self._is_deferred:
+                    self._is_deferred = False
+                    self._init()
                 values = {"": None, **self.rt_inits_, **feed_inputs}
                 visits.run(zip(self.rt_nodes_, self._released, strict=True), values, attributes)
                 return [values[name] for name in output_names or self.output_names_]
@@ -186,6 +212,7 @@ class ReferenceModel:
             Exception: any exception that the reference raises.
         """
         self.visits.visitor, self.visits.count = visitor, 0
+        self.visits.live_bytes = self.visits.peak_bytes = 0
         fed = {name: widened_value(v) if self.wide else v for name, v in inputs.items()}
         with replaced(*(in_double() if self.wide else ())):
             return list(self._evaluator.run(None, fed))
@@ -199,11 +226,15 @@ class Visits:
         converts: whether operands may have to be converted to double.
         visitor: the visitor of the run.
         count: the number of nodes visited so far.
+        live_bytes: the bytes of the nodes' outputs that are not yet released.
+        peak_bytes: the largest number of these bytes so far.
     """
 
     converts: bool
     visitor: Visitor = compute_only
     count: int = 0
+    live_bytes: int = 0
+    peak_bytes: int = 0
 
     def run(
         self,
@@ -218,13 +249,19 @@ class Visits:
             values: the values of the graph and of surrounding graphs; receives those of the nodes.
             attributes: attributes of the call of a function.
         """
+        sizes: dict[str, int] = {}
         for node, released in nodes:
             outputs = self.outputs_of(node, values, attributes)
-            values.update(zip(node.output, outputs, strict=False))
+            for name, value in zip(node.output, outputs, strict=False):
+                values[name] = value
+                sizes[name] = getattr(value, "nbytes", 0)
+                self.live_bytes += sizes[name]
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             # The name of an unnamed output is empty; as an input, it stands for an omitted operand.
             values[""] = None
             for name in released:
                 values.pop(name, None)
+                self.live_bytes -= sizes.pop(name, 0)
 
     def outputs_of(
         self,
@@ -281,7 +318,6 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001
     message = node.onnx_node
-    operators_within = {inner.op_type for inner in nodes_within([message])}
     return SimpleNamespace(
         input=[*message.input],
         output=[*message.output],
@@ -290,7 +326,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
         # The message of a call or of a node with subgraphs does not list all operators that run.
-        contains=None if is_function or node.has_subgraph else operators_within,
+        contains=None if is_function or node.has_subgraph else frozenset({message.op_type}),
         outer_names={*used_names(message)} if node.need_context() else None,
         is_visited=not node.has_subgraph and not is_function,
         run=node.run,
@@ -300,6 +336,15 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             else partial(_computed, node.run)
         ),
     )
+
+
+def _typed_function(function: onnx.FunctionProto, *, wide: bool) -> onnx.FunctionProto:
+    """Return a copy of a function whose operators are chosen by the types of their operands."""
+    typed = widened(function) if wide else copy(function)
+    # onnx's reference chooses function bodies by the types of operands only if value_info is not
+    # empty.
+    typed.value_info.add()
+    return typed
 
 
 def finite_like(output: Any, reference: Any) -> Any:
@@ -340,9 +385,18 @@ def _finite_body(run_body: Compute, compute: Compute, *operands: Any) -> Sequenc
     Later nodes could turn the infinity of the body into a finite number.
     """
     outputs = run_body(*operands)
-    if all(np.isfinite(output).all() for output in outputs):
+    stacks = [value for value in (*operands, *outputs) if isinstance(value, Stacked)]
+    if all(np.isfinite(array_of(output)).all() for output in outputs):
         return outputs
-    return [*map(finite_like, outputs, compute(*operands))]
+    if not stacks:
+        return [*map(finite_like, outputs, compute(*operands))]
+    count = len(stacks[0].array)
+    references = compute_in_each_run(compute, operands, count)
+    columns = [
+        map(finite_like, values_of_runs(output, count), values_of_runs(reference, count))
+        for output, reference in zip(outputs, references, strict=True)
+    ]
+    return stacked_outputs([*zip(*columns, strict=True)])
 
 
 def _computed(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import onnx
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, Visitor
+from onnxopt_cli.oracle.stacked import Stacked
 
 V = TypeVar("V", bound=Visitor)
 
@@ -216,7 +217,7 @@ class SharedPrefix:
             id(value): value
             for values in kept
             for value in values
-            if isinstance(value, np.ndarray) and id(value) not in self._kept_arrays
+            if isinstance(value, np.ndarray | Stacked) and id(value) not in self._kept_arrays
         }
         size = sum(array.nbytes for array in added.values())
         if boundary and self._kept_bytes + size <= _MAX_KEPT_BYTES:
@@ -261,4 +262,4 @@ def _require_kept(values: Sequence[Any]) -> None:
 
 def _is_small(value: Any) -> bool:
     """Return whether a value is always kept: it is a small array, or not an array."""
-    return not isinstance(value, np.ndarray) or value.nbytes <= _SMALL_BYTES
+    return not isinstance(value, np.ndarray | Stacked) or value.nbytes <= _SMALL_BYTES

@@ -39,6 +39,7 @@ from onnxopt_cli.oracle.rounding.normalizations import (
     layer_normalization,
     mean_variance_normalization,
 )
+from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
@@ -59,6 +60,7 @@ _HALF_PIXEL_VERSION = 16
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 # These types are accumulated in float32, also by the functions that compute Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
+_ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
 # From this version on, BatchNormalization trains if it has several outputs. Before, an attribute
 # decides.
@@ -437,8 +439,8 @@ def _global_maximum(_original: Any, x: Array) -> Array:
 
 @accelerates("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, original: Any, outputs: Any) -> Any:
-    """Skip the reference's slow check if all outputs are arrays."""
-    if type(outputs) is tuple and outputs and all(type(v) is np.ndarray for v in outputs):
+    """Skip the reference's slow check if all outputs are arrays, of one run or of several."""
+    if type(outputs) is tuple and outputs and all(type(v) in _ARRAYS for v in outputs):
         return outputs
     return original(node, outputs)
 

@@ -15,10 +15,12 @@ table of kinds and the reason of each rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, prod
+from operator import is_
 from typing import Any
 
 import ml_dtypes
@@ -61,6 +63,14 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     InSingle,
     accumulates_in_single,
     takes_exact_operands,
+)
+from onnxopt_cli.oracle.stacked import (
+    Stacked,
+    array_of,
+    compute_stacked,
+    stacked_outputs,
+    value_of_run,
+    values_of_runs,
 )
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
@@ -113,6 +123,10 @@ _SCALES = {
     NodeKind.TRANSFORM: transform_scale,
     NodeKind.WINDOW: window_scale,
 }
+
+
+class DifferingRunsError(Exception):
+    """Runs that visit the nodes together differ in the number of their roundings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,16 +342,19 @@ class SiteRecorder:
 
 
 class Injector:
-    """The visitor of a perturbed run: injects a rounding at each site.
+    """The visitor of perturbed runs: injects a rounding at each site.
+
+    Several runs visit the nodes together, with stacked values, see
+    :mod:`~onnxopt_cli.oracle.stacked`. A single run has ordinary values.
 
     Args:
         sites: the nodes of the exact run.
         step: the size of the roundings, in roundings of the model's types.
-        run: the index of the run in the design.
+        runs: the indices of the runs in the design.
     """
 
-    def __init__(self, sites: Sequence[RoundingSite], step: float, run: int) -> None:
-        self._sites, self._step, self._run = sites, step, run
+    def __init__(self, sites: Sequence[RoundingSite], step: float, runs: Sequence[int]) -> None:
+        self._sites, self._step, self._runs = sites, step, runs
         self._moved_elements = 0
 
     def __call__(
@@ -345,17 +362,19 @@ class Injector:
     ) -> Sequence[Any]:
         """Compute a node with injected roundings."""
         site = self._sites[index] if index < len(self._sites) else None
+        count = len(self._runs)
         if not site or site.op_type != node.op_type:
-            return compute(*operands)
-        if site.exact_run and [*map(id, operands)] == [*map(id, site.exact_run[0])]:
+            return compute_stacked(node, compute, operands, count)
+        if site.exact_run and all(map(is_, operands, site.exact_run[0])):
             # No operand has moved.
             return site.exact_run[1]
-        return (
-            self._perturbed(node, compute, operands, site) if site.roundoff else compute(*operands)
-        )
+        if not site.roundoff:
+            return compute_stacked(node, compute, operands, count)
+        outputs = self._perturbed(node, compute, operands, site)
+        return outputs if count > 1 else [value_of_run(output, 0) for output in outputs]
 
     def state(self) -> int:
-        """Return the number of elements that were moved."""
+        """Return the number of elements that were moved in each run."""
         return self._moved_elements
 
     def resume(self, state: int) -> None:
@@ -372,54 +391,93 @@ class Injector:
             selects = kind is NodeKind.SELECT
             share = 1.0 if selects else _COORDINATES_SHARE
             position_error = share * site.position_roundoff * self._step
-            with moved_coordinates(
-                lambda size: position_error * self._roundings(size) * size, selects=selects
-            ):
-                outputs = compute(*moved)
+            outputs = self._computed(
+                compute,
+                moved,
+                lambda draw: moved_coordinates(
+                    lambda size: position_error * draw(size) * size, selects=selects
+                ),
+            )
             if selects:
                 return outputs
-        elif kind is NodeKind.NORMALIZE:
-            with moved_averages(self._error_model(site)):
-                outputs = compute(*moved)
+        elif kind is NodeKind.NORMALIZE and _averages(node, site.node_class):
+            outputs = self._computed(
+                compute, moved, lambda draw: moved_averages(self._error_model(site, draw))
+            )
         elif _moves_activations(node, site.roundoff):
-            with moved_activations(
-                site.roundoff, lambda value: roundoff * self._roundings(np.asarray(value))
-            ):
-                outputs = compute(*moved)
+            outputs = self._computed(
+                compute,
+                moved,
+                lambda draw: moved_activations(
+                    site.roundoff, lambda value: roundoff * draw(np.asarray(value))
+                ),
+            )
         elif node.op_type in SHARES:
             inner = roundoff if site.roundoff <= SINGLE_ROUNDOFF else SINGLE_ROUNDOFF
-            with moved_logarithms(
-                lambda largest: inner * self._roundings(largest) * _LARGEST_SHARE * largest
-            ):
-                outputs = compute(*moved)
+            outputs = self._computed(
+                compute,
+                moved,
+                lambda draw: moved_logarithms(
+                    lambda largest: inner * draw(largest) * _LARGEST_SHARE * largest
+                ),
+            )
         else:
-            outputs = compute(*moved)
+            outputs = [*compute_stacked(node, compute, moved, len(self._runs))]
         flushed = [error * roundoff for error in site.flushed]
         # Two long sums in a graph have independent errors, even if their terms are the same.
         sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
         if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
             roundoff *= _accumulated(site.node_class, site.roundoff)
-        scales = site.scales or [
-            _mixing_scale(node, kind, output, site.roundoff)
-            if is_wide(output) and output.size
-            else 0.0
-            for output in outputs
-        ]
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
         rounded = partial(_rounded, subnormal_error=subnormal_error, step=self._step)
-        return [
-            rounded(output, self._roundings(output), roundoff, scale, error)
-            if is_wide(output) and output.size
-            else output
-            for output, scale, error in zip(outputs, scales, flushed, strict=True)
-        ]
+        results = []
+        for place, (output, error) in enumerate(zip(outputs, flushed, strict=True)):
+            array = array_of(output)
+            if not is_wide(array) or not array.size:
+                results.append(output)
+                continue
+            scale = (
+                site.scales[place]
+                if site.scales
+                else self._mixing_scale(node, kind, output, site.roundoff)
+            )
+            moves = self._roundings(output)
+            array = np.broadcast_to(array, moves.shape)
+            results.append(Stacked(rounded(array, moves, roundoff, scale, error)))
+        return results
+
+    def _computed(
+        self,
+        compute: Compute,
+        operands: Sequence[Any],
+        perturb: Callable[[Callable[[Array], Array]], AbstractContextManager[None]],
+    ) -> list[Any]:
+        """Compute a node with roundings of intermediate results, one run after the other.
+
+        Args:
+            compute: computes the node.
+            operands: its operands.
+            perturb: given a function that returns the next roundings of a run, returns a context
+                manager that injects them.
+        """
+        first, results = self._moved_elements, []
+        ends = set()
+        for place, run in enumerate(self._runs):
+            self._moved_elements = first
+            with perturb(partial(self._roundings_of_run, run)):
+                results.append(compute(*[value_of_run(operand, place) for operand in operands]))
+            ends.add(self._moved_elements)
+        if len(ends) > 1:
+            raise DifferingRunsError
+        return stacked_outputs(results)
 
     def _moved_operands(self, node: Any, operands: Sequence[Any], site: RoundingSite) -> list[Any]:
         moved, kind = list(operands), site.node_class.kind
         if not site.node_class.moves_operands:
             return moved
-        for place in movable_operands(node.op_type, operands):
-            operand = operands[place]
+        arrays = [*map(array_of, operands)]
+        for place in movable_operands(node.op_type, arrays):
+            operand = arrays[place]
             # 16-bit scales and biases are perturbed by a rounding of their own type, while operands
             # that are accumulated in float32 move less.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
@@ -430,34 +488,68 @@ class Injector:
             else:
                 operand_roundoff = site.operand_roundoff * self._step
             # Large arrays are changed in place, because allocation takes longer than arithmetic.
-            errors = self._roundings(operand)
+            errors = self._roundings(operands[place])
             errors *= operand_roundoff
             if place == GRIDS.get(node.op_type):
-                moved[place] = operand + errors * coordinate_errors(node.op_type, operand)
+                errors = errors * coordinate_errors(node.op_type, operand)
+                moved[place] = Stacked(operand + errors)
             elif kind is not NodeKind.SELECT:
                 errors += 1
-                moved[place] = np.asarray(
-                    np.multiply(operand, errors, out=_reused(errors, operand))
+                moved[place] = Stacked(
+                    np.asarray(np.multiply(operand, errors, out=_reused(errors, operand)))
                 )
         return moved
 
-    def _error_model(self, site: RoundingSite) -> ErrorModel:
-        """Return the errors of the averages of a normalization."""
+    def _error_model(self, site: RoundingSite, draw: Callable[[Array], Array]) -> ErrorModel:
+        """Return the errors of the averages of a normalization.
+
+        Args:
+            site: the normalization.
+            draw: returns the next roundings of a run.
+        """
         units = UNITS if site.roundoff <= SINGLE_ROUNDOFF else SHORT_UNITS
         return ErrorModel(
             roundoff=units * site.operand_roundoff,
             observed=site.average_errors,
             # A mean is computed in float32 or a wider type.
             mean_roundoff=UNITS * _STATISTICS_SHARE * min(site.roundoff, SINGLE_ROUNDOFF),
-            roundings=self._roundings,
+            roundings=draw,
             step=self._step / units,
         )
 
-    def _roundings(self, array: Array) -> Array:
-        """Return the next roundings of this run, one per element."""
-        values = roundings(self._run, self._moved_elements, array.size)
-        self._moved_elements += array.size
-        return values.reshape(array.shape)
+    def _mixing_scale(self, node: Any, kind: NodeKind, output: Any, roundoff: float) -> Any:
+        """Return the scale of an output's error in all runs, see :func:`_mixing_scale`."""
+        if kind not in (NodeKind.GATES, NodeKind.MIX) or not isinstance(output, Stacked):
+            return _mixing_scale(node, kind, output, roundoff)
+        scales = [
+            _mixing_scale(node, kind, value, roundoff)
+            for value in values_of_runs(output, len(self._runs))
+        ]
+        if all(map(_is_zero, scales)):
+            return 0.0
+        ones = [1] * len(output.shape)
+        return np.stack([scale if np.ndim(scale) else np.reshape(scale, ones) for scale in scales])
+
+    def _roundings(self, value: Any) -> Array:
+        """Return the next roundings of all runs, with the runs along the first axis.
+
+        Args:
+            value: the tensor whose elements are rounded, stacked or equal in all runs.
+        """
+        shape = value.shape
+        size = prod(shape)
+        values = np.empty((len(self._runs), size))
+        for place, run in enumerate(self._runs):
+            roundings(run, self._moved_elements, size, out=values[place])
+        self._moved_elements += size
+        return values.reshape(len(self._runs), *shape)
+
+    def _roundings_of_run(self, run: int, value: Any) -> Array:
+        """Return the next roundings of one run, see :meth:`_roundings`."""
+        size = prod(value.shape)
+        values = roundings(run, self._moved_elements, size)
+        self._moved_elements += size
+        return values.reshape(value.shape)
 
 
 def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
@@ -581,6 +673,11 @@ def _is_zero(scale: Any) -> bool:
 def _reused(array: Array, operand: Array) -> Array | None:
     """Return an array as the buffer for a result; None if its type is not that of the operand."""
     return array if operand.dtype == array.dtype else None
+
+
+def _averages(node: Any, node_class: NodeClass) -> bool:
+    """Return whether a normalization computes statistics, instead of taking them as operands."""
+    return node.op_type != "BatchNormalization" or node_class.terms > 1
 
 
 def _moves_activations(node: Any, roundoff: float) -> bool:

@@ -88,15 +88,16 @@ def _repeated_rows() -> list[tuple[int, Array]]:
     ]
 
 
-def roundings(run: int, first: int, count: int) -> Array:
+def roundings(run: int, first: int, count: int, out: Array | None = None) -> Array:
     """Return the roundings, between -1 and 1, of consecutive places.
 
     Args:
         run: the index of the run.
         first: the index of the first place.
         count: the number of places.
+        out: receives the roundings; a new array by default.
     """
-    values = np.empty(count)
+    values = np.empty(count) if out is None else out
     (sign_period, signs), (size_period, sizes) = _repeated_rows()
     for start in range(0, count, _BLOCK_PLACES):
         block = values[start : start + _BLOCK_PLACES]

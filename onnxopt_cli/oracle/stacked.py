@@ -1,0 +1,299 @@
+"""Tensors of several runs of a model, computed by one call of an operator where possible.
+
+A call of one of the reference's operators takes longer than the arithmetic of a small tensor. The
+perturbed runs of a model therefore visit its nodes together: the values of a tensor that differs
+between the runs are stacked along a new first axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import reference_modules
+
+# Operators that compute each output element from the elements at the same place of the broadcast
+# operands, without an attribute that counts axes.
+_ELEMENTWISE = frozenset(
+    {"Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Equal", "Erf", "Exp", "Floor"}
+    | {"Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "LeakyRelu", "Less", "LessOrEqual"}
+    | {"Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu", "Round"}
+    | {"Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Tanh", "Where", "Xor"}
+)
+# Operators that return the elements of their first operand in the same order.
+_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+# Operators that select and reorder elements of their first operand.
+_MOVING = frozenset({"Expand", "Gather", "GatherElements", "Slice", "Split", "Tile", "Transpose"})
+# Operators that compute each channel from the same channel of their first operand, and from the
+# elements of that channel in the other operands, which have one axis.
+_BY_CHANNEL = frozenset(
+    {"AveragePool", "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"}
+)
+# Convolutions with more window elements in all runs are computed one run after the other.
+_MAX_WINDOW_ELEMENTS = 1 << 20
+# Larger tensors are moved one run after the other, because looking up single elements is slow.
+_MAX_MOVED_ELEMENTS = 1 << 12
+_MATRIX_RANK = 2
+# Limit of the intermediate results of runs that visit the nodes together.
+_MAX_STACKED_BYTES = 32 << 20
+# Names of the domain of these operators.
+_DEFAULT_DOMAIN = ("", "ai.onnx")
+
+Compute = Callable[..., Sequence[Any]]
+
+
+class Stacked:
+    """The values of a tensor in several runs.
+
+    Attributes:
+        values: an array with the runs along its first axis; a list if the types or shapes differ,
+            or if the values are not tensors.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        """Prevent NumPy from treating the values as an array of objects."""
+        raise TypeError("the values of several runs are not one array")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor in each run."""
+        return tuple(self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tensor in each run."""
+        return self.array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tensor in all runs."""
+        parts = [self.values] if isinstance(self.values, np.ndarray) else self.values
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
+
+    @property
+    def array(self) -> Array:
+        """The values as one array.
+
+        Raises:
+            TypeError: if they are not tensors of one type and shape.
+        """
+        if not isinstance(self.values, np.ndarray):
+            raise TypeError("the types or shapes of a tensor differ between runs")
+        return self.values
+
+    def of_run(self, run: int) -> Any:
+        """Return the value in one run."""
+        return self.values[run, ...] if isinstance(self.values, np.ndarray) else self.values[run]
+
+
+def value_of_run(value: Any, run: int) -> Any:
+    """Return the value of a tensor in one run; the value itself if it is equal in all runs."""
+    return value.of_run(run) if isinstance(value, Stacked) else value
+
+
+def values_of_runs(value: Any, count: int) -> list[Any]:
+    """Return the value of a tensor in each of a number of runs."""
+    return [value_of_run(value, run) for run in range(count)]
+
+
+def array_of(value: Any) -> Any:
+    """Return the values of a tensor in all runs as one array.
+
+    Raises:
+        TypeError: if its types or shapes differ between runs.
+    """
+    return value.array if isinstance(value, Stacked) else value
+
+
+def compute_in_each_run(compute: Compute, operands: Sequence[Any], count: int) -> list[Any]:
+    """Compute a node in one run after the other, and return its outputs in all runs."""
+    return stacked_outputs(
+        [compute(*[value_of_run(operand, run) for operand in operands]) for run in range(count)]
+    )
+
+
+def compute_stacked(
+    node: Any, compute: Compute, operands: Sequence[Any], count: int
+) -> Sequence[Any]:
+    """Compute a node in all runs, by one call if its operator allows it.
+
+    Args:
+        node: the node, as the evaluator prepares it.
+        compute: computes the node in one run.
+        operands: its operands; those that differ between runs are :class:`Stacked`.
+        count: the number of runs.
+
+    Returns:
+        The outputs; those that may differ between runs are :class:`Stacked`.
+    """
+    op_type = node.op_type
+    stacks = [operand for operand in operands if isinstance(operand, Stacked)]
+    if not stacks:
+        return compute(*operands)
+    if node.onnx_node.domain in _DEFAULT_DOMAIN and all(
+        isinstance(stack.values, np.ndarray) for stack in stacks
+    ):
+        if op_type in _ELEMENTWISE or (
+            op_type == "MatMul" and all(len(o.shape) >= _MATRIX_RANK for o in operands)
+        ):
+            return _shared([Stacked(output) for output in compute(*_aligned(operands))])
+        if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
+            outputs = compute(*[_in_channels(operand, count) for operand in operands])
+            return [Stacked(_from_channels(output, count)) for output in outputs]
+        if op_type == "Conv" and not node.has_linked_attribute:
+            windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
+            if windows * count <= _MAX_WINDOW_ELEMENTS:
+                return [_convolved(node, operands, count)]
+        if len(stacks) == 1 and stacks[0] is operands[0]:
+            if op_type in _RESHAPING:
+                (first,) = compute(stacks[0].of_run(0), *operands[1:])
+                return [Stacked(stacks[0].values.reshape(count, *first.shape))]
+            if op_type in _MOVING and stacks[0].values.size <= count * _MAX_MOVED_ELEMENTS:
+                return _moved(compute, stacks[0], operands[1:])
+    return compute_in_each_run(compute, operands, count)
+
+
+def outputs_of_runs(
+    run: Callable[[Sequence[int]], Sequence[Any]], count: int, peak_bytes: int
+) -> list[list[Any]]:
+    """Return the outputs of a model in each of a number of runs.
+
+    Runs visit the nodes together if their values are small. They visit them one after the other if
+    the nodes that run, or the shapes of tensors, differ between the runs.
+
+    Args:
+        run: given the indices of runs, returns the outputs of the model; those that differ between
+            several runs are :class:`Stacked`.
+        count: the number of runs.
+        peak_bytes: the largest number of bytes of intermediate results in one run.
+    """
+    together = max(1, min(count, _MAX_STACKED_BYTES // max(1, peak_bytes)))
+    results: list[list[Any]] = []
+    while len(results) < count:
+        runs = range(len(results), min(len(results) + together, count))
+        if len(runs) > 1:
+            try:
+                outputs = run(runs)
+            except Exception:  # noqa: BLE001 - an error of a single run occurs again below
+                together = 1
+                continue
+            results += [
+                [value_of_run(output, place) for output in outputs] for place in range(len(runs))
+            ]
+        else:
+            results.append([*run(runs)])
+    return results
+
+
+def _aligned(operands: Sequence[Any]) -> list[Any]:
+    """Return operands that broadcast along their own axes, with the runs along the first one."""
+    rank = max(len(operand.shape) for operand in operands if operand is not None)
+    aligned = []
+    for operand in operands:
+        if not isinstance(operand, Stacked):
+            aligned.append(operand)
+            continue
+        array = operand.values
+        missing = rank + 1 - array.ndim
+        aligned.append(
+            array.reshape(len(array), *[1] * missing, *array.shape[1:]) if missing else array
+        )
+    return aligned
+
+
+def _in_channels(value: Any, count: int) -> Any:
+    """Return a tensor that has the channels of all runs, one run after the other.
+
+    Args:
+        value: the values of a tensor with channels along its second axis, or along its only one.
+        count: the number of runs.
+    """
+    if value is None:
+        return None
+    array = (
+        value.values
+        if isinstance(value, Stacked)
+        else np.broadcast_to(value, (count, *value.shape))
+    )
+    if array.ndim == _MATRIX_RANK:
+        return array.reshape(-1)
+    images = np.moveaxis(array, 0, 1)
+    return images.reshape(len(images), -1, *array.shape[3:])
+
+
+def _from_channels(images: Array, count: int) -> Array:
+    """Return the values of a tensor in all runs, given those from :func:`_in_channels`."""
+    channels = images.shape[1] // count
+    return np.moveaxis(images.reshape(len(images), count, channels, *images.shape[2:]), 1, 0)
+
+
+def _convolved(node: Any, operands: Sequence[Any], count: int) -> Stacked:
+    """Return the output of a convolution, computed with a group of channels for each run."""
+    x, w, b = [*operands, None][:3]
+    settings = {
+        attribute.name: helper.get_attribute_value(attribute)
+        for attribute in node.onnx_node.attribute
+    }
+    kernels = w.values if isinstance(w, Stacked) else np.broadcast_to(w, (count, *w.shape))
+    images = reference_modules().op_conv._conv_implementation(  # noqa: SLF001
+        _in_channels(x, count),
+        kernels.reshape(-1, *w.shape[1:]),
+        _in_channels(b, count),
+        settings.get("auto_pad", b"NOTSET").decode(),
+        settings.get("dilations"),
+        settings.get("group", 1) * count,
+        settings.get("kernel_shape"),
+        settings.get("pads"),
+        settings.get("strides"),
+    )
+    return Stacked(_from_channels(images, count))
+
+
+def _moved(compute: Compute, stack: Stacked, operands: Sequence[Any]) -> list[Any]:
+    """Return the outputs of a node that moves elements of its first operand."""
+    # The reference's operators move numbers of any type; doubles hold these numbers exactly.
+    numbers = np.arange(stack.values[0].size, dtype=np.float64).reshape(stack.shape)
+    flat = stack.values.reshape(len(stack.values), -1)
+    return [Stacked(flat[:, places.astype(np.intp)]) for places in compute(numbers, *operands)]
+
+
+def stacked_outputs(outputs_of_runs: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the outputs of a node in all runs, given those of each run."""
+    return _shared([_joined(values) for values in zip(*outputs_of_runs, strict=True)])
+
+
+def _joined(values: Sequence[Any]) -> Stacked:
+    first = values[0]
+    if not isinstance(first, np.ndarray) or any(
+        not isinstance(value, np.ndarray)
+        or value.shape != first.shape
+        or value.dtype != first.dtype
+        for value in values
+    ):
+        return Stacked([*values])
+    joined = np.empty((len(values), *first.shape), first.dtype)
+    for run, value in enumerate(values):
+        joined[run] = value
+    return Stacked(joined)
+
+
+def _shared(outputs: Sequence[Stacked]) -> list[Any]:
+    """Return outputs with one value instead of equal integers and truth values of all runs."""
+    return [
+        output.of_run(0)
+        if isinstance(output.values, np.ndarray)
+        and output.values.dtype.kind in "biu"
+        and (output.values == output.values[:1]).all()
+        else output
+        for output in outputs
+    ]
