@@ -35,7 +35,11 @@ from right_forms import FORMS, model_of, outputs_by, typed_cases
 import onnxopt_cli as onnxopt
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.oracle.condition_estimate import ConditionedOutput, NoReferenceError, condition
+from onnxopt_cli.oracle.estimate.condition_estimate import (
+    ConditionedOutput,
+    NoReferenceError,
+    condition,
+)
 from onnxopt_cli.oracle.evaluator import native_outputs, sequential_sums
 from onnxopt_cli.oracle.widen import ROUNDOFF
 

@@ -105,7 +105,7 @@ def measured(path: Path, words: Sequence[str]) -> str:
     # The process that measures imports them, not the one that starts it.
     from onnx.reference import ReferenceEvaluator
 
-    from onnxopt_cli.oracle.condition_estimate import all_readings
+    from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
     from onnxopt_cli.suites.collect import collect
 
     pairs = list(zip(words[::2], words[1::2], strict=True))
@@ -180,7 +180,7 @@ def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int
 def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
     """Compute what ``onnxopt locate`` computes by the reference, except the model's estimate."""
     from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
-    from onnxopt_cli.oracle.condition_estimate import (
+    from onnxopt_cli.oracle.estimate.condition_estimate import (
         all_readings,
         node_contributions,
         reference_values,

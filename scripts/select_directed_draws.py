@@ -47,7 +47,7 @@ from onnxopt_cli.errors import Unsupported
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import node_mutants
 from onnxopt_cli.operators import native_onnx
-from onnxopt_cli.oracle.condition_estimate import Reading, all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import Reading, all_readings
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.suites.operators.boundaries.directed_draws import (
     SEEDS,

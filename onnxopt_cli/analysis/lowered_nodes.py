@@ -128,7 +128,7 @@ def _wrong_element(
         return f"returned {describe(actual)}, expected {describe(expected)}"
     if _near(actual, expected).all():
         return ""
-    from onnxopt_cli.oracle.condition_estimate import NoReferenceError, condition
+    from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError, condition
 
     try:
         (judged, *_) = condition(model, inputs)

@@ -18,7 +18,7 @@ import onnx
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.oracle.condition_estimate import (
+from onnxopt_cli.oracle.estimate.condition_estimate import (
     ConditionedOutput,
     NoReferenceError,
     Reading,
@@ -28,7 +28,7 @@ from onnxopt_cli.oracle.condition_estimate import (
     reference_values,
     values_of_nodes,
 )
-from onnxopt_cli.oracle.contributions import Contribution
+from onnxopt_cli.oracle.estimate.contributions import Contribution
 
 #: Key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"

@@ -8,8 +8,8 @@ import pytest
 from places import REPOSITORY
 
 from onnxopt_cli.cases.onnx.corpora import corpus
-from onnxopt_cli.oracle.condition_estimate import condition
 from onnxopt_cli.oracle.distributions import drawn
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
 RECORDED = json.loads((REPOSITORY / "scripts" / "disputed_verdicts.json").read_text())
 

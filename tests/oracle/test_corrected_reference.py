@@ -20,12 +20,12 @@ from onnxopt_cli.core.tolerance import (
     ErrorBound,
     Provenance,
 )
-from onnxopt_cli.oracle.condition_estimate import (
+from onnxopt_cli.oracle.corrections import windows
+from onnxopt_cli.oracle.estimate.condition_estimate import (
     UNITS,
     NoReferenceError,
     condition,
 )
-from onnxopt_cli.oracle.corrections import windows
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.oracle.patching import replaced
 

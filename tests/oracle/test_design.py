@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 
 from onnxopt_cli.core.tolerance import Branch
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 from onnxopt_cli.oracle.rounding.perturbations import (
     DISTINCT_PLACES,
     LEVELS,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from onnxopt_cli.core.tolerance import Branch
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
 F = np.float32
 

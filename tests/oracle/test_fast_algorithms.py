@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, helper
 
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
 # Lavin and Gray 2016, section 4, and their wincnn: the matrices A^T, G and B^T.
 F2 = (

@@ -9,9 +9,9 @@ from onnxopt_cli.backends.reference import NumpyBackend
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.gradient.backward_rules import RULES
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
-from onnxopt_cli.oracle.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.gradient_check import unconfirmed_elements
 from onnxopt_cli.oracle.evaluator import native_outputs
-from onnxopt_cli.oracle.gradient_check import unconfirmed_elements
 from onnxopt_cli.suites.gradients import GradientCase, any_of, positive
 
 TENSOR = {"X": any_of(2, 3)}

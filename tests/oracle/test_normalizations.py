@@ -15,7 +15,7 @@ from normalizing_reformulations import (
 from onnx import helper
 
 from onnxopt_cli.core.tolerance import Branch
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
 # Operators with their version and attributes.
 OPERATORS = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 from onnxopt_cli.oracle.rounding.operator_identities import IDENTITIES, identities
 
 DOCS = Path(__file__).parents[2] / "docs" / "conditioned.md"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_fast_algorithms import error_shares, model_of
 
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
 HIDDEN, INPUTS = 8, 5

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_condition_estimate import f32, model_of
 
-from onnxopt_cli.oracle.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
 from onnxopt_cli.oracle.patching import blas_thread_functions, corrected
 from onnxopt_cli.oracle.reference_in_worker import ConditionedReference, readings
 

@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxopt_cli.oracle.condition_estimate import NoReferenceError, all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError, all_readings
+from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,
     compute_only,
@@ -19,7 +20,6 @@ from onnxopt_cli.oracle.evaluator import (
     sequential_sums,
 )
 from onnxopt_cli.oracle.patching import corrected
-from onnxopt_cli.oracle.shared_prefix import SharedPrefix
 
 _HEADER = '<ir_version: 8, opset_import: ["": 17]>'
 _MODELS = {

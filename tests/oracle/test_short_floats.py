@@ -14,7 +14,7 @@ from onnxopt_cli.core.tolerance import (
     ErrorBound,
     Provenance,
 )
-from onnxopt_cli.oracle.condition_estimate import UNITS, condition
+from onnxopt_cli.oracle.estimate.condition_estimate import UNITS, condition
 
 HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, parser
 
 from onnxopt_cli.oracle import stacked
-from onnxopt_cli.oracle.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
 GRAPHS = {
     "images": """<ir_version: 8, opset_import: ["": 17]>

@@ -49,11 +49,6 @@ from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gr
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.nodes import all_nodes, operator_names, with_bound_functions
-from onnxopt_cli.oracle.contributions import (
-    Contribution,
-    contributions,
-    error_contributions,
-)
 from onnxopt_cli.oracle.corrections.contested import (
     CONTESTED,
     questions_at,
@@ -65,6 +60,16 @@ from onnxopt_cli.oracle.corrections.corrected_reference import (
     unsupported_reason,
     whole_numbers,
 )
+from onnxopt_cli.oracle.estimate.contributions import (
+    Contribution,
+    contributions,
+    error_contributions,
+)
+from onnxopt_cli.oracle.estimate.gradient_check import (
+    unconfirmed_elements,
+    with_inconclusive_elements,
+)
+from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import (
     Compute,
     ReferenceModel,
@@ -80,7 +85,6 @@ from onnxopt_cli.oracle.function_body import (
     published_body,
     subtracting_operators,
 )
-from onnxopt_cli.oracle.gradient_check import unconfirmed_elements, with_inconclusive_elements
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
@@ -111,7 +115,6 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     requests_short_sums,
     takes_exact_operands,
 )
-from onnxopt_cli.oracle.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,

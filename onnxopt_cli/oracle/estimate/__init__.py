@@ -1,0 +1,1 @@
+"""Condition estimates of models."""
