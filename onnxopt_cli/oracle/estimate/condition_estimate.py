@@ -987,8 +987,10 @@ def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[s
     tensors = _float_tensors(outputs)
     if any(_flushed(tensor) is not tensor for tensor in tensors):
         yield _SUBNORMAL
-    finite_operands = all(np.isfinite(operand).all() for operand in _float_tensors(operands))
-    if finite_operands and any(np.isinf(tensor).any() for tensor in tensors):
+    # Outputs are seldom infinite, so they are examined before the operands.
+    if any(np.isinf(tensor).any() for tensor in tensors) and all(
+        np.isfinite(operand).all() for operand in _float_tensors(operands)
+    ):
         yield _OVERFLOW
 
 

@@ -43,6 +43,7 @@ from onnxopt_cli.oracle.rounding.node_kinds import (
     NodeClass,
     NodeKind,
     classify,
+    listed_kind,
     may_jump,
     movable_operands,
 )
@@ -273,10 +274,7 @@ class SiteRecorder:
         same_node = index < len(self._visited) and self._visited[index].op_type == node.op_type
         visited = self._visited[index] if same_node else None
         roundoff = visited.roundoff if visited else self._coarsest
-        key = (node.onnx_node.SerializeToString(), node.opset, *map(describe, operands))
-        if key not in self._classes:
-            self._classes[key] = classify(node, compute, operands, outputs)
-        node_class = self._classes[key]
+        node_class = self._node_class(node, compute, operands, outputs)
         if (
             visited
             and visited.narrows
@@ -312,6 +310,17 @@ class SiteRecorder:
             average_errors=average_errors,
             exact_run=exact_run,
         )
+
+    def _node_class(
+        self, node: Any, compute: Compute, operands: Sequence[Any], outputs: Sequence[Any]
+    ) -> NodeClass:
+        """Return the class of a node, which is determined once for equal nodes and types."""
+        if listed_kind(node.op_type) in (NodeKind.EXACT, NodeKind.ELEMENTWISE):
+            return classify(node, compute, operands, outputs)
+        key = (node.onnx_node.SerializeToString(), node.opset, *map(describe, operands))
+        if key not in self._classes:
+            self._classes[key] = classify(node, compute, operands, outputs)
+        return self._classes[key]
 
     def _scales(
         self,

@@ -88,7 +88,9 @@ _LISTED = {
     # Most nodes of a network have these operators. To determine their kinds would give the same
     # result, but take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
-    **dict.fromkeys(("Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT),
+    **dict.fromkeys(
+        ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT
+    ),
     **dict.fromkeys(
         ("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), NodeKind.ELEMENTWISE
     ),
@@ -154,6 +156,7 @@ _MAX_INTEGER = 2.0**40
 # This number of elements of an output is compared first, because comparing all of them requires
 # sorting.
 _FIRST_ELEMENTS = 4
+_MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
 # Elements of an input are moved one after another, up to this number.
 _MAX_MOVED_ELEMENTS = 8
@@ -200,7 +203,7 @@ def classify(
         return NodeClass(listed or NodeKind.ELEMENTWISE)
     if listed in {None, NodeKind.COORDINATES} and _moves_data(node, compute, inputs, outputs):
         return NodeClass(NodeKind.EXACT if listed is None else NodeKind.SELECT)
-    terms, product = _terms(compute, inputs, outputs, places) if results else (1.0, False)
+    terms, product = _terms(node, compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
         return NodeClass(listed, terms)
     if terms <= 1 and len(places) <= _MAX_ELEMENTWISE_OPERANDS:
@@ -294,6 +297,7 @@ def _generic(array: Array, place: int, scale: float) -> Array:
 
 
 def _terms(
+    node: Any,
     compute: Callable[..., Any],
     inputs: Sequence[Any],
     outputs: Sequence[Any],
@@ -310,21 +314,29 @@ def _terms(
     for place in places:
         counts = []
         for element in _generic_elements(inputs[place].size):
-            moved = list(inputs)
-            moved[place] = inputs[place].copy()
-            flat, before = moved[place].reshape(-1), inputs[place].reshape(-1)[element]
-            flat[element] = before * 1.37 + 0.11
+            before, old_outputs = inputs, outputs
+            if node.op_type == "MatMul" and all(operand.ndim == _MATRIX_RANK for operand in inputs):
+                # Other rows, or columns, of the product do not change.
+                before, index = _row_or_column(inputs, place, element)
+                old_outputs = compute(*before)
+            else:
+                index = element
+            moved = list(before)
+            moved[place] = before[place].copy()
+            flat = moved[place].reshape(-1)
+            number = flat[index]
+            flat[index] = number * 1.37 + 0.11
             try:
                 results = compute(*moved)
             except Exception:  # noqa: BLE001, S112 - the node may not be defined there
                 continue
             count = 0
-            for old, new in zip(outputs, results, strict=True):
+            for old, new in zip(old_outputs, results, strict=True):
                 if is_wide(old) and is_wide(new) and old.shape == new.shape:
                     changed = ~((old == new) | (np.isnan(old) & np.isnan(new)))
                     count += int(np.count_nonzero(changed))
                     if product:
-                        scaled = old[changed] * (flat[element] / before)
+                        scaled = old[changed] * (flat[index] / number)
                         difference = np.abs(new[changed] - scaled)
                         product = bool((difference <= _PROPORTION_TOLERANCE * np.abs(scaled)).all())
             counts += [count] * bool(count)
@@ -334,6 +346,23 @@ def _terms(
             terms = inputs[place].size * float(np.mean(counts)) / output_size
             most_terms = max(most_terms, terms)
     return most_terms, product
+
+
+def _row_or_column(inputs: Sequence[Array], place: int, element: int) -> tuple[list[Array], int]:
+    """Return the operands of the part of a matrix product that depends on an element of an operand.
+
+    Args:
+        inputs: two matrices.
+        place: the index of the operand.
+        element: the index of its element.
+
+    Returns:
+        The operands, of which one is a single row or column; and the index of the element in it.
+    """
+    row, column = divmod(element, inputs[place].shape[1])
+    if place == 0:
+        return [inputs[0][row : row + 1], inputs[1]], column
+    return [inputs[0], inputs[1][:, column : column + 1]], row
 
 
 @lru_cache(1024)
