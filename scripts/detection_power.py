@@ -35,11 +35,9 @@ from right_forms import FORMS, model_of, outputs_by, typed_cases
 import onnxopt_cli as onnxopt
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.oracle.estimate.condition_estimate import (
-    ConditionedOutput,
-    NoReferenceError,
-    condition,
-)
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.evaluator import native_outputs, sequential_sums
 from onnxopt_cli.oracle.widen import ROUNDOFF
 

@@ -180,12 +180,9 @@ def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int
 def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
     """Compute what ``onnxopt locate`` computes by the reference, except the model's estimate."""
     from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
-    from onnxopt_cli.oracle.estimate.condition_estimate import (
-        all_readings,
-        node_contributions,
-        reference_values,
-        values_of_nodes,
-    )
+    from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
+    from onnxopt_cli.oracle.estimate.contributions import node_contributions
+    from onnxopt_cli.oracle.estimate.reference_values import reference_values, values_of_nodes
 
     with ValueStore(FIXED_BYTES) as store:
         walk = ModelWalk(

@@ -44,7 +44,7 @@ from kernel_forms import (
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.errors import Unsupported
-from onnxopt_cli.oracle.estimate.condition_estimate import reference_values
+from onnxopt_cli.oracle.estimate.reference_values import reference_values
 
 Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]

@@ -34,7 +34,7 @@ from onnxopt_cli.errors import BeyondLimit, UsageError
 from onnxopt_cli.operators.call import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
-from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.reference_in_worker import (
     CONTRIBUTIONS,
     ERROR_CONTRIBUTIONS,

@@ -128,7 +128,8 @@ def _wrong_element(
         return f"returned {describe(actual)}, expected {describe(expected)}"
     if _near(actual, expected).all():
         return ""
-    from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError, condition
+    from onnxopt_cli.oracle.estimate.condition_estimate import condition
+    from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 
     try:
         (judged, *_) = condition(model, inputs)

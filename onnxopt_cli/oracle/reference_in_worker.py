@@ -18,17 +18,18 @@ import onnx
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.oracle.estimate.condition_estimate import (
-    ConditionedOutput,
-    NoReferenceError,
-    Reading,
-    all_readings,
+from onnxopt_cli.oracle.estimate.condition_estimate import Reading, all_readings
+from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
+from onnxopt_cli.oracle.estimate.contributions import (
+    Contribution,
     node_contributions,
     node_error_contributions,
+)
+from onnxopt_cli.oracle.estimate.reference_values import (
+    NoReferenceError,
     reference_values,
     values_of_nodes,
 )
-from onnxopt_cli.oracle.estimate.contributions import Contribution
 
 #: Key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"

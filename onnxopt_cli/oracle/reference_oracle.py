@@ -55,7 +55,8 @@ from onnxopt_cli.oracle.expected import (
 from onnxopt_cli.oracle.number_texts import number_texts
 
 if TYPE_CHECKING:
-    from onnxopt_cli.oracle.estimate.condition_estimate import ConditionedOutput, Reading
+    from onnxopt_cli.oracle.estimate.condition_estimate import Reading
+    from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
 # Kinds of outputs with rounding errors. Outputs of other kinds must be equal.
@@ -195,7 +196,8 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
     """Return the readings of an estimate; if it is missing, a reading that states the reason."""
-    from onnxopt_cli.oracle.estimate.condition_estimate import ConditionedOutput, Reading
+    from onnxopt_cli.oracle.estimate.condition_estimate import Reading
+    from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.reference_in_worker import readings
 
     if isinstance(estimate, str):

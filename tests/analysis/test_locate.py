@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
-from onnxopt_cli.oracle.estimate.condition_estimate import (
+from onnxopt_cli.oracle.estimate.reference_values import (
     NoReferenceError,
     reference_values,
     values_of_nodes,

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError, all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.excluded_inputs import EXCLUDED, excluded_input
 from onnxopt_cli.suites.operators.generated_node import attribute_message
 from onnxopt_cli.suites.operators.generators import FAMILIES, draw_seeded, schemas

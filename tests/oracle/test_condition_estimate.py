@@ -17,12 +17,10 @@ from onnxopt_cli.core.tolerance import (
 )
 from onnxopt_cli.oracle.corrections.corrected_reference import fast_loss
 from onnxopt_cli.oracle.distributions import drawn
-from onnxopt_cli.oracle.estimate.condition_estimate import (
-    UNITS,
-    NoReferenceError,
-    condition,
-)
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.patching import replaced, replacements
+from onnxopt_cli.oracle.rounding.injection import UNITS
 from onnxopt_cli.oracle.rounding.node_kinds import _LISTED
 
 

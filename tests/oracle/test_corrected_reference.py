@@ -21,13 +21,11 @@ from onnxopt_cli.core.tolerance import (
     Provenance,
 )
 from onnxopt_cli.oracle.corrections import windows
-from onnxopt_cli.oracle.estimate.condition_estimate import (
-    UNITS,
-    NoReferenceError,
-    condition,
-)
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.oracle.patching import replaced
+from onnxopt_cli.oracle.rounding.injection import UNITS
 
 ELEMENT = helper.np_dtype_to_tensor_dtype
 

@@ -7,7 +7,8 @@ import pytest
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import with_bound_functions
 from onnxopt_cli.oracle.distributions import drawn
-from onnxopt_cli.oracle.estimate.condition_estimate import NoReferenceError, condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 
 X = np.array([0.5, 1.25, -3, 100], np.float32)
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'

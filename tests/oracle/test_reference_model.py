@@ -12,10 +12,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.oracle import stacked
-from onnxopt_cli.oracle.estimate.condition_estimate import (
-    NoReferenceError,
-    all_readings,
-)
+from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,

@@ -14,7 +14,8 @@ from onnxopt_cli.core.tolerance import (
     ErrorBound,
     Provenance,
 )
-from onnxopt_cli.oracle.estimate.condition_estimate import UNITS, condition
+from onnxopt_cli.oracle.estimate.condition_estimate import condition
+from onnxopt_cli.oracle.rounding.injection import UNITS
 
 HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 

@@ -24,13 +24,15 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel
-from onnxopt_cli.oracle.rounding.injection import (
-    Injector,
-    RoundingSite,
-    SiteRecorder,
-    VisitedNode,
+from onnxopt_cli.oracle.estimate.evaluations import visited_node
+from onnxopt_cli.oracle.estimate.reference_values import (
+    NoReferenceError,
+    first_line,
+    prepared_model,
 )
+from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel
+from onnxopt_cli.oracle.patching import corrected
+from onnxopt_cli.oracle.rounding.injection import Injector, RoundingSite, SiteRecorder, VisitedNode
 from onnxopt_cli.oracle.stacked import Stacked, array_of, compute_stacked, outputs_of_runs
 from onnxopt_cli.oracle.widen import is_wide, widened_value
 
@@ -97,7 +99,52 @@ class _SignedInjector(Injector):
         return super()._roundings_of_run(0, value) * self._factors[run, self._index]
 
 
-def contributions(
+def node_error_contributions(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], returned: Mapping[str, Array]
+) -> list[Contribution]:
+    """Return the largest contributions of nodes to the error of each output.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        returned: outputs of nodes that a backend ran alone, by name.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    model = prepared_model(model, inputs)
+    with corrected():
+        try:
+            return _error_contributions(model, inputs, returned)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+
+
+def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Contribution]:
+    """Return the largest contributions of nodes to the tolerance of each output.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    model = prepared_model(model, inputs)
+    visited: list[VisitedNode] = []
+
+    def record(
+        node: Any, compute: Compute, operands: Sequence[Any], _index: int
+    ) -> tuple[Any, ...]:
+        outputs = compute(*operands)
+        visited.append(visited_node(node, operands, outputs))
+        return outputs
+
+    with corrected():
+        try:
+            ReferenceModel(model).run(inputs, record)
+            return _contributions(model, inputs, visited)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+
+
+def _contributions(
     model: onnx.ModelProto, inputs: Mapping[str, Value], visited: Sequence[VisitedNode]
 ) -> list[Contribution]:
     """Return the largest contributions to the tolerance of each output, largest first.
@@ -134,7 +181,7 @@ def contributions(
     return _largest_shares(model, names, rounding, movements)
 
 
-def error_contributions(
+def _error_contributions(
     model: onnx.ModelProto, inputs: Mapping[str, Value], returned: Mapping[str, Array]
 ) -> list[Contribution]:
     """Return the largest contributions to the error of each output, largest first.

@@ -1,0 +1,348 @@
+"""The expected values and tolerances of an output, given its evaluations.
+
+An :class:`Evaluation` holds the values of an output in all runs of the model, or of a reformulation
+of it. The largest movement of an element by a rounding is its unit, and its tolerance is a multiple
+of the unit, see :mod:`~onnxopt_cli.oracle.estimate.condition_estimate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import Array, structure_of
+from onnxopt_cli.oracle.rounding.injection import (
+    SHORT_UNITS,
+    SINGLE_ROUNDOFF,
+    UNITS,
+    largest_magnitude,
+)
+from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
+from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
+
+# A reformulation that differs from y by more units does not measure the condition. Where it
+# overflows, its value is an alternative.
+_REFORMULATION_UNITS = 64.0
+# With this share of a reformulation's error as the unit, 16 units are four times its error.
+_REFORMULATION_SHARE = 1 / 4
+# Sequential sums may round equal terms in the same direction, so that their error grows to 2^14
+# roundings. Twice the error of an element is accepted if the error is at most 1/16 of the largest
+# output; otherwise the result of the sequential sum is an alternative.
+_MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
+# To test an output for discontinuities, the perturbed runs are repeated with roundings that are
+# smaller by this factor.
+FINER = 64.0
+# Labels of alternatives.
+_OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
+_SEQUENTIAL = "the result of sequential sums"
+_LOWEST = "the lowest finite number for a masked score"
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionedOutput:
+    """The expected values of one output.
+
+    Attributes:
+        right: pairs of a correct value of the output and the tolerances of its elements, float64.
+            An element may match any of the values. The first value is the exact one, rounded to the
+            output's dtype; for a discrete output, it is the reference's result, with a tolerance of
+            zero. Empty if there is a ``reason``.
+        reformulated: like ``right``, for operators that are computed by identities that preserve
+            only absolute accuracy; empty if this makes no difference.
+        reason: why the condition of this output cannot be estimated; empty if it can.
+        units: the tolerance in units; 0 if the tolerances are all zero.
+        labels: a description of each pair in ``right``; an empty or missing one stands for none.
+        structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
+    """
+
+    right: tuple[tuple[Array, Array], ...] = ()
+    reformulated: tuple[tuple[Array, Array], ...] = ()
+    reason: str = ""
+    units: float = 0.0
+    structure: Any = None
+    labels: tuple[str, ...] = ()
+
+    def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
+        """Return an output that also accepts the correct values of an alternative."""
+        labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
+        labels += [text or label for text in alternative.labels[1:]]
+        return replace(self, right=self.right + alternative.right, labels=tuple(labels))
+
+
+def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> ConditionedOutput:
+    """Return a float32 output rounded to an element type of 16 bits; other types are unchanged."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= SINGLE_ROUNDOFF:
+        return conditioned_output
+    right = [
+        alternative_value(value.astype(np.float64), SHORT_UNITS * ROUNDOFF[dtype], tolerance, dtype)
+        for value, tolerance in conditioned_output.right
+    ]
+    return replace(conditioned_output, right=tuple(right))
+
+
+@dataclass
+class Evaluation:
+    """One output of a model, computed by one reformulation of it.
+
+    Attributes:
+        native: the output in the model's own types.
+        exact: the output in double.
+        perturbed: the output in double in each perturbed run; empty if no run moves it.
+        finely_perturbed: like ``perturbed``, with roundings divided by 64; empty if the output
+            crosses no discontinuity.
+        sequential: the outputs in the model's own types with sequential sums, one per algorithm;
+            empty if no sum is long.
+        out_of_range: further outputs in the model's own types if an intermediate result leaves the
+            range of its type: unchanged, with subnormal numbers flushed to zero, and with NaN or
+            infinity spread by a fast algorithm.
+        underflows: whether an intermediate result within a node underflows.
+        overflows: whether an intermediate result overflows.
+        step: the size of the injected roundings, in roundings of the model's types.
+        accumulation: operator and kind of a model's only node if it accumulates 16-bit operands;
+            else None.
+        elementwise: whether the model is a single node that rounds each element of its outputs
+            once.
+        units: the tolerance in units.
+        direct_bound: the largest error of each element by a direct evaluation of a single node;
+            None if it is not bounded.
+    """
+
+    native: Any
+    exact: Any
+    perturbed: Sequence[Any]
+    finely_perturbed: Sequence[Any] = ()
+    sequential: list[Any] = field(default_factory=list)
+    out_of_range: list[Any] = field(default_factory=list)
+    underflows: bool = False
+    overflows: bool = False
+    step: float = 1.0
+    accumulation: tuple[str, NodeKind] | None = None
+    elementwise: bool = False
+    units: float = UNITS
+    direct_bound: Array | None = None
+
+    @cached_property
+    def movements(self) -> list[tuple[Array, Array]]:
+        """The movement of each element in each perturbed run, and the moved output."""
+        return [*_distances(self.perturbed, self.exact)]
+
+
+def expected_output(evaluations: Sequence[Evaluation]) -> ConditionedOutput:
+    """Return the expected values of an output, given its evaluations by several reformulations."""
+    native, exact = evaluations[0].native, evaluations[0].exact
+    if not isinstance(native, np.ndarray) or not isinstance(exact, np.ndarray):
+        return ConditionedOutput(reason="it is not a tensor", structure=structure_of(native))
+    if native.shape != exact.shape:
+        return ConditionedOutput(reason="its shape depends on the type that it is computed in")
+    perturbed = evaluations[0].perturbed
+    if perturbed and all(np.shape(output) != exact.shape for output in perturbed):
+        return ConditionedOutput(reason="its shape depends on roundings")
+    if native.dtype not in ROUNDOFF:
+        return ConditionedOutput(tuple(_discrete_values(evaluations, native)))
+    return _float_output(evaluations, native, exact)
+
+
+def _discrete_values(
+    evaluations: Sequence[Evaluation], native: Array
+) -> Iterator[tuple[Array, Array]]:
+    """Yield the value of a discrete output, then other values that roundings may lead to."""
+    values: list[Array] = []
+    for evaluation in evaluations:
+        for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):
+            if values and (native.dtype == object or getattr(value, "dtype", None) != native.dtype):
+                continue
+            same_shape = value.shape == native.shape
+            if same_shape and not any(np.array_equal(value, earlier) for earlier in values):
+                values.append(value)
+                yield value, np.zeros(native.shape)
+
+
+def _float_output(
+    evaluations: Sequence[Evaluation], native: Array, exact: Array
+) -> ConditionedOutput:
+    """Return the expected values of a floating-point output."""
+    roundoff, tiny = ROUNDOFF[native.dtype], smallest_normal(native.dtype)
+    rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
+    units = evaluations[0].units
+    alternatives: list[tuple[Array, str]] = []
+    unit, jumps = _largest_unit(evaluations, exact, rounding)
+    alternatives += [(value, "") for value in jumps]
+    if unit is None:
+        unit = np.zeros(exact.shape)
+    else:
+        overflows = any(evaluation.overflows for evaluation in evaluations)
+        underflows = any(evaluation.underflows for evaluation in evaluations)
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in (evaluation.native, evaluation.exact)], exact
+        ):
+            close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
+            if underflows:
+                # Subnormal intermediate results have few significant digits.
+                close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
+            unit = np.where(close, np.maximum(unit, distance * _REFORMULATION_SHARE), unit)
+            infinite = ~np.isfinite(value) & overflows
+            lost = np.isfinite(exact) & (infinite | ((value == 0) & (exact != 0)))
+            if lost.any():
+                alternatives.append((np.where(lost, value, exact), _OUT_OF_RANGE))
+        unit = _bounded(unit, evaluations[0])
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in evaluation.out_of_range], exact
+        ):
+            different = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
+            if different.any():
+                alternatives.append((np.where(different, value, exact), _OUT_OF_RANGE))
+        for distance, value in _distances(
+            [v for evaluation in evaluations for v in evaluation.sequential], exact
+        ):
+            # The error of a normalized element is relative to the mean, so it may exceed 2^14
+            # roundings of the element. It is compared with units and the largest output, too.
+            share = np.minimum(
+                _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
+            )
+            close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * rounding, share)
+            different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
+            if different.any():
+                alternatives.append((np.where(different, value, exact), _SEQUENTIAL))
+            unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
+    tolerance = units * unit
+    # A device may flush an element that may be subnormal.
+    tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
+    branches = (
+        alternative_value(value, units * roundoff, tolerance, native.dtype)
+        for value, _ in alternatives
+    )
+    right = ((exact.astype(native.dtype), tolerance), *branches)
+    has_tolerance = any(limit.any() for _, limit in right)
+    labels = ("", *(label for _, label in alternatives))
+    return ConditionedOutput(right, units=units if has_tolerance else 0.0, labels=labels)
+
+
+def _largest_unit(
+    evaluations: Sequence[Evaluation], exact: Array, rounding: Array
+) -> tuple[Array | None, list[Array]]:
+    """Return the units of an output, and its values on other sides of discontinuities.
+
+    Args:
+        evaluations: the evaluations of an output by several reformulations.
+        exact: the output in double.
+        rounding: the size of a rounding of each element.
+
+    Returns:
+        The movement of each element by one rounding, or None if the output is not rounded; and the
+        values.
+    """
+    unit, values, rounds = np.zeros(exact.shape), [], False
+    for evaluation in evaluations:
+        moved, jumps = _unit(evaluation, exact)
+        rounds |= evaluation.elementwise or bool((moved > 0).any())
+        unit = np.maximum(unit, moved)
+        values += jumps
+    return np.maximum(unit, rounding) if rounds else None, values
+
+
+def _bounded(unit: Array, evaluation: Evaluation) -> Array:
+    """Limit units so that the tolerance does not exceed the error of direct evaluations."""
+    bound = evaluation.direct_bound
+    if bound is None or bound.shape != unit.shape:
+        return unit
+    return np.where(np.isfinite(bound), np.minimum(unit, bound / evaluation.units), unit)
+
+
+def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
+    """Return the units of an output in one evaluation, and its values beyond discontinuities."""
+    unit = np.zeros(exact.shape)
+    if np.shape(evaluation.exact) != exact.shape:
+        return unit, []
+    # Where a perturbed run overflows or takes the root of a negative number, only the other runs
+    # measure the movement.
+    movements, fine_movements = (
+        [(np.where(np.isfinite(distance), distance, 0.0), value) for distance, value in pairs]
+        for pairs in (
+            evaluation.movements,
+            _distances(evaluation.finely_perturbed, evaluation.exact),
+        )
+    )
+    largest, finest = (
+        reduce(np.maximum, (distance for distance, _ in pairs), unit)
+        for pairs in (movements, fine_movements)
+    )
+    # The movement is proportional to the roundings, at the minimum of an even function to their
+    # squares, and at the zero of a root to their square roots. Any other ratio of the movements by
+    # large and small roundings reveals a discontinuity.
+    jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
+    jumps &= bool(fine_movements)
+    values: list[Array] = []
+    without_root = reduce(
+        np.logical_or, (np.isnan(value) for _, value in movements), np.zeros(exact.shape, bool)
+    )
+    if (without_root & np.isfinite(exact)).any():
+        values.append(np.where(without_root, np.nan, exact))
+    for distance, value in movements:
+        jumped = jumps & (distance > largest / 4)
+        unit = np.maximum(unit, np.where(jumped, 0.0, distance))
+        beyond = np.where(jumped, value, exact)
+        if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
+            values.append(beyond)
+    return unit / evaluation.step, values
+
+
+def may_have_jumped(evaluation: Evaluation) -> bool:
+    """Return whether a movement of an output is large enough to cross a discontinuity."""
+    native, exact = evaluation.native, evaluation.exact
+    if not is_wide(exact) or getattr(native, "dtype", None) not in ROUNDOFF:
+        return False
+    share = min(4096 * ROUNDOFF[native.dtype] * evaluation.step, 0.02)
+    limit = share * largest_magnitude(exact)
+    return any((distance > limit).any() for distance, _ in evaluation.movements)
+
+
+def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the distance of each value from the exact one, and the value in double.
+
+    Values of other shapes are omitted.
+    """
+    for value in values:
+        wide: Any = widened_value(value)
+        if is_wide(wide) and wide.shape == exact.shape:
+            distance = np.abs(wide - exact).astype(np.float64)
+            same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
+            yield np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)), wide
+
+
+def alternative_value(
+    value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Return an alternative in an output's dtype, and its tolerances.
+
+    Args:
+        value: the alternative in double.
+        relative: its relative tolerance.
+        tolerance: the tolerances of the exact value, which are the least of the alternative.
+        dtype: the dtype of the output.
+    """
+    relative_tolerance = relative * np.abs(value)
+    finite = np.where(np.isfinite(relative_tolerance), relative_tolerance, 0.0)
+    return value.astype(dtype), np.maximum(tolerance, finite)
+
+
+def with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOutput:
+    """Accept the lowest finite number for a masked score of -inf."""
+    for expected, tolerance in conditioned_output.right[:1]:
+        masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
+        if masked.any():
+            lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
+            scores = np.where(masked, lowest, expected).astype(expected.dtype)
+            # A finite bias may have been added to the lowest number.
+            near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, tolerance)
+            with_lowest = conditioned_output.with_alternatives(
+                ConditionedOutput(((scores, near),)), _LOWEST
+            )
+            return replace(with_lowest, units=UNITS)
+    return conditioned_output

@@ -1,0 +1,433 @@
+"""The runs of a model, or of a reformulation of it, from which its condition is estimated.
+
+The model runs in its own types (:class:`FirstRun`), in double, and in double with injected
+roundings. Depending on the nodes that ran, it also runs in its own types with sequential sums, with
+subnormal numbers flushed to zero, and with NaN or infinity spread by fast algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators.nodes import all_nodes
+from onnxopt_cli.oracle.corrections.contested import questions_at
+from onnxopt_cli.oracle.corrections.corrected_reference import INTERPOLATING
+from onnxopt_cli.oracle.estimate.conditioned_outputs import FINER, Evaluation, may_have_jumped
+from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
+from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
+from onnxopt_cli.oracle.evaluator import (
+    Compute,
+    ReferenceModel,
+    Visitor,
+    compute_only,
+    sequential_sums,
+)
+from onnxopt_cli.oracle.excluded_inputs import excluded_input
+from onnxopt_cli.oracle.rounding.coordinates import GRIDS
+from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
+from onnxopt_cli.oracle.rounding.flushed_terms import with_flushed_root
+from onnxopt_cli.oracle.rounding.injection import (
+    SHORT_UNITS,
+    SINGLE_ROUNDOFF,
+    Injector,
+    RoundingSite,
+    SiteRecorder,
+    VisitedNode,
+    has_long_sums,
+)
+from onnxopt_cli.oracle.rounding.node_kinds import NodeClass
+from onnxopt_cli.oracle.rounding.operator_identities import WITHIN
+from onnxopt_cli.oracle.rounding.overflowing_sums import MEANS, may_overflow, with_overflow
+from onnxopt_cli.oracle.rounding.perturbations import RUNS
+from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
+from onnxopt_cli.oracle.rounding.short_floats import dtypes_of, requests_short_sums
+from onnxopt_cli.oracle.stacked import outputs_of_runs
+from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
+
+_MAX_VISITS = 20_000
+# Events that are recorded in the run of a model in its own types. An intermediate result leaves the
+# range of its type; NumPy reports the first two of these events by these names:
+_OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
+# NaN or infinity is among the operands that a fast algorithm mixes:
+_SPREADS = "spreads"
+# A sum may overflow in another order of its terms:
+_REORDERED = "reordered"
+# Recorded among the contested questions: a node interpolates between integers.
+INTEGERS = "integers"
+# Normalizations with the attribute ``stash_type``, and the opset version that introduced it. Its
+# default is float32.
+_STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
+_SPECIALS = (np.nan, np.inf, -np.inf)
+_TRAINING_DOMAIN = "ai.onnx.preview.training"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """State that the evaluations of a model and of its reformulations share.
+
+    Attributes:
+        math: the declared arithmetic.
+        encountered: receives the contested questions that nodes of the model raise.
+        prefix: the nodes before the first that is reformulated.
+        classes: the classes of nodes that ran, by node and types of operands.
+        unchanged: models without replaced operators, each with whether it computes in double, and
+            the reference model that runs it.
+    """
+
+    math: str
+    encountered: set[str]
+    prefix: SharedPrefix = field(default_factory=lambda: SharedPrefix({}))
+    classes: dict[object, NodeClass] = field(default_factory=dict)
+    unchanged: list[tuple[onnx.ModelProto, bool, ReferenceModel]] = field(default_factory=list)
+
+    def reference_model(
+        self,
+        model: onnx.ModelProto,
+        expanded: Sequence[str],
+        functions: Mapping[str, onnx.FunctionProto] | None,
+        *,
+        wide: bool = False,
+    ) -> ReferenceModel:
+        """Return a reference model that shares initializers and nodes with earlier ones.
+
+        See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
+        """
+        same = [(known, like) for proto, known, like in self.unchanged if proto is model]
+        like = dict(same).get(wide) or next((like for _, like in same), None)
+        created = ReferenceModel(model, expanded, functions, wide=wide, like=like)
+        if not expanded and not functions:
+            self.unchanged.append((model, wide, created))
+        return created
+
+
+@dataclass
+class FirstRun:
+    """The visitor of the first run of a model in its own types.
+
+    Attributes:
+        shared: the state that evaluations of the model and of its reformulations share.
+        is_model: whether the run is that of the model itself, not of a reformulation.
+        is_node: whether the model consists of one node.
+        visited: the nodes that ran.
+        types: for each of these nodes, the dtypes of its outputs.
+        range_events: the events by which intermediate results leave the range of their types.
+        special_events: other events by which outputs may become NaN or infinite: a fast algorithm
+            mixes such a value with other elements, or a sum overflows in another order of its
+            terms.
+    """
+
+    shared: SharedState
+    is_model: bool
+    is_node: bool
+    visited: list[VisitedNode] = field(default_factory=list)
+    types: list[list[np.dtype[Any] | None]] = field(default_factory=list)
+    range_events: set[str] = field(default_factory=set)
+    special_events: set[str] = field(default_factory=set)
+
+    def __call__(
+        self, node: Any, compute: Compute, operands: Sequence[Any], _index: int
+    ) -> tuple[Any, ...]:
+        """Compute a node and record it.
+
+        Raises:
+            NoReferenceError: if its inputs are excluded, or if too many nodes run.
+        """
+        is_complete = not node.has_linked_attribute
+        if is_complete and (why := excluded_input(node.onnx_node, operands, is_model=self.is_node)):
+            raise NoReferenceError(why)
+        self.shared.encountered.update(questions_at(node, operands))
+        self.shared.encountered.update([INTEGERS] * _interpolates_integers(node, operands))
+        outputs = compute(*operands)
+        self.range_events.update(_range_events(operands, outputs))
+        self.special_events.update([_SPREADS] * mixes_infinite(node, operands))
+        self.special_events.update([_REORDERED] * may_overflow(node.op_type, operands))
+        self.visited.append(visited_node(node, operands, outputs))
+        self.types.append(dtypes_of(outputs))
+        if self.is_model:
+            self.shared.prefix.observe(node, operands, outputs)
+        if len(self.visited) > _MAX_VISITS:
+            raise NoReferenceError(f"it runs more than {_MAX_VISITS} nodes")
+        return outputs
+
+
+def evaluate_model(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    shared: SharedState,
+    expanded: Sequence[str] = (),
+    functions: Mapping[str, onnx.FunctionProto] | None = None,
+    name: str = "",
+) -> list[Evaluation]:
+    """Run a model in its own types, in double, and in double with injected roundings.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        shared: the state that evaluations of the model and of its reformulations share.
+        expanded: operators that are replaced by their published function bodies.
+        functions: functions that replace operators.
+        name: the name of the reformulation; empty for the model itself.
+
+    Returns:
+        One evaluation per output.
+    """
+    is_node = len(list(all_nodes(model))) == 1
+    first_run = FirstRun(shared, is_model=not name, is_node=is_node)
+    range_events = first_run.range_events
+    reference_model = partial(shared.reference_model, model, expanded, functions)
+    native_model = reference_model()
+    with _numpy_range_events(range_events):
+        native = native_model.run(inputs, first_run)
+    if not name:
+        shared.prefix.observe_end(native)
+    run = partial(shared.prefix.run, name)
+    wide_model = reference_model(wide=True)
+    doubles = {key: widened_value(value) for key, value in inputs.items()}
+    create_recorder = partial(SiteRecorder, first_run.visited, shared.math, shared.classes)
+    exact, recorder = run("exact", wide_model, doubles, create_recorder)
+    in_short = requests_short_sums(model)
+    visitor = compute_only if in_short else recorder.native_visitor(first_run.types)
+    if visitor is not compute_only:
+        native = _run_with_range_events(native_model, inputs, visitor, range_events)
+    perturbed_outputs = partial(
+        _perturbed_outputs,
+        run,
+        wide_model,
+        doubles,
+        recorder.sites,
+        peak_bytes=wide_model.visits.peak_bytes,
+    )
+    perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
+    columns = zip(native, exact, perturbed, strict=True)
+    evaluations = [Evaluation(*column, step=recorder.step) for column in columns]
+    # Subnormal numbers are rounded to a few values, which act as discontinuities.
+    rounds_coarsely = not range_events.isdisjoint({_UNDERFLOW, _SUBNORMAL})
+    if (recorder.may_jump or rounds_coarsely) and any(map(may_have_jumped, evaluations)):
+        finely_perturbed = perturbed_outputs(recorder.step / FINER)
+        for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
+            evaluation.finely_perturbed = outputs
+    sequential = []
+    for key, algorithm in _sequential_algorithms(recorder.sites).items():
+        with algorithm:
+            sequential.append(run(key, native_model, inputs, lambda: compute_only)[0])
+    if recorder.direct_bound is not None:
+        roundoff = recorder.sites[0].roundoff
+        evaluations[0].direct_bound = roundoff * recorder.direct_bound
+    events = range_events | first_run.special_events
+    out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
+    if _REORDERED in events:
+        visitors = (partial(_overflowing, visitor, recorder.sites, value) for value in _SPECIALS)
+        reordered = [native_model.run(inputs, overflowing) for overflowing in visitors]
+        out_of_range += [outputs for outputs in reordered if not _same_outputs(outputs, native)]
+    for index, evaluation in enumerate(evaluations):
+        evaluation.sequential = [outputs[index] for outputs in sequential]
+        evaluation.elementwise = recorder.elementwise
+        evaluation.accumulation = None if visitor is compute_only else recorder.accumulation
+        evaluation.overflows = _OVERFLOW in range_events
+        evaluation.underflows = _UNDERFLOW in range_events
+        evaluation.out_of_range = [outputs[index] for outputs in out_of_range]
+        # 16-bit outputs are computed in float32, and rounded a few times.
+        if (
+            coarsest_roundoff([evaluation.native]) > SINGLE_ROUNDOFF
+            and shared.math != "float16-sums"
+        ):
+            evaluation.units = SHORT_UNITS
+    return evaluations
+
+
+def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
+    """Return how coarsely a node rounds that ran in the model's own types."""
+    before, after = coarsest_roundoff(operands), coarsest_roundoff(outputs)
+    # The input R of a training operator, and values that depend on R alone, may be float32 while
+    # the tensors are doubles.
+    mixed = node.onnx_node.domain == _TRAINING_DOMAIN
+    roundoff = max(before, after) if mixed else after or before
+    if node.op_type in GRIDS:
+        # Where positions move by roundings of float32, roundings of double would have no effect.
+        roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
+    if _normalizes_in_single(node):
+        roundoff = max(roundoff, SINGLE_ROUNDOFF)
+    if node.onnx_node.name == WITHIN:
+        roundoff = min(roundoff, SINGLE_ROUNDOFF)
+    # Positions from a grid may be computed in the type of the grid. Other positions follow from
+    # scales, which are float32.
+    position_roundoff = (
+        max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)
+    )
+    return VisitedNode(node.op_type, roundoff, position_roundoff, narrows=after > before > 0)
+
+
+def _normalizes_in_single(node: Any) -> bool:
+    """Return whether the ``stash_type`` of a node asks for statistics in float32."""
+    if node.opset < _STASHING.get(node.op_type, node.opset + 1):
+        return False
+    stated = [item.i for item in node.onnx_node.attribute if item.name == "stash_type"]
+    return not stated or stated[0] == onnx.TensorProto.FLOAT
+
+
+def coarsest_roundoff(values: Sequence[Any]) -> float:
+    """Return the largest unit roundoff of some values; 0 if they are all discrete."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    return max((ROUNDOFF.get(array.dtype, 0.0) for array in arrays), default=0.0)
+
+
+def _perturbed_outputs(
+    run: Callable[..., tuple[list[Any], Visitor]],
+    wide_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    sites: Sequence[RoundingSite],
+    step: float,
+    *,
+    peak_bytes: int,
+) -> list[tuple[Any, ...]]:
+    """Return for each output its values in all perturbed runs."""
+
+    def outputs(runs: Sequence[int]) -> list[Any]:
+        create_injector = partial(Injector, sites, step, runs)
+        return run((step, tuple(runs)), wide_model, inputs, create_injector)[0]
+
+    return [*zip(*outputs_of_runs(outputs, RUNS, peak_bytes), strict=True)]
+
+
+def _sequential_algorithms(
+    sites: Sequence[RoundingSite],
+) -> dict[str, AbstractContextManager[None]]:
+    """Return context managers that make sums sequential, by algorithm; empty without long sums."""
+    if not any(map(has_long_sums, sites)):
+        return {}
+    operators = {site.op_type for site in sites}
+    algorithms = {
+        "from the first term": sequential_sums(),
+        "from the last term": sequential_sums(from_last=True),
+    }
+    if not operators.isdisjoint(MEANS):
+        algorithms["of scaled terms"] = sequential_sums(scaled=True)
+        algorithms["updated"] = sequential_sums(updated=True)
+    if not operators.isdisjoint(OPERATORS):
+        blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
+        algorithms |= {f"in one pass, {place}": block for place, block in enumerate(blocks)}
+    return algorithms
+
+
+def _numpy_range_events(events: set[str]) -> AbstractContextManager[Any]:
+    """Return a context manager that records overflow and underflow that NumPy reports."""
+    return np.errstate(over="call", under="call", call=lambda event, _: events.add(event))
+
+
+def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
+    """Yield the events by which a node's outputs leave the range of their types."""
+    tensors = _float_tensors(outputs)
+    if any(flushed_value(tensor) is not tensor for tensor in tensors):
+        yield _SUBNORMAL
+    # Outputs are seldom infinite, so they are examined before the operands.
+    if any(np.isinf(tensor).any() for tensor in tensors) and all(
+        np.isfinite(operand).all() for operand in _float_tensors(operands)
+    ):
+        yield _OVERFLOW
+
+
+def _float_tensors(values: Sequence[Any]) -> list[Array]:
+    return [v for v in values if isinstance(v, np.ndarray) and v.dtype in ROUNDOFF]
+
+
+def _run_with_range_events(
+    native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
+) -> list[Any]:
+    """Run a model with a visitor; replace the recorded events by the events of this run."""
+    events.clear()
+
+    def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        events.update(_range_events(operands, outputs))
+        return outputs
+
+    with _numpy_range_events(events):
+        return native_model.run(inputs, record)
+
+
+def _out_of_range_outputs(
+    native_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    native: list[Any],
+    events: set[str],
+    visitor: Visitor,
+) -> list[list[Any]]:
+    """Return further outputs of a model if an intermediate result leaves the range of its type."""
+    small = not events.isdisjoint({_SUBNORMAL, _UNDERFLOW})
+    results = [native] if small or _OVERFLOW in events else []
+    if small:
+        results.append(native_model.run(inputs, partial(_flushing, visitor)))
+    if _SPREADS in events:
+        visitors = [partial(_spreading, visitor, special) for special in _SPECIALS]
+        results += [native_model.run(inputs, spreading) for spreading in visitors]
+    return results
+
+
+def _flushing(
+    visitor: Visitor, node: Any, compute: Compute, operands: Sequence[Any], index: int
+) -> list[Any]:
+    outputs = visitor(node, compute, operands, index)
+    return [flushed_value(with_flushed_root(node, operands, output)) for output in outputs]
+
+
+def flushed_value(value: Value) -> Value:
+    """Return a tensor with zeros for subnormal numbers; itself if it has none."""
+    if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
+        return value
+    small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
+    return np.where(small, value.dtype.type(0), value) if small.any() else value
+
+
+def _spreading(
+    visitor: Visitor,
+    special: float,
+    node: Any,
+    compute: Compute,
+    operands: Sequence[Any],
+    index: int,
+) -> Sequence[Any]:
+    outputs = visitor(node, compute, operands, index)
+    if not mixes_infinite(node, operands):
+        return outputs
+    return [spread(node, operands, outputs[0], special), *outputs[1:]]
+
+
+def _overflowing(
+    visitor: Visitor,
+    sites: Sequence[RoundingSite],
+    special: float,
+    node: Any,
+    compute: Compute,
+    operands: Sequence[Any],
+    index: int,
+) -> Sequence[Any]:
+    outputs = visitor(node, compute, operands, index)
+    same_node = index < len(sites) and sites[index].op_type == node.op_type
+    if not same_node or not may_overflow(node.op_type, operands):
+        return outputs
+    node_class = sites[index].node_class
+    return [
+        with_overflow(node, node_class, compute, operands, outputs[0], special),
+        *outputs[1:],
+    ]
+
+
+def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Return whether two lists of outputs have equal tensors; other values are ignored."""
+    return all(
+        np.array_equal(a, b, equal_nan=a.dtype in ROUNDOFF)
+        for a, b in zip(first, second, strict=True)
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    )
+
+
+def _interpolates_integers(node: Any, operands: Sequence[Any]) -> bool:
+    return node.op_type in INTERPOLATING and operands[0].dtype.kind in "iu"

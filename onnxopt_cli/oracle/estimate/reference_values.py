@@ -1,0 +1,137 @@
+"""Values of models and of their nodes by onnx's corrected reference.
+
+Outputs are computed in double, and rounded to the types of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from onnxopt_cli.core.text import clipped, exception_text
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import NodeError
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gradient
+from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
+from onnxopt_cli.operators.call import sole_call
+from onnxopt_cli.operators.nodes import with_bound_functions
+from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
+from onnxopt_cli.oracle.patching import corrected, replaced
+from onnxopt_cli.oracle.widen import in_double, rounded_like, widened_value
+
+# Limits of the outputs of consecutive nodes that are computed together.
+_MAX_BYTES_OF_NODES, _SECONDS_OF_NODES = 64 << 20, 2.0
+_MAX_MESSAGE_CHARS = 200
+
+
+class NoReferenceError(Exception):
+    """The condition of the model cannot be estimated. The message states the reason."""
+
+
+def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
+    """Return the outputs of a model, computed in double and rounded to the model's own types.
+
+    A single node with a formula is computed by the formula. It is not lowered, because nodes of old
+    opsets cannot be lowered.
+
+    Raises:
+        NoReferenceError: if onnx's reference cannot run the model.
+    """
+    try:
+        call = sole_call(model, inputs)
+    except NodeError as error:
+        raise NoReferenceError(error.message) from error
+    if call is not None:
+        outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
+        return [outputs[info.name] for info in model.graph.output]
+    model = prepared_model(model, inputs)
+    with corrected():
+        try:
+            native = ReferenceModel(model).run(inputs)
+        except Exception as error:
+            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+        try:
+            exact = ReferenceModel(model, wide=True).run(inputs)
+        except Exception:  # noqa: BLE001 - some operators run in the model's own types only
+            return native
+    return [*map(rounded_like, exact, native)]
+
+
+def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array | None]:
+    """Return the outputs of consecutive nodes, each computed as :func:`reference_values` would.
+
+    Args:
+        model: nodes without subgraphs, in order; all their outputs are outputs of the model. A type
+            that an output declares is the type in which later nodes read it.
+        inputs: the inputs of the model.
+
+    Returns:
+        One entry per output of the model. The evaluation ends, and all further entries are None, if
+        onnx's reference cannot run a node, returns another type, or takes much time or memory.
+    """
+    declared = {info.name: info.type.tensor_type.elem_type for info in model.graph.output}
+    values: dict[str, Any] = {}
+    remaining, end = _MAX_BYTES_OF_NODES, monotonic() + _SECONDS_OF_NODES
+    with corrected(), suppress(Exception):
+        native_model = ReferenceModel(model)
+        wide_model = ReferenceModel(model, wide=True, like=native_model)
+        known = {"": None, **native_model.arrays, **inputs}
+        for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
+            outputs = native_model.visits.outputs_of(node, known)
+            doubles = {name: widened_value(known[name]) for name in node.input}
+            exact = outputs
+            # Some operators run in the model's own types only.
+            with suppress(Exception), replaced(*in_double()):
+                exact = wide_model.visits.outputs_of(wide_node, doubles)
+            outputs = [*map(rounded_like, exact, outputs)]
+            named = {name: v for name, v in zip(node.output, outputs, strict=False) if name}
+            if not all(_has_type(value, declared[name]) for name, value in named.items()):
+                break
+            values |= named
+            known |= named
+            remaining -= sum(value.nbytes for value in named.values())
+            if remaining < 0 or monotonic() > end:
+                break
+    return [values.get(name) for name in declared]
+
+
+def _has_type(value: Any, element: int) -> bool:
+    """Return whether a value is a tensor of a declared element type, which may be undefined."""
+    if not isinstance(value, np.ndarray):
+        return False
+    if element == onnx.TensorProto.UNDEFINED:
+        return True
+    if value.dtype == object:
+        return element == onnx.TensorProto.STRING
+    return element == helper.np_dtype_to_tensor_dtype(value.dtype)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of an error of the reference."""
+    # Further lines may list all operators of the reference.
+    return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
+
+
+def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
+    """Return a model in which nodes with a formula of ours are lowered, and gradients expanded.
+
+    A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
+    backward pass. The roundings of each of these nodes count.
+
+    Raises:
+        NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.
+    """
+    try:
+        if has_gradient(model):
+            model = expand_gradients(model, inputs, native_outputs)
+        lowered = lower(model).model if formula_operators(model) else model
+        return with_bound_functions(lowered)
+    except NodeError as error:
+        raise NoReferenceError(error.message) from error
