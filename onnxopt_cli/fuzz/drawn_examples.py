@@ -149,7 +149,7 @@ class NodeExample:
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:
     """Draw a node; about one in eight is invalid, and must be rejected by a correct backend."""
-    node = draw_right_node(source, operator, source.choice(_GROUP_COUNTS))
+    node = _draw_right_node(source, operator, source.choice(_GROUP_COUNTS))
     if source.rarely(_EXAMPLES_PER_BREACH):
         return replace(node, breach=source.choice([*breaches(node)]))
     return node
@@ -187,7 +187,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
     return broken
 
 
-def draw_right_node(
+def _draw_right_node(
     source: Source, operator: Operator, groups: int, shape: Shape | None = None
 ) -> NodeExample:
     """Draw a node with a finite result.
@@ -378,7 +378,7 @@ class _Drawing:
     def _add(self, number: int) -> None:
         source = self._source
         operator = source.choice(self._operators)
-        drawn = draw_right_node(source, operator, 1, self._shape)
+        drawn = _draw_right_node(source, operator, 1, self._shape)
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
         # Earlier outputs that have the shape of all first tensors, and a type of this operator.

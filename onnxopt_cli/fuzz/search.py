@@ -132,7 +132,7 @@ def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chos
     return chosen
 
 
-class Portions:
+class _Portions:
     """The portions into which the examples of a search are divided.
 
     Args:
@@ -256,7 +256,7 @@ class Search:
 
     def _rounds(self) -> Iterator[Finding]:
         """Search each portion repeatedly until it has no failure of a new kind."""
-        portions = Portions(self._task, self.tried)
+        portions = _Portions(self._task, self.tried)
         for number, is_new in zip(portions.numbers, self._may_have_new(portions), strict=False):
             tried, size = self.tried, portions.size(number)
             most_tried = tried
@@ -301,7 +301,7 @@ class Search:
             raise abort.reason from None
         return is_new
 
-    def _may_have_new(self, _portions: Portions) -> Iterator[bool]:
+    def _may_have_new(self, _portions: _Portions) -> Iterator[bool]:
         """Yield, until the search is over, whether the next portion may have a new failure.
 
         On a single machine this is unknown, so the result is always True.
@@ -428,14 +428,14 @@ def open_search(
         if weak := weak_isolation(execution, [task.backend]):
             tell(weak)
         executor.ready()
-        kind = ClusterSearch if task.cluster else Search
+        kind = _ClusterSearch if task.cluster else Search
         yield kind(task, executor, interruption)
 
 
-class ClusterSearch(Search):
+class _ClusterSearch(Search):
     """A search by all workers of a cluster."""
 
-    def _may_have_new(self, portions: Portions) -> Iterator[bool]:
+    def _may_have_new(self, portions: _Portions) -> Iterator[bool]:
         workers = cast("Remote", self._executor).workers
         sent = _Requests(self._task, self.findings, portions, self._end)
 
@@ -455,7 +455,7 @@ class _Requests(Sequence[dict[str, Any]]):
     A request is created when it is sent, with the failures known and the time left at that moment.
     """
 
-    def __init__(self, task: Task, findings: Findings, portions: Portions, end: float) -> None:
+    def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:
         self._task, self._findings, self._portions, self._end = task, findings, portions, end
 
     def __len__(self) -> int:

@@ -253,7 +253,7 @@ def _varies(value: Array, problem: Problem) -> bool:
     """Return whether a tensor has at least two different elements and is not an input."""
     first = value.reshape(-1)[0]
     has_numbers = (value == value).any()  # noqa: PLR0124 - False for NaN, of any type
-    return bool((value != first).any() and has_numbers) and not is_an_input(value, problem.inputs)
+    return bool((value != first).any() and has_numbers) and not _is_an_input(value, problem.inputs)
 
 
 def _is_new(value: Array, problem: Problem) -> bool:
@@ -382,7 +382,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
         if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
             continue
         alike = first.shape == second.shape and _same(first, second)
-        copied = is_an_input(first, pair[0].inputs) or is_an_input(second, pair[1].inputs)
+        copied = _is_an_input(first, pair[0].inputs) or _is_an_input(second, pair[1].inputs)
         if right.size and np.isfinite(right).all() and not alike and not copied:
             return True
     return False
@@ -396,7 +396,7 @@ def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(
         (_is_zero_or_nan(value.reshape(-1)[:_FIRST_ELEMENTS]) and _is_zero_or_nan(value))
-        or is_an_input(value, inputs)
+        or _is_an_input(value, inputs)
         for value in arrays
     )
 
@@ -405,7 +405,7 @@ def _is_zero_or_nan(array: Array) -> bool:
     return not array.any() or bool((array != array).all())  # noqa: PLR0124 - NaN of any type
 
 
-def is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
+def _is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
     """Return whether a tensor has the elements of an input, in any shape or broadcast to it."""
     return any(
         isinstance(array, np.ndarray) and array.dtype == value.dtype and _same(value, array)

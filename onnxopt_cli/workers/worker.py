@@ -152,7 +152,7 @@ class Worker:
     def __post_init__(self) -> None:
         self._kills = out_of_memory_kills()
         self._begin(State.STARTING)
-        self._process = WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
+        self._process = _WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
         self._conversation.send(hello(self.backend, self.lowering), self.limits.startup_timeout)
 
@@ -355,7 +355,7 @@ class Worker:
         self.give_up(outcome, f"the worker {cause}")
 
 
-class WorkerProcess:
+class _WorkerProcess:
     """A worker's process, with its supervisor on Linux; of its methods, only :meth:`kill` blocks.
 
     Args:

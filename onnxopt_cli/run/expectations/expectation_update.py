@@ -102,7 +102,7 @@ def update_expectations(
         update.tidy()
         update.adjust()
         update.pin()
-    except FlowStyle:
+    except _FlowStyle:
         raise UsageError(
             f"cannot update {name}: several entries or fields share a line",
             hint="write each entry as a list item with one field a line",
@@ -146,7 +146,7 @@ class _Update:
 
     def tidy(self) -> None:
         """Remove stale and duplicate entries, and expired entries that are not needed."""
-        edit = Edit(self.layer)
+        edit = _Edit(self.layer)
         seen: set[tuple[str, str, str]] = set()
         for index, entry in enumerate(self.layer.entries):
             applies = any(map(entry.applies_to, self.record.backends))
@@ -171,7 +171,7 @@ class _Update:
 
     def adjust(self) -> None:
         """Change and add entries so that all results are expected, as far as possible."""
-        edit = Edit(self.layer)
+        edit = _Edit(self.layer)
         current = self._current()
         places = {id(entry): place for place, entry in enumerate(self.layer.entries)}
         by_place: dict[int, list[Result]] = {}
@@ -189,7 +189,7 @@ class _Update:
         self._apply(edit)
         # An existing entry that names a case by its id takes precedence over a new glob. Such a
         # case gets an entry of its own.
-        edit, current = Edit(self.layer), self._current()
+        edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)
         ]
@@ -197,7 +197,7 @@ class _Update:
         self._apply(edit)
 
     def _adjust_entry(
-        self, edit: Edit, place: int, results: Sequence[Result], current: Expectations
+        self, edit: _Edit, place: int, results: Sequence[Result], current: Expectations
     ) -> list[Result]:
         """Change or remove an entry, and return the results that need an entry of their own.
 
@@ -241,7 +241,7 @@ class _Update:
             if result.case in needed_ids or any(pattern.matches(result.case) for pattern in kept)
         ]
 
-    def _add(self, edit: Edit, results: Sequence[Result], *, grouped: bool = True) -> None:
+    def _add(self, edit: _Edit, results: Sequence[Result], *, grouped: bool = True) -> None:
         """Add entries for results: one for each cause or, if not grouped, one for each result."""
         entries = [*self._grouped(results)] if grouped else [*map(self._plain_entry, results)]
         if entries:
@@ -310,16 +310,16 @@ class _Update:
             if name.startswith(SUITE)
         }
         if now != pins:
-            edit = Edit(self.layer)
+            edit = _Edit(self.layer)
             edit.pin([f"{suite}@{version}" for suite, version in sorted(now.items())])
             self.done["changed"] += bool(pins)
             self._apply(edit)
 
-    def _apply(self, edit: Edit) -> None:
+    def _apply(self, edit: _Edit) -> None:
         if edit.changes:
             self.layer = parse_layer(edit.text(), self.layer.path)
             if self.layer.errors:
-                raise FlowStyle
+                raise _FlowStyle
 
     def _needed(self, entry: Entry) -> bool:
         """Return whether an expired entry would still make a result expected."""
@@ -358,11 +358,11 @@ def _word(result: Result) -> str:
     return FLAKY if result.flaky else result.outcome.value
 
 
-class FlowStyle(Exception):
+class _FlowStyle(Exception):
     """Several entries or fields share a line, so that they cannot be edited separately."""
 
 
-class Edit:
+class _Edit:
     """Changes of one file, which are collected and then applied together.
 
     All other text keeps its order, comments and formatting. A YAML library that writes the whole
@@ -382,7 +382,7 @@ class Edit:
         """Remove an entry, and the comment above it unless another entry follows directly.
 
         Raises:
-            FlowStyle: if the entry shares a line with another.
+            _FlowStyle: if the entry shares a line with another.
         """
         start, end = self._span(index)
         if end == len(self._lines) or not self._has_content(end):
@@ -399,12 +399,12 @@ class Edit:
         Without words, the field is removed.
 
         Raises:
-            FlowStyle: if the field shares a line with another.
+            _FlowStyle: if the field shares a line with another.
         """
         start, end = self._field_span(index, name)
         head = re.match(r"(\s*)(- +)?" + re.escape(name) + r"\s*:", self._lines[start])
         if head is None or (head[2] and not words):
-            raise FlowStyle
+            raise _FlowStyle
         comment = _COMMENT.search(self._lines[start][head.end() :])
         tail = comment.group() if comment else ""
         value, *items = _value(words, head[1] + " " * len(head[2] or "")) if words else [""]
@@ -415,7 +415,7 @@ class Edit:
         """Add entries after the last one, each with the words of its fields.
 
         Raises:
-            FlowStyle: if entries share a line.
+            _FlowStyle: if entries share a line.
         """
         indent = "  "
         head: list[str] = []
@@ -467,7 +467,7 @@ class Edit:
         starts = [entry.node.line - 1 for entry in self._layer.entries]
         start = starts[index]
         if not self._lines[start].lstrip().startswith("- ") or starts.count(start) > 1:
-            raise FlowStyle
+            raise _FlowStyle
         indent = len(_indent(self._lines[start]))
         end = start + 1
         while end < len(self._lines) and (
@@ -482,7 +482,7 @@ class Edit:
         node = entry.field(name)
         lines = sorted(field.line - 1 for field in (entry.fields or {}).values())
         if node is None or lines.count(node.line - 1) != 1:
-            raise FlowStyle
+            raise _FlowStyle
         start = node.line - 1
         return start, self._end(start, next((line for line in lines if line > start), end))
 

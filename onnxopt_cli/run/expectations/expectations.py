@@ -116,7 +116,7 @@ class Entry:
             return True
         from packaging.specifiers import SpecifierSet
 
-        number = version_number(backend)
+        number = _version_number(backend)
         return bool(number) and SpecifierSet(self.version).contains(number, prereleases=True)
 
     def names(self, backend: BackendIdentity) -> bool:
@@ -142,7 +142,7 @@ class Entry:
         return f"expected {' '.join(parts)} ({self.where}){why and f': {why}'}"
 
 
-def version_number(backend: BackendIdentity) -> str:
+def _version_number(backend: BackendIdentity) -> str:
     """Return the number in a backend's version, as in ``onnxruntime 1.31.1``; empty if unknown."""
     from packaging.version import InvalidVersion, Version
 
@@ -494,7 +494,7 @@ def _duplicates(layer: Layer) -> Iterator[Fault]:
 
 def _unknown_versions(entry: Entry, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
     for backend in backends:
-        if entry.version and not version_number(backend):
+        if entry.version and not _version_number(backend):
             message = f"limited to {entry.version}, but {backend.name} does not report its version"
             yield Fault(entry.where, printable(message))
 

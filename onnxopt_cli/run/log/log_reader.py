@@ -42,8 +42,8 @@ _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
 #: The id of a case, and the name of a backend.
 Key: TypeAlias = tuple[str, str]
-#: The exit codes of a run that was not interrupted.
-ENDS = frozenset({0, 1, 2, 5})
+# The exit codes of a run that was not interrupted.
+_ENDS = frozenset({0, 1, 2, 5})
 # The outcomes with differences: those of the backend's outputs, or of invalid stored outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # The outcomes with outputs that were compared.
@@ -79,7 +79,7 @@ class Log:
     @property
     def finished(self) -> bool:
         """Whether the run was completed."""
-        return self.footer is not None and self.footer["exit_code"] in ENDS
+        return self.footer is not None and self.footer["exit_code"] in _ENDS
 
     @property
     def case_ids(self) -> list[str]:
@@ -176,13 +176,13 @@ def log_of(path: Path, records: Iterator[Any]) -> Log:
         ValueError: describing the first record that is invalid or out of place.
     """
     first = next(records)
-    kind = check_record(first)
+    kind = _check_record(first)
     if kind != "header":
         raise ValueError(f"found {kind}, expected the header")
     log = Log(path, Header.from_json(first))
-    rules = Rules(log.header, log.results)
+    rules = _Rules(log.header, log.results)
     for record in records:
-        _take(log, rules, check_record(record), record)
+        _take(log, rules, _check_record(record), record)
     return log
 
 
@@ -199,7 +199,7 @@ def read_record(path: Path) -> RunRecord:
     return log.record
 
 
-def _take(log: Log, rules: Rules, kind: str, record: dict[str, Any]) -> None:
+def _take(log: Log, rules: _Rules, kind: str, record: dict[str, Any]) -> None:
     """Add a record that follows the header.
 
     Raises:
@@ -236,7 +236,7 @@ def _malformed(path: Path, line: int, what: str) -> UsageError:
     )
 
 
-def check_record(record: object) -> str:
+def _check_record(record: object) -> str:
     """Check one record, and return its kind.
 
     Raises:
@@ -266,7 +266,7 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
     return {name: validator(schema | kind) for name, kind in kinds.items()}
 
 
-class Rules:
+class _Rules:
     """Checks whether a record may follow the previous ones.
 
     Args:
@@ -341,7 +341,7 @@ class Rules:
         faults = [[Fault(**fault) for fault in record[name]] for name in ("problems", "findings")]
         results = tuple(self._results.values())
         code = exit_code(results, *faults, part=self._header.shard is not None)
-        if record["exit_code"] in ENDS and record["exit_code"] != code:
+        if record["exit_code"] in _ENDS and record["exit_code"] != code:
             raise ValueError("found a footer whose exit code contradicts the results")
         self._explanations(map(explanation_from_json, record["explanations"]))
         if not finished:
