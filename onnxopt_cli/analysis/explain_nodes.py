@@ -114,6 +114,9 @@ _MAX_RANKED = 60
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
 
 
+# Effects of a mistake that changes outputs.
+_EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
+
 _Item = TypeVar("_Item")
 
 
@@ -549,31 +552,8 @@ class _NodeSearch:
 
     def _is_consistent(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis agrees with all nodes."""
-        against = [sample for sample in self._samples if hypothesis.contradicts(sample)]
-        if any(sample.case for sample in against):
-            return False
         rivals = [accepted for accepted in self._accepted if accepted is not hypothesis]
-        agreeing = [
-            sample
-            for sample in self._samples
-            if hypothesis.explains(sample) and not _any_explains(rivals, sample)
-        ]
-        generated = sum(not sample.case for sample in agreeing)
-        if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
-            return False
-        differing = sum(
-            hypothesis.differs(sample) and not _any_explains(rivals, sample)
-            for sample in self._samples
-        )
-        if hypothesis.mistake is not None and hypothesis.traits:
-            # The condition is wrong if the backend has the mistake on nodes that do not meet it.
-            plain = Hypothesis((), hypothesis.mistake, 0.0)
-            elsewhere = sum(
-                plain.explains(sample) and not hypothesis.meets(sample) for sample in self._samples
-            )
-            if elsewhere > MAX_CONTRADICTING_SHARE * len(agreeing):
-                return False
-        return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing)
+        return agrees_with_nodes(hypothesis, self._samples, self._candidates, rivals)
 
     def _hypotheses(self) -> list[Hypothesis]:
         """Return the hypotheses that agree with all nodes, the best first."""
@@ -729,6 +709,84 @@ def supports_condition(meeting: int, others: int) -> bool:
         others: number of right nodes that do not meet it.
     """
     return meeting >= MIN_MEETING and others >= MIN_OUTSIDE
+
+
+def agrees_with_nodes(
+    hypothesis: Hypothesis,
+    samples: Sequence[NodeSample],
+    candidates: Iterable[str],
+    accepted: Iterable[Hypothesis],
+) -> bool:
+    """Return whether a hypothesis agrees with all nodes.
+
+    Args:
+        hypothesis: the hypothesis.
+        samples: the nodes.
+        candidates: names of the mistakes that reproduce failing cases.
+        accepted: other hypotheses, which explain some of the nodes.
+    """
+    against = [sample for sample in samples if hypothesis.contradicts(sample)]
+    if any(sample.case for sample in against):
+        return False
+    agreeing = [
+        sample
+        for sample in samples
+        if hypothesis.explains(sample) and not _any_explains(accepted, sample)
+    ]
+    generated = sum(not sample.case for sample in agreeing)
+    if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
+        return False
+    if hypothesis.mistake is not None and hypothesis.traits:
+        # The condition is wrong if the backend has the mistake on nodes that do not meet it.
+        plain = Hypothesis((), hypothesis.mistake, 0.0)
+        elsewhere = sum(
+            plain.explains(sample) and not hypothesis.meets(sample) for sample in samples
+        )
+        if elsewhere > MAX_CONTRADICTING_SHARE * len(agreeing):
+            return False
+    differing = [
+        sample
+        for sample in samples
+        if hypothesis.differs(sample) and not _any_explains(accepted, sample)
+    ]
+    if len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + len(differing)):
+        return True
+    separate = _separate_mistakes(hypothesis, samples, candidates)
+    alone = sum(
+        not any(sample.effects.get(name) in _EFFECTS for name in separate) for sample in differing
+    )
+    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + alone)
+
+
+def _separate_mistakes(
+    hypothesis: Hypothesis, samples: Iterable[NodeSample], candidates: Iterable[str]
+) -> list[str]:
+    """Return the mistakes that a backend may have in addition to that of a hypothesis.
+
+    Each of them reproduces a failure on which the mistake of the hypothesis has no effect, and the
+    other way round, and has no effect on nodes that pass. Where both have an effect, the outputs
+    are those of neither.
+    """
+    if hypothesis.mistake is None:
+        return []
+    own_name = hypothesis.mistake.name
+    failing = [sample.effects for sample in samples if sample.failed]
+    passing = [sample.effects for sample in samples if sample.failed is False]
+    return [
+        name
+        for name in candidates
+        if _acts_alone(name, own_name, failing)
+        and _acts_alone(own_name, name, failing)
+        and all(effects.get(name) is Effect.NONE for effects in passing)
+    ]
+
+
+def _acts_alone(name: str, other: str, effects: Iterable[Mapping[str, Effect]]) -> bool:
+    """Return whether a mistake reproduces a failing node on which another has no effect."""
+    return any(
+        of_node.get(name) is Effect.ALIKE and of_node.get(other) is Effect.NONE
+        for of_node in effects
+    )
 
 
 def _any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:

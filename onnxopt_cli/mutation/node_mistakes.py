@@ -92,14 +92,8 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 f"The value {choice} of the attribute {name} is read as {read_choice}.",
                 partial(_read_as, name, choice.encode(), read_choice.encode()),
             )
-        if kind == "INT" and not schema.attributes[name].required:
-            for value in (0, 1):
-                yield NodeMutant(
-                    f"{name} always {value}",
-                    MutantKind.ATTRIBUTE_VALUE,
-                    f"The attribute {name} is always {value}.",
-                    partial(_always, name, value),
-                )
+        if kind == "FLOAT" or (kind == "INT" and not schema.attributes[name].required):
+            yield from _number_mistakes(name, is_integer=kind == "INT")
     for name in kinds:
         other_default = _other_default(schema, name)
         if other_default is not None:
@@ -117,6 +111,19 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 f"The attributes {first} and {second} are exchanged.",
                 partial(_attributes_exchanged, first, second),
             )
+
+
+def _number_mistakes(name: str, *, is_integer: bool) -> Iterator[NodeMutant]:
+    """Yield mistakes in which an attribute is a fixed integer, or limited to a range."""
+    changes: dict[str, Change] = {}
+    if is_integer:
+        values = (-1, 0, 1) if name == "axis" else (0, 1)
+        changes = {f"always {value}": partial(_always, name, value) for value in values}
+    else:
+        changes = {text: partial(_limited, name, limit) for text, limit in _LIMITS.items()}
+    for text, change in changes.items():
+        about = f"The attribute {name} is {text}."
+        yield NodeMutant(f"{name} {text}", MutantKind.ATTRIBUTE_VALUE, about, change)
 
 
 def _text(value: Any) -> str:
@@ -153,6 +160,21 @@ def _read_as(name: str, given: bytes, read: bytes, node: BoundNode) -> BoundNode
 
 def _always(name: str, value: int, node: BoundNode) -> BoundNode | None:
     return None if node.attribute(name) == value else node.with_attribute(name, value)
+
+
+#: Ranges to which programs limit numbers, and functions that limit a number to them.
+_LIMITS: dict[str, Callable[[float], float]] = {
+    "raised to at least 0": lambda number: max(number, 0.0),
+    "raised to at least 1": lambda number: max(number, 1.0),
+    "limited to at most 1": lambda number: min(number, 1.0),
+}
+
+
+def _limited(name: str, limit: Callable[[float], float], node: BoundNode) -> BoundNode | None:
+    value = node.attribute(name)
+    if value is None or limit(value) == value:
+        return None
+    return node.with_attribute(name, limit(value))
 
 
 def _attributes_exchanged(first: str, second: str, node: BoundNode) -> BoundNode | None:

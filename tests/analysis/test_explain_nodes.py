@@ -11,12 +11,18 @@ import onnx.parser
 import pytest
 
 from onnxopt_cli import Execution, Isolation, load_cases, run
-from onnxopt_cli.analysis.explain_nodes import Hypothesis, explain_nodes, supports_condition
+from onnxopt_cli.analysis.explain_nodes import (
+    Hypothesis,
+    agrees_with_nodes,
+    explain_nodes,
+    supports_condition,
+)
 from onnxopt_cli.analysis.mistake_effects import Effect, NodeSample
 from onnxopt_cli.analysis.node_traits import Trait, node_traits
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.run.reproduce import elements_alike, unlike_node_mistake
 
 
@@ -237,6 +243,58 @@ def test_only_nodes_that_a_mistake_changes_support_its_condition():
         assert statement.leaves_out(sample) is shows
     sample.traits = frozenset({has_zero})
     assert not statement.leaves_out(sample)
+
+
+@pytest.mark.parametrize(
+    ("operator", "opset", "name", "given", "changed"),
+    [
+        ("Softmax", 11, "axis always -1", {}, {"axis": -1}),
+        ("Softmax", 13, "axis always -1", {"axis": 0}, {"axis": -1}),
+        ("ThresholdedRelu", 22, "alpha limited to at most 1", {"alpha": 1.5}, {"alpha": 1.0}),
+        ("ThresholdedRelu", 22, "alpha raised to at least 0", {"alpha": -0.5}, {"alpha": 0.0}),
+    ],
+)
+def test_attribute_is_fixed_or_limited(operator, opset, name, given, changed):
+    x = np.array([[-1.0, 0.5], [2.0, 3.0]], np.float32)
+    nodes = [
+        onnx.helper.make_node(operator, ["x"], ["y"], **attributes)
+        for attributes in (given, changed)
+    ]
+    info = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, x.shape)
+    models = [
+        onnx.helper.make_model(
+            onnx.helper.make_graph([node], "one", [info], [output]),
+            opset_imports=[onnx.helper.make_opsetid("", opset)],
+        )
+        for node in nodes
+    ]
+    mistake = node_mistakes("", operator, opset)[name]
+    (expected,) = native_outputs(models[1], {"x": x})
+    (result,) = mistake.outputs(models[0], {"x": x}, native_outputs)
+    np.testing.assert_array_equal(result, expected)
+    assert mistake.outputs(models[1], {"x": x}, native_outputs) is None
+
+
+@pytest.mark.parametrize(("of_passing_node", "is_consistent"), [("NONE", True), ("UNLIKE", False)])
+def test_nodes_with_two_mistakes_do_not_contradict_either(of_passing_node, is_consistent):
+    rows = [("ALIKE", "NONE")] * 3 + [("NONE", "ALIKE")] * 3 + [("UNLIKE", "UNLIKE")] * 4
+    samples = [
+        NodeSample(
+            f"case{place}", None, {}, [], [], failed=True,
+            effects={"first": Effect[first], "second": Effect[second]},
+        )
+        for place, (first, second) in enumerate(rows)
+    ]  # fmt: skip
+    samples.append(
+        NodeSample(
+            "passing", None, {}, [], [], failed=False,
+            effects={"first": Effect.NONE, "second": Effect[of_passing_node]},
+        )
+    )  # fmt: skip
+    first = Hypothesis((), SimpleNamespace(name="first"), 0.0)
+    assert agrees_with_nodes(first, samples, ["first", "second"], ()) is is_consistent
+    assert not agrees_with_nodes(first, samples, ["first"], ())
 
 
 def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
