@@ -1107,6 +1107,9 @@ def main(*operators: str) -> int:
             forms = next(forms for name, forms in FORMS.items() if name.lower() == operator)
             form = form_name(forms[place]) if place < len(forms) else ""
             print(result["case"], form, result["outcome"], sep=", ")
+    tested = Counter(operator for _, (operator, _, _) in typed_cases(operators))
+    form_count = sum(len(FORMS[operator]) for operator in tested)
+    print(f"{form_count} forms of {len(tested)} operators, {tested.total()} cases")
     print(f"{outcomes['pass']} results pass, {outcomes['skip']} are inconclusive")
     rejected = sum(outcomes.values()) - sum(outcomes[o] for o in ("pass", "skip", "unsupported"))
     print(f"{rejected} are rejected")
