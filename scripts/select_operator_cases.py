@@ -15,9 +15,10 @@ With ``--audit DIR``, the survivors are not determined anew, but read from the f
 ``scripts/audit_operators.py`` wrote its results, which saves most of the time.
 
 With ``--older``, only the cases of older versions are selected, without mutants: those that cover
-the most features. A version that differs from the next one only in its types keeps at most
-``MAX_EQUAL_CASES``. A version with other parameters keeps at most ``MAX_OTHER_CASES``, and gets at
-most ``MAX_FURTHER_CASES`` new ones, which cover further values of its attributes.
+the most features. Of successive versions that differ from the next one only in their types, the
+oldest keeps at most ``MAX_EQUAL_CASES``, and the others none. A version with other parameters keeps
+at most ``MAX_OTHER_CASES``, and gets at most ``MAX_FURTHER_CASES`` new ones, which cover further
+values of its attributes.
 
 Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
 reference does not compute. Other operators' seeds in
@@ -179,14 +180,17 @@ def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
 def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
     """Return the seeds of an operator, with those of older versions selected by features."""
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
-    for newer, older in pairwise(schemas(operator)):
+    # Whether an older version with the same parameters has a case.
+    is_covered = False
+    for newer, older in reversed(list(pairwise(schemas(operator)))):
         version = older.since_version
         own_nodes = {seed: draw_seeded(older, seed) for seed in seeds.get(version, [])}
-        is_equal = parameters(newer) == parameters(older)
-        kept_seeds = covering(own_nodes, MAX_EQUAL_CASES if is_equal else MAX_OTHER_CASES)
-        if is_equal:
-            seeds[version] = kept_seeds
+        if parameters(newer) == parameters(older):
+            seeds[version] = [] if is_covered else covering(own_nodes, MAX_EQUAL_CASES)
+            is_covered = is_covered or bool(seeds[version])
             continue
+        is_covered = False
+        kept_seeds = covering(own_nodes, MAX_OTHER_CASES)
         range_of_seeds = range(FIRST_SEED, FIRST_SEED + FURTHER_SEEDS)
         drawn = {
             candidate.seed: candidate.node

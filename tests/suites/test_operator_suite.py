@@ -101,6 +101,14 @@ def test_integers_at_boundaries_do_not_overflow(operator):
         assert np.all(within), f"{name}: {node.about}"
 
 
+@pytest.mark.parametrize("name", ["scalar_first", "scalar_second"])
+@pytest.mark.parametrize("operator", ["And", "Or", "Xor"])
+def test_logical_scalar_changes_the_other_operand(operator, name):
+    problem = draw_boundary(operator, name).problem
+    (operand,) = (value for value in problem.inputs.values() if value.shape)
+    assert not np.array_equal(problem.stored["C"], operand)
+
+
 def test_nan_is_found_among_the_keys():
     problem = draw_boundary("LabelEncoder", "repeated_floats").problem
     missing = np.isnan(problem.inputs["X"])

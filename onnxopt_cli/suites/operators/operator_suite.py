@@ -29,7 +29,7 @@ from onnxopt_cli.suites.operators.generators import (
 #: The name of the suite.
 OPERATORS = "operators"
 #: Incremented when a case is added, removed or changed.
-VERSION = "5"
+VERSION = "6"
 _SELECTION = "selected_seeds.json"
 
 

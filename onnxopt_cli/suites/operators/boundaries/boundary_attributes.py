@@ -1,7 +1,8 @@
 """Nodes with attributes that the generators never set, or set to one value only.
 
 Tables given as tensors, groups of channels, saturation of quantized floats, transformations of
-scores, set membership in trees, padding longer than the axis, and subgraphs with several states.
+scores, probabilities, set membership in trees, padding longer than the axis, types of intermediate
+results, given output shapes, and subgraphs with several states.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
     yield from _saturation()
     yield from _trees()
     yield from _machines()
+    yield from _scores()
     yield from _far_padding()
+    yield from _stash_types()
+    yield from _output_shapes()
     yield from _states()
 
 
@@ -151,6 +155,75 @@ def _machines() -> Iterator[tuple[str, str, Generator]]:
     }
     texts = ["b", "a", "\u00e9"]
     yield "SVMClassifier", "texts", fixed_node(x, outputs=2, classlabels_strings=texts, **machine)
+
+
+def _scores() -> Iterator[tuple[str, str, Generator]]:
+    """Yield classifiers whose scores become probabilities or are transformed.
+
+    Not drawn, since onnx's reference and ONNX Runtime disagree: the probabilities of three classes,
+    and the softmax of the score of a machine of two classes. The reference does not transform the
+    results of regressors.
+    """
+    x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
+    machine: dict[str, Any] = {
+        "kernel_type": "RBF",
+        "kernel_params": [0.25, 0.0, 3.0],
+        "support_vectors": [0.5, 1.0, -1.0, 2.0, 1.0, -2.5],
+        "coefficients": [1.0, -0.5, 0.25],
+        "vectors_per_class": [2, 1],
+        "rho": [-0.25],
+        "classlabels_ints": [5, 8],
+    }
+    probabilities: dict[str, Any] = {"prob_a": [-1.5], "prob_b": [0.25]}
+    for stem, attributes in (
+        ("probabilities", probabilities),
+        ("probabilities_logistic", {**probabilities, "post_transform": "LOGISTIC"}),
+        ("two_classes", {}),
+        ("two_classes_logistic", {"post_transform": "LOGISTIC"}),
+    ):
+        yield "SVMClassifier", stem, fixed_node(x, outputs=2, **machine, **attributes)
+    # One row of coefficients suffices for two classes.
+    row: dict[str, Any] = {"coefficients": [-0.25, 0.125], "intercepts": [0.0625]}
+    for stem, labels in (
+        ("ints", {"classlabels_ints": [4, 9]}),
+        ("texts", {"classlabels_strings": ["b", "a"]}),
+    ):
+        binary = fixed_node(x, outputs=2, post_transform="LOGISTIC", **row, **labels)
+        yield "LinearClassifier", f"one_row_{stem}", binary
+
+
+def _stash_types() -> Iterator[tuple[str, str, Generator]]:
+    """Yield float16 inputs whose intermediate results must be float32."""
+    half, stash = np.float16, {"stash_type": TensorProto.FLOAT}
+    # The sum of their squares is beyond float16.
+    x, ones, channels = (
+        (distinct(2, 4, 6) * 40 + 90).astype(half),
+        np.ones(6, half),
+        np.ones(4, half),
+    )
+    yield "LayerNormalization", "stash_type", fixed_node(x, ones, **stash)
+    yield "RMSNormalization", "stash_type", fixed_node(x, ones, **stash)
+    grouped = fixed_node(x, channels, channels * 0, num_groups=2, **stash)
+    yield "GroupNormalization", "stash_type", grouped
+    bounds = [np.float16(bound) for bound in (100.3, 102.0, 0.1)]
+    yield "Range", "stash_type", fixed_node(*bounds, **stash)
+
+
+def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield maxima placed in a given shape that only has more rows than the inferred one.
+
+    The published case and ONNX Runtime count the indices in the inferred shape and in the given
+    one, respectively. For one channel with further rows at the end, both are the same.
+    """
+    pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
+    places, sizes = int64s(5, 7, 12, 14).reshape(pooled.shape), {"kernel_shape": [2, 2]}
+    taller = fixed_node(pooled, places, int64s(1, 1, 6, 4), strides=[2, 2], **sizes)
+    yield "MaxUnpool", "taller_output", taller
+    line = np.array([[[1.5, -2.0, 3.0]]], np.float32)
+    longer = fixed_node(
+        line, int64s(5, 0, 3).reshape(line.shape), int64s(1, 1, 8), kernel_shape=[2], strides=[2]
+    )
+    yield "MaxUnpool", "longer_output", longer
 
 
 def _far_padding() -> Iterator[tuple[str, str, Generator]]:

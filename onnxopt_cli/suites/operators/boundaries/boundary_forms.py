@@ -33,14 +33,21 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
     """Yield operators, the names of their boundaries, and generators."""
     yield from _scalars()
     yield from _optional_inputs()
+    yield from _default_axes()
     yield from _axes()
     yield from _graphs()
     yield from _sequences()
+    yield from _sequence_values()
     yield from _attribute_tensors()
     yield from _texts()
+    yield from _attribute_texts()
+    yield from _long_texts()
     yield from _reduced_updates()
     yield from _many_axes()
     yield from _volumes()
+    yield from _lines_and_volumes()
+    yield from _given_shapes()
+    yield from _short_images()
 
 
 def _scalars() -> Iterator[tuple[str, str, Generator]]:
@@ -80,6 +87,28 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
     )
     rows, words = np.array([[0.25, -3.5]], np.float32), distinct(2, 3)
     yield "Gemm", "negative_scalars", fixed_node(rows, words, alpha=-0.5, beta=3.0)
+
+
+def _default_axes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield transforms and blocks along the axis that applies if the node states none."""
+    for count in (5, 6):
+        for length in (None, 4, 7):
+            given = () if length is None else (np.array(length),)
+            stem, signal = f"real_{count}_to_{length or count}", distinct(2, count, 1)
+            if length != 4:  # noqa: PLR2004 - the shorter length
+                yield "DFT", stem, fixed_node(signal, *given)
+            yield "DFT", f"{stem}_onesided", fixed_node(signal, *given, onesided=1)
+    for operator in ("DequantizeLinear", "QuantizeLinear"):
+        for axis in (0, None, -1):
+            x = distinct(5, 5, 5)
+            shape = [3 if place == (1 if axis is None else axis % 3) else 5 for place in range(3)]
+            scales = (distinct(*shape) + 8) / 16
+            zeros = distinct_bytes(*shape) % 7
+            data = x if operator == "QuantizeLinear" else distinct_bytes(*x.shape)
+            attributes = {"block_size": 2} if axis is None else {"block_size": 2, "axis": axis}
+            stem = f"partial_blocks_{'default' if axis is None else 'last' if axis else 'first'}"
+            given = (zeros,) if axis == 0 else ()
+            yield operator, stem, fixed_node(data, scales, *given, **attributes)
 
 
 def _pairs(*values: tuple[int, int] | None) -> Sequence[Array | None]:
@@ -200,6 +229,110 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
     yield "ReverseSequence", "texts", fixed_node(table, int64s(1, 3, 2))
 
 
+def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
+    """Yield attributes that contain letters beyond ASCII, empty texts and zero bytes."""
+    words = ["\u00e9", "", "\u4e2d b", "a\u0301"]
+    yield "Constant", "text_beyond_ascii", fixed_node(value_string="\u4e2d \u00e9")
+    yield "Constant", "empty_text", fixed_node(value_string="")
+    yield "Constant", "texts_beyond_ascii", fixed_node(value_strings=words)
+    # The last word contains two characters, and the one before an accented letter.
+    x = np.array([*words, "e", "a"], object)
+    numbers, stem = [7, -1, 9, 3], "texts_beyond_ascii"
+    mapper = fixed_node(x, cats_strings=words, cats_int64s=numbers, default_int64=-5)
+    yield "CategoryMapper", stem, mapper
+    back = fixed_node(
+        int64s(*numbers, 8), cats_strings=words, cats_int64s=numbers, default_string="\u00e8"
+    )
+    yield "CategoryMapper", f"{stem}_back", back
+    yield "LabelEncoder", stem, fixed_node(x, keys_strings=words, values_int64s=numbers)
+    back = fixed_node(
+        int64s(*numbers, 8), keys_int64s=numbers, values_strings=words, default_string="\u00e8"
+    )
+    yield "LabelEncoder", f"{stem}_back", back
+    yield "OneHotEncoder", stem, fixed_node(x, cats_strings=words, zeros=1)
+    split = np.array(["a\u00e9b\u00e9", "\u00e9", "e\u00e8", "\u4e2d\u00e9\u4e2d"], object)
+    yield "StringSplit", stem, fixed_node(split, delimiter="\u00e9", outputs=2)
+    yield "RegexFullMatch", stem, fixed_node(split, pattern="[^a]?\u00e9.?")
+    grams = fixed_node(
+        np.array(["\u00e9", "\u4e2d", "\u00e9", "e"], object),
+        mode="TF",
+        min_gram_length=1,
+        max_gram_length=2,
+        max_skip_count=0,
+        ngram_counts=[0, 2],
+        ngram_indexes=[0, 1, 2],
+        pool_strings=["\u00e9", "e", "\u00e9", "\u4e2d"],
+    )
+    yield "TfIdfVectorizer", stem, grams
+
+
+def _long_texts() -> Iterator[tuple[str, str, Generator]]:
+    """Yield texts that differ after many equal characters, one of which is a zero byte."""
+    stem = "x" * 40
+    first, second, third = stem, f"{stem}a", f"{stem}b"
+    table = np.array([[first, second, third], [third, f"{stem}\0b", first]], object)
+    other = np.array([[first, third, third], [third, f"{stem}\0a", second]], object)
+    condition = np.array([[True, False, True], [False, True, False]])
+    yield "Equal", "long_texts", fixed_node(table, other)
+    yield "Where", "long_texts", fixed_node(condition, table, other)
+    yield "Gather", "long_texts", fixed_node(table, int64s(2, 0), axis=1)
+    yield "Identity", "long_texts", fixed_node(table)
+    updated = fixed_node(table, np.array([[1, 2, 0], [0, 1, 2]]), other, axis=1)
+    yield "ScatterElements", "long_texts", updated
+    yield "Unique", "long_texts", fixed_node(table, sorted=1, outputs=4)
+    yield "StringConcat", "long_texts", fixed_node(table, other)
+    row, words, numbers = table[0], [third, first, second], [3, 1, 2]
+    mapper = fixed_node(row, cats_strings=words, cats_int64s=numbers, default_int64=9)
+    yield "CategoryMapper", "long_texts", mapper
+
+
+def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
+    """Yield sequences as values of operators that mostly have tensors."""
+    items: list[Any] = [distinct(2), distinct(3), distinct(2) * 3]
+    texts: list[Any] = [np.array(["a", "\u00e9"], object), np.array(["", "b"], object)]
+    yield "Identity", "sequence", fixed_node(items)
+    yield "Identity", "sequence_of_texts", fixed_node(texts)
+    yield "Identity", "empty_sequence", fixed_node([])
+    yield "OptionalHasElement", "sequence", fixed_node(items)
+    yield "OptionalGetElement", "sequence", fixed_node(items)
+    sequence = helper.make_tensor_sequence_value_info
+    branches: dict[str, GraphProto] = {}
+    for branch, names in (("then_branch", ["one", "two"]), ("else_branch", ["two"])):
+        nodes = [
+            helper.make_node("Constant", [], [name], value_floats=[1.5, place])
+            for place, name in enumerate(names)
+        ]
+        nodes.append(helper.make_node("SequenceConstruct", names, [branch]))
+        results = [sequence(branch, _FLOAT, None)]
+        branches[branch] = helper.make_graph(nodes, branch, [], results)
+    yield "If", "sequence", fixed_node(np.array(True), **branches)
+    scalar = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("SequenceInsert", ["items", "first", "start"], ["more_items"]),
+        helper.make_node("SequenceAt", ["items", "iteration"], ["first"]),
+        helper.make_node("Identity", ["go"], ["goes_on"]),
+        helper.make_node("SequenceLength", ["items"], ["length"]),
+    ]
+    body = helper.make_graph(
+        [nodes[1], nodes[0], *nodes[2:]],
+        "body",
+        [
+            scalar("iteration", TensorProto.INT64, []),
+            scalar("go", TensorProto.BOOL, []),
+            sequence("items", _FLOAT, None),
+        ],
+        [
+            scalar("goes_on", TensorProto.BOOL, []),
+            sequence("more_items", _FLOAT, None),
+            scalar("length", TensorProto.INT64, []),
+        ],
+        [tensor_of(np.array(0))],
+    )
+    body.initializer[0].name = "start"
+    loop = fixed_node(np.array(3), np.array(True), items, outputs=2, body=body)
+    yield "Loop", "sequence", loop
+
+
 def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
     """Yield scatters with several updates of the same position, for each reduction."""
     for dtype in ("float32", "int64", "int32"):
@@ -257,3 +390,84 @@ def _volumes() -> Iterator[tuple[str, str, Generator]]:
     scale, bias = np.array([[0.5, 2.0, 1.0, -1.0], [1.0, 0.0, -0.5, 0.25]], np.float32)
     grouped = fixed_node(distinct(2, 4, 2, 1, 3), scale, bias, num_groups=2)
     yield "GroupNormalization", "volume", grouped
+
+
+def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield windows along one and three axes with each option of windows along two axes."""
+    forms: Sequence[tuple[str, tuple[int, ...], dict[str, Any]]] = (
+        (
+            "line",
+            (9,),
+            {"kernel_shape": [3], "strides": [2], "pads": [1, 2], "dilations": [2]},
+        ),
+        (
+            "cube",
+            (4, 5, 3),
+            {
+                "kernel_shape": [2, 3, 2],
+                "strides": [1, 2, 3],
+                "pads": [1, 0, 0, 0, 2, 1],
+                "dilations": [2, 1, 1],
+            },
+        ),
+    )
+    zero, scale = np.uint8(60), np.float32(0.5)
+    for stem, lengths, windows in forms:
+        x, kernel = distinct(2, 2, *lengths), windows["kernel_shape"]
+        for operator in ("MaxPool", "AveragePool", "LpPool"):
+            yield operator, f"{stem}_uneven", fixed_node(x, **windows)
+            yield operator, f"{stem}_ceil", fixed_node(x, **_overhanging(lengths))
+        for windows_stem, counted in (("uneven", windows), ("ceil", _overhanging(lengths))):
+            average = fixed_node(x, count_include_pad=1, **counted)
+            yield "AveragePool", f"{stem}_{windows_stem}_counted", average
+        plain = {name: value for name, value in windows.items() if name != "dilations"}
+        for order in (0, 1):
+            placed = fixed_node(x, storage_order=order, outputs=2, **plain)
+            yield "MaxPool", f"{stem}_indices_{order}", placed
+        weights = distinct(4, 1, *kernel)
+        yield "Conv", f"{stem}_uneven", fixed_node(x, weights, distinct(4), group=2, **windows)
+        transposed = fixed_node(x, weights[:2], distinct(2), group=2, **windows)
+        yield "ConvTranspose", f"{stem}_uneven", transposed
+        for mode in ("SAME_UPPER", "SAME_LOWER"):
+            same = {"strides": [2] * len(kernel), "auto_pad": mode}
+            dilated = fixed_node(x, weights, group=2, dilations=[2] * len(kernel), **same)
+            yield "Conv", f"{stem}_{mode.lower()}_dilated", dilated
+            if stem == "line":
+                spread = fixed_node(x, weights[:2], group=2, **same)
+                yield "ConvTranspose", f"{stem}_{mode.lower()}", spread
+        bytes_x, bytes_w = distinct_bytes(*x.shape), distinct_bytes(4, 1, *kernel)
+        integers = fixed_node(bytes_x, bytes_w, zero, group=2, **windows)
+        yield "ConvInteger", f"{stem}_uneven", integers
+        quantized = fixed_node(
+            *(bytes_x, scale, zero, bytes_w, scale, zero, np.float32(256), np.uint8(100)),
+            group=2,
+            **windows,
+        )
+        yield "QLinearConv", f"{stem}_uneven", quantized
+
+
+def _short_images() -> Iterator[tuple[str, str, Generator]]:
+    """Yield windows that are longer than the image and fit into it only with its padding."""
+    image, windows = distinct(2, 2, 2, 3), {"kernel_shape": [3, 4], "pads": [1, 1, 1, 1]}
+    yield "Conv", "short_image", fixed_node(image, distinct(2, 2, 3, 4), **windows)
+    for operator in ("MaxPool", "AveragePool"):
+        yield operator, "short_image", fixed_node(image, **windows)
+
+
+def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield transposed convolutions whose padding follows from the output shape and is odd."""
+    for stem, lengths in (("line", (3,)), ("plane", (3, 4)), ("cube", (2, 3, 2))):
+        rank = len(lengths)
+        x, weights = distinct(1, 2, *lengths), distinct(2, 2, *(4,) * rank)
+        # With stride 2, the full output is longer than this by 3.
+        shape = [2 * (length - 1) + 1 for length in lengths]
+        for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
+            placed = fixed_node(x, weights, auto_pad=mode, strides=[2] * rank, output_shape=shape)
+            yield "ConvTranspose", f"{stem}_given_{mode.lower()}", placed
+
+
+def _overhanging(lengths: Sequence[int]) -> dict[str, Any]:
+    """Return windows of which the last ones extend beyond the padding."""
+    rank = len(lengths)
+    kernel = [length - 1 if length > 2 else 2 for length in lengths]  # noqa: PLR2004
+    return {"kernel_shape": kernel, "strides": [2] * rank, "ceil_mode": 1, "pads": [1] * 2 * rank}

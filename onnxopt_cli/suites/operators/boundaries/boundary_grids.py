@@ -59,6 +59,7 @@ def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
     yield from _conversions()
     yield from _divisions()
     yield from _vectors()
+    yield from _batches()
     yield from _windows()
     yield from _resizes()
     yield from _losses()
@@ -293,6 +294,31 @@ def _vectors() -> Iterator[tuple[str, str, Generator]]:
         yield "MatMul", f"square_{stem}", fixed_node(*pair)
         integers = [(x * 8 + 30).astype(np.uint8) for x in pair]
         yield "MatMulInteger", f"square_{stem}", fixed_node(*integers, np.uint8(20), np.uint8(30))
+
+
+def _batches() -> Iterator[tuple[str, str, Generator]]:
+    """Yield products of matrices whose batches broadcast in either direction, or in both."""
+    forms = {
+        "first": ((1, 2, 3), (4, 3, 2)),
+        "second": ((4, 2, 3), (1, 3, 2)),
+        "both": ((2, 1, 2, 3), (1, 3, 3, 2)),
+        "first_matrix": ((2, 3), (4, 3, 2)),
+        "second_matrix": ((4, 2, 3), (3, 2)),
+    }
+    for stem, (a_shape, b_shape) in forms.items():
+        a, b = _wave(a_shape), _wave(b_shape, -1.0, 3.0)
+        yield "MatMul", f"broadcast_{stem}", fixed_node(a, b)
+        if stem not in ("first", "both"):
+            continue
+        bytes_a, bytes_b = (a * 8 + 30).astype(np.uint8), (b * 8 + 30).astype(np.uint8)
+        zeros = np.uint8(20), np.uint8(30)
+        integers = fixed_node(bytes_a, bytes_b, *zeros)
+        yield "MatMulInteger", f"broadcast_{stem}", integers
+        scale = np.float32(0.5)
+        quantized = fixed_node(
+            *(bytes_a, scale, zeros[0], bytes_b, scale, zeros[1], np.float32(16), np.uint8(90))
+        )
+        yield "QLinearMatMul", f"broadcast_{stem}", quantized
 
 
 def _windows() -> Iterator[tuple[str, str, Generator]]:

@@ -154,6 +154,9 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
         # Their squares stay within the type.
         roots = x % (20011 if dtype == "int32" else 2**30 + 3)
         yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
+    powers = np.array([4097, 46340, -46339, 3, -7], np.int32)
+    exponents = np.array([2, 2, 2, 19, 11], np.int32)
+    yield "Pow", "products_int32", fixed_node(powers, exponents)
     yield from _means()
     halves = np.array([1000.0, -1000.0, 60000.0, 7.5], np.float16)
     yield (
@@ -183,6 +186,14 @@ def _means() -> Iterator[tuple[str, str, Generator]]:
 _ALSO_CAST_LIKE = (
     *("int64_int32", "uint64_float32", "uint64_float64", "int8_uint16", "uint8_int8"),
     *("float64_bool_exceptional", "float32_float16_overflow"),
+)
+
+
+# Pairs of integer types between which numbers wrap around.
+_WRAPPING = (
+    *(("int64", "int8"), ("int64", "uint32"), ("int32", "uint8"), ("int32", "int16")),
+    *(("int16", "int8"), ("int8", "uint64"), ("uint64", "int32"), ("uint32", "int32")),
+    *(("uint32", "uint8"), ("uint16", "int16")),
 )
 
 
@@ -223,6 +234,17 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
         yield "Cast", stem, fixed_node(x, to=helper.np_dtype_to_tensor_dtype(dtype))
         if stem in _ALSO_CAST_LIKE:
             yield "CastLike", stem, fixed_node(x, np.zeros(1, dtype))
+    for source, target in _WRAPPING:
+        to = helper.np_dtype_to_tensor_dtype(DTYPES[target])
+        yield "Cast", f"wrapped_{source}_{target}", fixed_node(_wrapped(source, target), to=to)
+
+
+def _wrapped(source: str, target: str) -> Array:
+    """Return limits of an integer type, and integers that wrap around in another type."""
+    info, bits = np.iinfo(DTYPES[source]), 8 * DTYPES[target].itemsize
+    values = {*_limits(DTYPES[source]).tolist(), -1, -5, 100}
+    values |= {2 ** (bits - 1), 2**bits - 3, 2**bits + 5, -(2 ** (bits - 1)) - 1}
+    return np.array(sorted(v for v in values if info.min <= v <= info.max), DTYPES[source])
 
 
 _NARROW: Mapping[str, Sequence[float]] = {
@@ -302,6 +324,8 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
         "column_scales",
         fixed_node(first, scale, zero, second, columns, zeros, np.float32(64), np.uint8(100)),
     )
+    rows = (first, columns, zeros, second, scale, np.uint8(9), np.float32(64), np.uint8(100))
+    yield "QLinearMatMul", "row_scales", fixed_node(*rows)
     yield "MatMulInteger", "row_zero_points", fixed_node(first, second, zeros, np.uint8(5))
 
 
@@ -394,11 +418,12 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
     yield "Mul", "precise_float16", fixed_node(tiny, np.array([[1000], [-3000]], np.float16))
     yield "Div", "precise_float16", fixed_node(tiny, np.array([[0.001], [-0.0002]], np.float16))
     yield "Clip", "precise_float16", fixed_node(tiny, np.float16(-8e-5), np.float16(1))
-    # Zero scores stay zero with SOFTMAX_ZERO.
+    # Zero scores stay zero with SOFTMAX_ZERO. The score of the first class is zero without any
+    # cancellation, which a rounding would undo.
     rows = np.array([[1.0, 2.0], [2.0, 1.0]], np.float32)
     classifier = fixed_node(
         rows,
-        coefficients=[1.0, -0.5, 0.5, 0.25, -1.0, 1.0],
+        coefficients=[0.0, 0.0, 0.5, 0.25, -1.0, 1.0],
         intercepts=[0.0, 0.0, 0.5],
         classlabels_ints=[4, 7, 1],
         post_transform="SOFTMAX_ZERO",
@@ -406,6 +431,11 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "LinearClassifier", "zero_scores", classifier
     thirds = np.array([1 / 3, 1.578, -2.1, 0.1, -0.2])
+    for dtype in ("int8", "int64", "uint8"):
+        x = np.array(
+            [2, 3, 4, 100, *((-3, -4, -100) if dtype != "uint8" else (200,))], DTYPES[dtype]
+        )
+        yield "Shrink", f"whole_bias_{dtype}", fixed_node(x, lambd=3.0, bias=2.0)
     yield "Shrink", "precise_float64", fixed_node(thirds, lambd=0.25, bias=0.125)
     for operator in ("BlackmanWindow", "HammingWindow", "HannWindow"):
         for periodic in (0, 1):
@@ -444,7 +474,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
     cube = (np.arange(27.0).reshape(3, 3, 3) * 7 % 11).astype(np.float32)
     indices = np.array([2, 0], np.int64)
     square = np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]], np.int64)
-    for axis in (-1, -2, -3):
+    for axis in (-2, -3):
         stem = f"cube_axis_{-axis}_from_end"
         yield "Gather", stem, fixed_node(cube, indices, axis=axis)
         yield "GatherElements", stem, fixed_node(cube, np.stack([square] * 3), axis=axis)
@@ -458,6 +488,12 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
         yield "CumSum", stem, fixed_node(cube, np.array(axis))
         yield "ReduceSum", stem, fixed_node(cube, np.array([axis]), keepdims=0)
         yield "OneHot", stem, _one_hot(axis)
+    stem, inner = "cube_axis_2_from_end", np.array([-2])
+    for operator in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare"):
+        yield f"Reduce{operator}", stem, fixed_node(cube, inner, keepdims=0)
+    yield "CumProd", stem, fixed_node(cube, np.array(-2))
+    for operator in ("Hardmax", "LogSoftmax", "LpNormalization", "ArgMin"):
+        yield operator, stem, fixed_node(cube, axis=-2)
     far = np.iinfo(np.int64).max
     row = np.arange(7, dtype=np.float32)
     for stem, start, end, step in (

@@ -34,6 +34,13 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
     return (first + step * np.arange(prod(shape))).reshape(shape).astype(np.float32)
 
 
+def _truths(draft: NodeDraft, shape: Shape) -> Array:
+    """Draw Booleans. A scalar is the one with which the operator changes the other operand."""
+    if shape:
+        return draft.tensor(np.dtype(bool), shape)
+    return np.array(draft.schema.name != "And")
+
+
 def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
     """Draw operands whose axes have equal lengths: each fits the first axes and the last."""
     name = draft.schema.name
@@ -45,7 +52,7 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
         if name == "StringConcat":
             draft.add(draft.tensor(DTYPES["string"], shape))
         elif name in _LOGICAL:
-            draft.add(draft.tensor(np.dtype(bool), shape))
+            draft.add(_truths(draft, shape))
         elif name == "PRelu":
             draft.add(draft.tensor(_FLOAT, shape, low=-5 if place == 0 else 1, high=-1 + 6 * place))
         else:

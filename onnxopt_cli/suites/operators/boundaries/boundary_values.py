@@ -49,7 +49,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Elu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
     "Erf": (*_both_signs((10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     # Accurate reductions of large arguments are not required: only overflow and underflow.
-    "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN),
+    "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -87.0),
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Gelu": (100.0, 1000.0, _INF, 0.0, _NAN),
     "HardSigmoid": (*_both_signs((2.5, 3.0, *_FAR_ARGUMENTS)), 0.0),
@@ -69,7 +69,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Softsign": (*_both_signs((1e20, 1e-20, 1.0)), 0.0, _NAN),
     "Sqrt": (0.0, -0.0, -1.0, 1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
     "Swish": (100.0, 1000.0, _INF, 0.0, -1000.0, _NAN),
-    "Tan": (_INF, -_INF, _NAN, 0.0, 1e-20),
+    "Tan": (_INF, -_INF, _NAN, 0.0, 1e-20, 1.5703125, -1.5703125),
     "Tanh": (*_both_signs((20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     "ThresholdedRelu": (*_both_signs((1.0, 2.0, 1e20, _INF)), 0.0),
     "IsInf": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
@@ -241,10 +241,18 @@ def _masked_rows(draft: NodeDraft) -> None:
     draft.set("axis", -1)
 
 
-def _tied(draft: NodeDraft, *, axis: int) -> None:
-    x = [[[1, 1, 0], [0, 1, 1]], [[0, 0, 0], [2, -1, 2]], [[1, 1, 0], [2, 1, 1]]]
+def _tied(draft: NodeDraft, *, axis: int, last: int | None = None) -> None:
+    """Draw elements that are equal along the axis.
+
+    Args:
+        draft: the node.
+        axis: the axis.
+        last: the attribute ``select_last_index``; None to leave it out.
+    """
+    x = [[[1, 1, 0], [0, 1, 1]], [[0, 0, 0], [2, 7, 2]], [[1, 1, 0], [2, 1, 1]]]
     draft.add(np.array(x, np.float32))
     draft.set("axis", axis)
+    draft.set("select_last_index", last)
     if draft.schema.name == "TopK":
         draft.add(np.array([2], np.int64))
 
@@ -346,6 +354,7 @@ def boundary_values() -> Iterator[tuple[str, str, Generator]]:
     yield from _conversions()
     yield from _reductions()
     yield from _along_axes()
+    yield from _extreme_ties()
     yield from _quantized()
 
 
@@ -412,6 +421,14 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
     for operator in ("ReduceLogSumExp", "Softmax", "LogSoftmax"):
         for dtype in ("float32", "float64"):
             yield operator, f"far_{dtype}", partial(_far_rows, dtype=dtype)
+
+
+def _extreme_ties() -> Iterator[tuple[str, str, Generator]]:
+    for operator in ("ArgMax", "ArgMin"):
+        for axis, stem in ((0, "first"), (-2, "inner"), (-1, "last")):
+            for last in (0, 1):
+                name = f"ties_{stem}{'_select_last' if last else ''}"
+                yield operator, name, partial(_tied, axis=axis, last=last)
 
 
 def _along_axes() -> Iterator[tuple[str, str, Generator]]:
