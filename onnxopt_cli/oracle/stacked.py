@@ -39,7 +39,8 @@ _MAX_WINDOW_ELEMENTS = 1 << 20
 # Larger tensors are moved one run after the other, because looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# Limit of the intermediate results of runs that visit the nodes together.
+# Runs visit the nodes together if their intermediate results and moved operands have at most this
+# number of bytes.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the domain of these operators.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -164,7 +165,7 @@ def compute_stacked(
 
 
 def outputs_of_runs(
-    run: Callable[[Sequence[int]], Sequence[Any]], count: int, peak_bytes: int
+    run: Callable[[Sequence[int]], Sequence[Any]], count: int, run_bytes: int
 ) -> list[list[Any]]:
     """Return the outputs of a model in each of a number of runs.
 
@@ -175,9 +176,9 @@ def outputs_of_runs(
         run: given the indices of runs, returns the outputs of the model; those that differ between
             several runs are :class:`Stacked`.
         count: the number of runs.
-        peak_bytes: the largest number of bytes of intermediate results in one run.
+        run_bytes: the bytes of intermediate results and moved operands in one run.
     """
-    together = max(1, min(count, _MAX_STACKED_BYTES // max(1, peak_bytes)))
+    together = max(1, min(count, _MAX_STACKED_BYTES // max(1, run_bytes)))
     results: list[list[Any]] = []
     while len(results) < count:
         runs = range(len(results), min(len(results) + together, count))

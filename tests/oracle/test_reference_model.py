@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -22,6 +23,7 @@ from onnxopt_cli.oracle.evaluator import (
     sequential_sums,
 )
 from onnxopt_cli.oracle.patching import corrected
+from onnxopt_cli.oracle.rounding.perturbations import RUNS
 
 _HEADER = '<ir_version: 8, opset_import: ["": 17]>'
 _MODELS = {
@@ -429,6 +431,19 @@ def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatc
         for pairs in zip(first.right, second.right, strict=True):
             for one, other in zip(*pairs, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+def test_large_weights_are_not_stacked():
+    size = 1024
+    weights = numpy_helper.from_array(np.ones((size, size), np.float32), "w")
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], ["x"], ["y"], [weights])
+    tracemalloc.start()
+    try:
+        all_readings(model, {"x": np.ones((1, size), np.float32)})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < RUNS * size**2 * 8
 
 
 def _values_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:

@@ -168,14 +168,14 @@ def _contributions(
     rounding = [index for index, site in enumerate(sites) if site.roundoff]
     firsts: list[int] = []
 
-    peak_bytes = wide_model.visits.peak_bytes
+    run_bytes = wide_model.visits.peak_bytes + recorder.largest_node_bytes
 
     def movements(factors: Array) -> list[list[Array | None]]:
         def run(runs: Sequence[int]) -> Sequence[Any]:
             injector = _SignedInjector(sites, recorder.step, factors[runs], firsts)
             return wide_model.run(doubles, injector)
 
-        results = outputs_of_runs(run, len(factors), peak_bytes)
+        results = outputs_of_runs(run, len(factors), run_bytes)
         return [[*map(_movement, outputs, exact)] for outputs in results]
 
     return _largest_shares(model, names, rounding, movements)
@@ -225,13 +225,13 @@ def _error_contributions(
         return []
     exact_outputs = wide_model.run(doubles)
 
-    peak_bytes = wide_model.visits.peak_bytes
+    run_bytes = wide_model.visits.peak_bytes
 
     def movements(factors: Array) -> list[list[Array | None]]:
         def run(runs: Sequence[int]) -> Sequence[Any]:
             return wide_model.run(doubles, partial(move, factors[runs]))
 
-        results = outputs_of_runs(run, len(factors), peak_bytes)
+        results = outputs_of_runs(run, len(factors), run_bytes)
         return [[*map(_movement, outputs, exact_outputs)] for outputs in results]
 
     def move(

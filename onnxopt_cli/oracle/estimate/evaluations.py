@@ -203,7 +203,7 @@ def evaluate_model(
         wide_model,
         doubles,
         recorder.sites,
-        peak_bytes=wide_model.visits.peak_bytes,
+        run_bytes=wide_model.visits.peak_bytes + recorder.largest_node_bytes,
     )
     perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
     columns = zip(native, exact, perturbed, strict=True)
@@ -286,7 +286,7 @@ def _perturbed_outputs(
     sites: Sequence[RoundingSite],
     step: float,
     *,
-    peak_bytes: int,
+    run_bytes: int,
 ) -> list[tuple[Any, ...]]:
     """Return for each output its values in all perturbed runs."""
 
@@ -294,7 +294,7 @@ def _perturbed_outputs(
         create_injector = partial(Injector, sites, step, runs)
         return run((step, tuple(runs)), wide_model, inputs, create_injector)[0]
 
-    return [*zip(*outputs_of_runs(outputs, RUNS, peak_bytes), strict=True)]
+    return [*zip(*outputs_of_runs(outputs, RUNS, run_bytes), strict=True)]
 
 
 def _sequential_algorithms(

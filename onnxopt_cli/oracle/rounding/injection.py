@@ -26,7 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from onnxopt_cli.core.values import Array, describe
+from onnxopt_cli.core.values import Array, describe, total_bytes
 from onnxopt_cli.oracle.evaluator import Compute, Visitor, compute_only
 from onnxopt_cli.oracle.rounding.coordinates import (
     GRIDS,
@@ -203,6 +203,8 @@ class SiteRecorder:
         self.direct_bound: Array | None = None
         #: Whether any node is discontinuous, so that outputs may jump.
         self.may_jump = False
+        #: The largest number of bytes of a node's operands and outputs.
+        self.largest_node_bytes = 0
         self._classes = {} if classes is None else classes
         self._kept_elements = 0
 
@@ -245,6 +247,8 @@ class SiteRecorder:
         """Compute a node and record its rounding site."""
         outputs = compute(*operands)
         self.may_jump = self.may_jump or may_jump(node, operands, outputs)
+        node_bytes = total_bytes((*operands, *outputs))
+        self.largest_node_bytes = max(self.largest_node_bytes, node_bytes)
         site = self._site(node, compute, operands, outputs, index)
         self.sites.append(site)
         if len(self._visited) == 1 and not self._math and 0 < site.roundoff <= SINGLE_ROUNDOFF:
@@ -255,11 +259,11 @@ class SiteRecorder:
 
     def state(self) -> Any:
         """Return the sites of the nodes that were visited."""
-        return [*self.sites], self.may_jump, self._kept_elements
+        return [*self.sites], self.may_jump, self.largest_node_bytes, self._kept_elements
 
     def resume(self, state: Any) -> None:
         """Continue after the nodes that another recorder has visited."""
-        sites, self.may_jump, self._kept_elements = state
+        sites, self.may_jump, self.largest_node_bytes, self._kept_elements = state
         self.sites = [*sites]
 
     def _site(
