@@ -11,6 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 # Control characters, format characters (including bidirectional overrides), surrogates, and the
 # separators that some terminals interpret as line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Letters and marks that are displayed as nothing: those that Unicode calls default ignorable and
+# that are not format characters, among them the variation selectors, which can carry any text.
+_DISPLAYED_AS_NOTHING = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
 # The last two code points of each plane are not characters; XML cannot represent them.
 _NONCHARACTER_BITS = 0xFFFE
 _MAX_TEXT_CHARS = 4000
@@ -179,7 +185,11 @@ class FreeNames:
 
 def _is_hidden(character: str) -> bool:
     is_noncharacter = ord(character) & _NONCHARACTER_BITS == _NONCHARACTER_BITS
-    return unicodedata.category(character) in _HIDDEN or is_noncharacter
+    return (
+        unicodedata.category(character) in _HIDDEN
+        or is_noncharacter
+        or _DISPLAYED_AS_NOTHING.match(character) is not None
+    )
 
 
 def exception_text(error: BaseException) -> str:

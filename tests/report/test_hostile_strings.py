@@ -46,7 +46,8 @@ COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
 INVISIBLE = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u034f\u115f\u200b-\u200f\u2028-\u202e\u2066-\u2069\u3164\ufe00-\ufe0f\ufeff"
+    "\U000e0000-\U000e0fff]"
 )
 
 BASH = shutil.which("bash")
