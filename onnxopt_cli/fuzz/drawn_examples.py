@@ -72,8 +72,9 @@ _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 _LARGEST_RTOL = 1e-3
 # Other types of inputs are traits of a node.
 _SIMPLEST_TYPES = ("float32", "int64")
-# Attributes of these types are traits with their values; of other attributes, only the name is one.
-_CHOSEN_TYPES = (defs.OpSchema.AttrType.STRING, defs.OpSchema.AttrType.INT)
+# Integer attributes that select an element type.
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
+_SWITCH_VALUES = (0, 1)
 # Numbers of groups of tensors of a node.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
 # About one example in this number breaks the signature.
@@ -267,23 +268,50 @@ class GeneratedExample:
 
     def _traits(self) -> Iterator[Hashable]:
         for name, value in self.node.attributes.items():
-            chosen = self.node.schema.attributes[name].type in _CHOSEN_TYPES
-            yield (name, value) if chosen else name
+            yield (name, value) if self._selects(name, value) else name
         for place, value in enumerate(self.node.values):
             if value is not None:
                 yield place
             if isinstance(value, np.ndarray) and dtype_name(value.dtype) not in _SIMPLEST_TYPES:
                 yield place, dtype_name(value.dtype)
 
+    def _selects(self, name: str, value: object) -> bool:
+        """Return whether the value of an attribute selects a computation, such as a mode.
+
+        An axis or a count has other values for the same computation.
+        """
+        attribute_type = self.node.schema.attributes[name].type
+        if attribute_type != defs.OpSchema.AttrType.INT:
+            return bool(attribute_type == defs.OpSchema.AttrType.STRING)
+        is_switch = value in _SWITCH_VALUES and not name.endswith("axis")
+        return name in _TYPE_ATTRIBUTES or is_switch
+
+    def smaller(self) -> Iterator[GeneratedExample]:
+        """Yield the example without each optional attribute, if the node remains valid."""
+        for name in self.node.attributes:
+            if not self.node.schema.attributes[name].required:
+                fewer = {key: value for key, value in self.node.attributes.items() if key != name}
+                node = replace(self.node, attributes=fewer)
+                if _is_valid(node):
+                    yield GeneratedExample(node)
+
+
+def _is_valid(node: GeneratedNode) -> bool:
+    """Return whether onnx's reference computes a node, and onnx's check accepts its model."""
+    try:
+        return not model_fault(node.problem.model)
+    except Exception:  # noqa: BLE001 - onnx's reference raises any error for nodes that it does not compute
+        return False
+
 
 def draw_generated(source: Source, operator: str) -> GeneratedExample:
     """Draw a node of any version of an operator; the newest version is the simplest choice."""
     try:
         node = draw(source.choice(schemas(operator)), source)
-        valid = not model_fault(node.problem.model)
+        valid = _is_valid(node)
     except Unsuitable:
         valid = False
-    except Exception:  # noqa: BLE001 - onnx's reference raises any error for nodes that it does not compute
+    except Exception:  # noqa: BLE001 - a generator may compute a value with onnx's reference
         valid = False
     if not valid:
         source.reject()

@@ -33,7 +33,7 @@ from onnxopt_cli.core.text import nearest
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import BackendUnavailable, NothingSelected, OnnxoptError, UsageError
 from onnxopt_cli.fuzz.choices import has_result
-from onnxopt_cli.fuzz.drawn_examples import Example, NodeExample
+from onnxopt_cli.fuzz.drawn_examples import Example, GeneratedExample, NodeExample
 from onnxopt_cli.fuzz.driver import (
     Abort,
     RoundOver,
@@ -175,6 +175,7 @@ class Search:
         self._interruption = interruption
         self._drive = partial(drive, task)
         self._end = float("inf")
+        self._most_tried = 0
 
     @property
     def _over(self) -> bool:
@@ -252,7 +253,12 @@ class Search:
 
     def _count(self) -> None:
         self.tried += 1
-        self._task.tried(self.tried)
+        self._show_tried()
+
+    def _show_tried(self) -> None:
+        """Show the progress, which does not go back when a portion is searched again."""
+        self._most_tried = max(self._most_tried, self.tried)
+        self._task.tried(self._most_tried)
 
     def _rounds(self) -> Iterator[Finding]:
         """Search each portion repeatedly until it has no failure of a new kind."""
@@ -276,7 +282,7 @@ class Search:
             # If the time limit ended the portion early, self.tried is already the exact number.
             if not is_new or monotonic() < self._end:
                 self.tried = tried + size
-            self._task.tried(self.tried)
+            self._show_tried()
 
     def has_new(self, number: int, most: int) -> bool:
         """Return whether a portion has a failure of a new kind.
@@ -519,6 +525,8 @@ def smaller(example: Example) -> Iterator[Example]:
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())
+    if isinstance(example, GeneratedExample):
+        yield from example.smaller()
     if not isinstance(example, NodeExample):
         return
     operator = example.operator

@@ -10,11 +10,19 @@ import sys
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
 import pytest
 import yaml
+from onnx.defs import get_schema
 from places import PLUGINS
 
+from onnxopt_cli.config.run_config import Execution, Isolation
 from onnxopt_cli.fuzz import search
+from onnxopt_cli.fuzz.drawn_examples import GeneratedExample
+from onnxopt_cli.fuzz.driver import Task
+from onnxopt_cli.fuzz.findings import VALUES
+from onnxopt_cli.suites.operators.generated_node import GeneratedNode
+from onnxopt_cli.workers.interruption import Interruption
 
 INJECTED = PLUGINS / "injected.py"
 COUNTING_BACKEND = """
@@ -26,6 +34,15 @@ class Counting:
         with Path("count").open("a") as file:
             file.write(".")
         return resolve_backend("numpy").prepare(model).run(inputs)
+"""
+
+WITHOUT_ATTRIBUTES = """
+from onnxopt_cli.backends.resolve import resolve_backend
+
+class WithoutAttributes:
+    def run(self, model, inputs):
+        del model.graph.node[0].attribute[:]
+        return resolve_backend("onnx-reference").prepare(model).run(inputs)
 """
 
 
@@ -380,16 +397,51 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
 
 
 @pytest.mark.slow
-def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
-    (workplace / "leaky.py").write_text(
-        "from onnxopt_cli.backends.resolve import resolve_backend\n"
-        "class Leaky:\n"
-        "    def run(self, model, inputs):\n"
-        "        node = model.graph.node[0]\n"
-        "        del node.attribute[:]\n"
-        "        return resolve_backend('onnx-reference').prepare(model).run(inputs)\n"
+def softmax(shape, **attributes):
+    values = [np.zeros(shape, np.float32)]
+    return GeneratedExample(
+        GeneratedNode(get_schema("Softmax", 13, ""), attributes, values, [True])
     )
-    backend = "python:leaky.py:Leaky"
+
+
+def test_failures_at_two_axes_are_of_one_kind():
+    assert softmax((2, 3), axis=0).traits == softmax((2, 3, 4), axis=1).traits
+    assert softmax((2, 3)).traits < softmax((2, 3), axis=0).traits
+
+
+def test_optional_attribute_that_does_not_matter_is_removed():
+    assert [example.node.attributes for example in search.smaller(softmax((2, 3), axis=0))] == [{}]
+
+
+@pytest.mark.slow
+def test_operator_without_a_formula_has_one_finding_for_one_mistake(workplace, onnxopt):
+    (workplace / "last.py").write_text(WITHOUT_ATTRIBUTES)
+    options = ["--operator", "Softmax", "--examples", "60"]
+    assert onnxopt("fuzz", "-b", "python:last.py:WithoutAttributes", *options).code == 1
+    assert [list(case["attributes"]) for case in kept_cases("fuzz").values()] == [["axis"]]
+
+
+def test_shown_number_of_examples_never_decreases(workplace):
+    shown = []
+    execution = Execution(isolation=Isolation.NONE)
+    task = Task(
+        search.chosen_operators(["Momentum"]).operators,
+        injected("WrongBeyondFive"),
+        execution,
+        seed=0,
+        examples=60,
+        seconds=None,
+        memory=workplace / "examples",
+        tried=shown.append,
+    )
+    with search.open_search(task, Interruption()) as opened:
+        assert [finding.kind.description for finding in opened.run()] == [VALUES]
+    assert shown == sorted(shown)
+
+
+def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
+    (workplace / "leaky.py").write_text(WITHOUT_ATTRIBUTES)
+    backend = "python:leaky.py:WithoutAttributes"
     run = onnxopt("fuzz", "-b", backend, "--operator", "LeakyRelu", "--examples", "60")
     assert run.code == 1
     assert [list(case["attributes"]) for case in kept_cases("fuzz").values()] == [["alpha"]]
