@@ -56,8 +56,14 @@ _reported: set[Path] = set()
 
 def cache_folder() -> Path:
     """Return the folder of onnxopt's cache, which need not exist."""
-    folder = os.environ.get(CACHE_VARIABLE)
-    return Path(folder) if folder else platformdirs.user_cache_path("onnxopt")
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    try:
+        return platformdirs.user_cache_path("onnxopt")
+    except RuntimeError:
+        # Without HOME, a user who is missing in the password database has no home folder. No folder
+        # can be created here, so the command warns and runs without a cache.
+        return Path(os.devnull, "onnxopt")
 
 
 def make_private_folder(folder: Path) -> None:
