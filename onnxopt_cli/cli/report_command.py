@@ -15,6 +15,7 @@ from onnxopt_cli.cli.shared_options import (
 )
 from onnxopt_cli.config.run_config import RunConfig
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.errors import NothingSelected
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
 _SAVED = "LOG|REPORT.json"
@@ -122,6 +123,7 @@ def diff(
     from onnxopt_cli.report.terminal import comparison_table, comparison_verdict
     from onnxopt_cli.report.view.comparison import (
         compare_runs,
+        have_common_results,
         is_regression,
         other_options,
         slower_cases,
@@ -130,6 +132,12 @@ def diff(
 
     before = [*map(read_saved_run, (old, *old_again))]
     after = [*map(read_saved_run, (new, *new_again))]
+    if not have_common_results(before[0], after[0]):
+        files = " and ".join(printable(str(path)) for path in (old, new))
+        raise NothingSelected(
+            f"{files} have no case in common",
+            hint="compare runs of the same cases, on a backend each or on backends of one name",
+        )
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
     if difference := other_options(before[0], after[0]):
         stdout().print_line(difference)

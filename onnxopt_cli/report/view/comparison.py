@@ -77,6 +77,12 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
     )
 
 
+def have_common_results(old: RunRecord, new: RunRecord) -> bool:
+    """Return whether two runs have a case in common, or one of them has no results."""
+    before, after = _by_case(old), _by_case(new)
+    return not (before and after) or not before.keys().isdisjoint(after)
+
+
 def other_options(old: RunRecord, new: RunRecord) -> str:
     """Describe differences in options that change verdicts; empty without a difference."""
     names = [

@@ -272,6 +272,14 @@ def test_added_and_removed_cases_are_neither_better_nor_worse(demo, onnxopt):
         assert (answer.code, "0 worse, 0 better, 4 other" in answer.out) == (0, True)
 
 
+def test_diff_of_runs_without_a_common_case_says_so_in_one_line(demo, onnxopt):
+    for name in "ab":
+        onnxopt(*run_arguments("numpy", "-k", f"demo/demo/{name}", "--log", f"{name}.jsonl"))
+    answer = onnxopt("report", "diff", "a.jsonl", "b.jsonl")
+    assert (answer.code, answer.out) == (5, "")
+    assert "a.jsonl and b.jsonl have no case in common" in answer.err
+
+
 @pytest.fixture
 def timed(demo, onnxopt):
     """Return a function that copies a log, with the given seconds of each case."""
