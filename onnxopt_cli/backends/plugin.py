@@ -171,10 +171,11 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     """Return an attribute of a module or file, and the ``__version__`` of its package."""
     backend, source = specification.text, specification.source
     if is_path(source):
+        require_plugin_file(specification)
         # The other adapters of onnxopt are in the same folder, under the names of their runtimes.
         # If it were on the import path, they would be imported in place of a missing runtime.
         is_shipped = bool(specification.adapter) and specification.adapter != source
-        module = _load_file(backend, Path(source), with_folder=not is_shipped)
+        module = _load_file(Path(source), with_folder=not is_shipped)
         package, package_name = module, Path(source).stem
     else:
         module = _import_module(backend, source)
@@ -192,12 +193,23 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     return attribute, printable(f"{package_name} {version}") if type(version) is str else ""
 
 
-def _load_file(backend: str, path: Path, *, with_folder: bool) -> ModuleType:
+def require_plugin_file(specification: Specification) -> None:
+    """Require that the file of a plugin exists; other backends are accepted.
+
+    Raises:
+        BackendUnavailable: if the file does not exist.
+    """
+    source = specification.source
+    if source and is_path(source):
+        path = Path(os.path.realpath(source))
+        if not path.is_file():
+            problem = "is not a file" if path.exists() else "does not exist"
+            raise unavailable(specification.text, f": {printable(str(path))} {problem}")
+
+
+def _load_file(path: Path, *, with_folder: bool) -> ModuleType:
     """Run a file as a module; if ``with_folder`` is true, it can import modules beside it."""
     path = Path(os.path.realpath(path))
-    if not path.is_file():
-        problem = "is not a file" if path.exists() else "does not exist"
-        raise unavailable(backend, f": {printable(str(path))} {problem}")
     if not with_folder:
         return run_file(path, _unique_name(path))
     if str(path.parent) not in sys.path:

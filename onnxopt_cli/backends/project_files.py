@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.adapter.adapter_file import adapter_source
 from onnxopt_cli.backends.configuration import has_settings, searched_folders
-from onnxopt_cli.backends.resolve import known_backends, unknown_backend
+from onnxopt_cli.backends.resolve import require_known_name
 from onnxopt_cli.backends.specification import (
     ENVIRONMENT,
     Specification,
@@ -196,10 +196,7 @@ def _require_known(specification: Specification) -> None:
     """
     if specification.adapter:
         adapter_source(specification)
-    backend_names = [backend.name for backend in known_backends()]
-    name = specification.name
-    if name and name not in backend_names:
-        raise unknown_backend(name, backend_names)
+    require_known_name(specification)
 
 
 def _short_name(specification: Specification) -> str:

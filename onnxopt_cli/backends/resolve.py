@@ -157,6 +157,18 @@ def _backend(specification: Specification) -> Backend:
     raise unknown_backend(specification.name, [*BUILT_IN, *installed])
 
 
+def require_known_name(specification: Specification) -> None:
+    """Require that a backend given by its name exists, without importing it.
+
+    Raises:
+        UsageError: if it does not exist.
+    """
+    if specification.name and specification.name not in BUILT_IN:
+        installed = entry_points_by_name()
+        if specification.name not in installed:
+            raise unknown_backend(specification.name, [*BUILT_IN, *installed])
+
+
 def unknown_backend(name: str, names: Sequence[str]) -> UsageError:
     """Return the error for a backend that does not exist, with a hint.
 

@@ -20,6 +20,8 @@ from onnxopt_cli.backends.host import (
     Response,
     is_formula,
 )
+from onnxopt_cli.backends.plugin import require_plugin_file
+from onnxopt_cli.backends.resolve import require_known_name
 from onnxopt_cli.backends.specification import (
     Specification,
     parse_specification,
@@ -311,6 +313,27 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
         names.add(name)
         specifications.append(specification)
     return specifications
+
+
+def require_backends(backends: Sequence[str]) -> None:
+    """Require that backends are known, and that the file of at least one plugin exists.
+
+    No code of a backend is executed.
+
+    Raises:
+        UsageError: if a specification is invalid, or there is no backend of this name.
+        BackendUnavailable: if every backend is a plugin whose file does not exist.
+    """
+    specifications = distinct_specifications(backends)
+    missing = []
+    for specification in specifications:
+        require_known_name(specification)
+        try:
+            require_plugin_file(specification)
+        except BackendUnavailable as error:
+            missing.append(error)
+    if missing and len(missing) == len(specifications):
+        raise missing[0]
 
 
 def _installation_failure(

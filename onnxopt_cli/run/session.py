@@ -54,6 +54,7 @@ from onnxopt_cli.errors import (
 from onnxopt_cli.run.executors import (
     Executor,
     NotStarted,
+    require_backends,
     weak_isolation,
 )
 from onnxopt_cli.run.expectations.expectations import Expectations, exit_code
@@ -148,6 +149,10 @@ def open_session(
             nothing is selected.
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
+    if not cluster:
+        # Reading the cases may take long. On the machines of a cluster, other backends may be
+        # installed.
+        require_backends(config.backends)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
     )

@@ -21,6 +21,10 @@ import pytest
         ("run empty/../damage.yaml", 2, "no such path", "did you mean damaged.yaml in empty/..?"),
         ("run spec --operator Adm", 2, "has the operator 'Adm'", "did you mean Adam?"),
         ("run spec -b onnxrutime", 2, "unknown backend 'onnxrutime'", "did you mean onnxruntime?"),
+        # A misspelt backend is reported before the cases are read.
+        ("run damaged.yaml -b onnxrutime", 2, "unknown backend 'onnxrutime'", "did you mean"),
+        ("run damaged.yaml -b python:no.py:B", 4, "no.py does not exist", ""),
+        ("run damaged.yaml -b python:no.py:B --log=new", 4, "no.py does not exist", ""),
         ("run spec -b python:nope", 2, "names no attribute", "write python:module:attribute"),
         ("run spec --report foo=bar", 2, "FORMAT=PATH, not 'foo=bar'", "--report json=run.json"),
         ("run spec --report html", 2, "FORMAT=PATH, not 'html'", "--report html=run.html"),
