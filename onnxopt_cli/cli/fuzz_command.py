@@ -207,6 +207,8 @@ def _command_line(
 def _require_folder(folder: Path) -> None:
     """Require, before the search, that failures can be written to the folder."""
     path = folder.absolute()
-    above = next(parent for parent in (path, *path.parents) if parent.exists())
+    above = path if path.exists() else path.parent
+    if not above.exists():
+        raise UsageError(f"-o {folder}: the folder above it, {above}, does not exist")
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(f"-o {folder}: cannot write in {above}")

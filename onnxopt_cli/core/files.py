@@ -90,6 +90,9 @@ def _identity(path: Path) -> str:
 def require_place(option: str, path: Path) -> None:
     """Make sure early that a file can be written at a path, and create its folder.
 
+    Only the last folder of the path is created, because a path that lacks several folders is most
+    likely mistyped.
+
     Raises:
         UsageError: naming the option, if the path is a folder, its folder cannot be created, or a
             file cannot be created in it.
@@ -98,7 +101,7 @@ def require_place(option: str, path: Path) -> None:
         raise UsageError(f"{option} cannot write {path}: it is a folder")
     folder = path.absolute().parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_last_folder(folder)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(
@@ -112,6 +115,17 @@ def require_place(option: str, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"{option} cannot write {path}: {reason}") from None
+
+
+def create_last_folder(folder: Path) -> None:
+    """Create a folder unless it exists; the folder above it must exist.
+
+    Raises:
+        OSError: if the folder cannot be created, or the folder above it does not exist.
+    """
+    if not folder.parent.exists():
+        raise OSError(errno.ENOENT, f"the folder above it, {folder.parent}, does not exist")
+    folder.mkdir(exist_ok=True)
 
 
 def shown_path(path: Path) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
 from onnxopt_cli.cases.tensors.proto_values import tensor_of
+from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.result import Result
 from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.errors import InvalidCase, UsageError
@@ -33,7 +34,7 @@ def check_folder(folder: Path) -> None:
         UsageError: if the folder cannot be created, or is not empty.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_last_folder(folder.absolute())
         empty = not any(folder.iterdir())
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error

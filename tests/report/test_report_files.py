@@ -50,10 +50,28 @@ def test_report_on_standard_output_needs_no_writable_folder(demo, onnxopt):
 
 
 def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
-    options = ["--report", "junit=new/reports/junit.xml", "--log", "new/logs/run.jsonl"]
+    options = ["--report", "junit=reports/junit.xml", "--log", "logs/run.jsonl"]
     assert onnxopt("run", "demo.yaml", *OFF, *options).code == 1
-    assert (demo / "new/reports/junit.xml").is_file()
-    assert (demo / "new/logs/run.jsonl").is_file()
+    assert (demo / "reports/junit.xml").is_file()
+    assert (demo / "logs/run.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run demo.yaml --report html=missing/new/run.html",
+        "run demo.yaml --log missing/new/run.jsonl",
+        "run demo.yaml --artifacts missing/new",
+        "run demo.yaml --update-expect missing/new/expected.yaml",
+        "audit demo.yaml --json missing/new/audit.json",
+        "fuzz -b numpy -o missing/new",
+    ],
+)
+def test_output_path_that_lacks_several_folders_is_refused(demo, onnxopt, command):
+    answer = onnxopt(*command.split())
+    assert answer.code == 2
+    assert "missing, does not exist" in " ".join(answer.err.split())
+    assert not (demo / "missing").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.record import RunRecord, explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
@@ -212,7 +213,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     """Open and lock a file for a log; close it again after an error."""
     try:
         if flags & os.O_CREAT:
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            create_last_folder(path.absolute().parent)
         # Only the user may write to a log, even if the umask allows others to.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:

@@ -305,7 +305,7 @@ def test_entries_that_share_a_line_cannot_be_changed(demo, onnxopt):
 
 
 def test_missing_folder_is_created(demo, onnxopt):
-    answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "new/folder/e.yaml"))
+    answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "folder/e.yaml"))
     assert (demo / "new/folder/e.yaml").is_file(), answer.err
 
 
