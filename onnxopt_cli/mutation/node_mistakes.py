@@ -672,6 +672,41 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
     ]
 
 
+def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
+    """Keep some of several axes, which are an attribute or the second input."""
+    axes = node.attributes.get("axes")
+    if axes is not None:
+        return node.with_attribute("axes", axes[kept]) if len(axes) > 1 else None
+    array = node.operand(1)
+    return node.with_operand(1, array[kept]) if array is not None and array.size > 1 else None
+
+
+def _slope_of_channels(node: BoundNode) -> Sequence[Value] | None:
+    """Align the only axis of PRelu's slope with the second axis of X instead of the last one."""
+    x, slope = node.operand(0), node.operand(1)
+    if x is None or slope is None or slope.ndim != 1 or x.ndim < 2:  # noqa: PLR2004 - two axes
+        return None
+    if slope.size not in (1, x.shape[1]):
+        return None
+    aligned = slope.reshape(-1, *[1] * (x.ndim - 2))
+    return [np.where(x < 0, x * aligned, x).astype(x.dtype)]
+
+
+def _reflected_with_border(node: BoundNode) -> Sequence[Value] | None:
+    """Pad all axes in the mode reflect, but repeat the border."""
+    x, pads = node.operand(0), node.operand(1)
+    if x is None or node.attribute("mode") != b"reflect" or node.operand(3) is not None:
+        return None
+    widths = pads if pads is not None else np.array(node.attribute("pads") or (), np.int64)
+    if widths.size != 2 * x.ndim or (widths < 0).any() or not x.size:
+        return None
+    return [np.pad(x, widths.reshape(2, -1).T, "symmetric")]
+
+
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
+    "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
 # Before this version, Softmax and Hardmax normalized over all axes from the given one on together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
@@ -702,6 +737,15 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Div",), "integers divided with floor", "-7 / 2 is -4, not -3.", _integers(np.floor_divide)),
     (("Div",), "integers divided and rounded", "7 / 2 is 4, not 3.",
      _integers(lambda a, b: np.rint(a / b))),
+    (_REDUCTIONS, "only the first of several axes reduced", "Of the axes [0, 2], 0 is reduced.",
+     partial(_some_axes, slice(None, 1))),
+    (_REDUCTIONS, "only the last of several axes reduced", "Of the axes [0, 2], 2 is reduced.",
+     partial(_some_axes, slice(-1, None))),
+    (("PRelu",), "slope along the channels",
+     "A slope with one axis belongs to the second axis of X, not to the last one.",
+     _Computed(_slope_of_channels)),
+    (("Pad",), "reflect repeats the border", "[1, 2, 3] padded by 2 at the end is [1, 2, 3, 3, 2].",
+     _Computed(_reflected_with_border)),
     (("Mod",), "sign of the dividend", "-7 mod 2 is -1, not 1.",
      partial(_always, "fmod", 1)),
     (("OneHot",), "indices out of range clamped", "The index 9 is read as 2 for a depth of 3.",

@@ -276,6 +276,59 @@ def test_attribute_is_fixed_or_limited(operator, opset, name, given, changed):
     assert mistake.outputs(models[1], {"x": x}, native_outputs) is None
 
 
+@pytest.mark.parametrize(
+    ("operator", "attributes", "name", "operands", "expected"),
+    [
+        (
+            "ReduceMax",
+            {"keepdims": 0},
+            "only the first of several axes reduced",
+            {"x": np.float32([[1, 2], [4, 3]]), "axes": np.int64([0, 1])},
+            [4, 3],
+        ),
+        (
+            "ReduceMax",
+            {"keepdims": 0},
+            "only the last of several axes reduced",
+            {"x": np.float32([[1, 2], [4, 3]]), "axes": np.int64([0, 1])},
+            [2, 4],
+        ),
+        (
+            "PRelu",
+            {},
+            "slope along the channels",
+            {"x": np.float32([[[-1, -2], [-3, -4]]]), "slope": np.float32([2, 3])},
+            [[[-2, -4], [-9, -12]]],
+        ),
+        (
+            "Pad",
+            {"mode": "reflect"},
+            "reflect repeats the border",
+            {"x": np.float32([1, 2, 3]), "pads": np.int64([0, 2])},
+            [1, 2, 3, 3, 2],
+        ),
+    ],
+)
+def test_mistake_in_axes_agrees_with_its_description(
+    operator, attributes, name, operands, expected
+):
+    infos = [
+        onnx.helper.make_tensor_value_info(
+            key, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
+        for key, value in operands.items()
+    ]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    node = onnx.helper.make_node(operator, [*operands], ["y"], **attributes)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", infos, [output]),
+        opset_imports=[onnx.helper.make_opsetid("", 22)],
+    )
+    mistake = node_mistakes("", operator, 22)[name]
+    (result,) = mistake.outputs(model, operands, native_outputs)
+    assert result.tolist() == expected
+
+
 @pytest.mark.parametrize(("of_passing_node", "is_consistent"), [("NONE", True), ("UNLIKE", False)])
 def test_nodes_with_two_mistakes_do_not_contradict_either(of_passing_node, is_consistent):
     rows = [("ALIKE", "NONE")] * 3 + [("NONE", "ALIKE")] * 3 + [("UNLIKE", "UNLIKE")] * 4
