@@ -122,6 +122,13 @@ def test_wrong_sizes_are_rejected(dims):
         ModelInputs(dims=dims)
 
 
+@pytest.mark.parametrize("shapes_of_inputs", [[[1 << 27]], [[1 << 20]] * 65, [[1 << 31, 0]]])
+def test_inputs_beyond_the_limit_are_not_drawn(tmp_path, shapes_of_inputs):
+    model = save_sum(tmp_path / "m.onnx", *shapes_of_inputs)
+    with pytest.raises(InvalidCase, match="at most 67108864 elements are drawn"):
+        load(model)
+
+
 def test_unknown_symbol_is_invalid(tmp_path):
     with pytest.raises(InvalidCase, match="no symbolic dimension is called m, only n"):
         load(save_sum(tmp_path / "m.onnx", ["n"]), dims=("m=3",))

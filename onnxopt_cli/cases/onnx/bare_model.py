@@ -22,7 +22,7 @@ from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import fed_inputs, read_inputs
 from onnxopt_cli.cases.onnx.model_check import is_symbol, model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
-from onnxopt_cli.cases.tensors.declared import MAX_ELEMENTS, integer_range
+from onnxopt_cli.cases.tensors.declared import integer_range
 from onnxopt_cli.cases.tensors.proto_values import check_type, describe_type
 from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
 from onnxopt_cli.config.run_config import ModelInputs
@@ -47,6 +47,9 @@ _BATCH, _CHANNELS, _IMAGE_RANK = 1, 3, 4
 _INTEGERS_BELOW = 2
 # Operators that may lie between an input and the Gather that uses it as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+# Elements of all drawn inputs together. A model of a few bytes can declare inputs of any size, and
+# this process draws them.
+_MAX_DRAWN_ELEMENTS = 1 << 26
 _WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
 _HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"
 
@@ -147,7 +150,7 @@ def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> d
 
     Raises:
         InvalidCase: if an input is not a tensor, a dimension of ``--dim`` does not exist, or a
-            tensor would be too large.
+            the inputs would have more than 2^26 elements together.
     """
     declared = fed_inputs(model.graph)
     for info in declared:
@@ -155,19 +158,31 @@ def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> d
             kind = describe_type(info.type)
             raise InvalidCase([Fault(where, f"the input {info.name!r} is {kind}")], hint=_HINT)
     shapes = _shapes(model, declared, settings, where)
+    _require_few_elements(shapes, where)
     limits = _index_limits(model.graph)
     values: dict[str, Value] = {}
     for index, info in enumerate(declared):
         shape = shapes[info.name]
-        if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
-            raise InvalidCase(
-                [Fault(where, f"the input {info.name!r} has the shape {list(shape)}: too large")],
-                hint=_HINT,
-            )
         state = random_state((settings.seed + 7919 * index) % 2**32)
         dtype = _dtype(info.type.tensor_type.elem_type)
         values[info.name] = _drawn(dtype, shape, state, limits.get(info.name, _INTEGERS_BELOW))
     return values
+
+
+def _require_few_elements(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Require that the inputs of a model are not too large to be drawn.
+
+    Raises:
+        InvalidCase: naming the largest input.
+    """
+    counts = {name: math.prod(max(size, 1) for size in shape) for name, shape in shapes.items()}
+    if sum(counts.values()) > _MAX_DRAWN_ELEMENTS:
+        largest = max(counts, key=lambda name: counts[name])
+        fault = (
+            f"the inputs are too large: at most {_MAX_DRAWN_ELEMENTS} elements are drawn for a "
+            f"model; the largest input, {largest!r}, has the shape {list(shapes[largest])}"
+        )
+        raise InvalidCase([Fault(where, fault)], hint=_HINT)
 
 
 def _dtype(element: int) -> np.dtype[Any]:

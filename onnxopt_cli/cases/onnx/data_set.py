@@ -54,7 +54,8 @@ LIGHT_PREFIX = "light_"
 #: The file with a directory's tolerance, and with the URL of its model if that is missing.
 DATA_FILE = "data.json"
 
-_MAX_RAMP_ELEMENTS = 2**28
+# Elements of all generated inputs of a model together.
+_MAX_RAMP_ELEMENTS = 2**26
 _MAX_DATA_FILE_BYTES = 1_000_000
 _MAX_UNREAD_NAMES = 5
 # Data sets for which a warning about unread files has been shown.
@@ -325,14 +326,16 @@ def _ramps(
     Source: ``Runner.generate_dummy_data`` in onnx/backend/test/runner.
     """
     values: dict[str, Value] = {}
+    elements = 0
     for info in declared:
         tensor = info.type.tensor_type
         shape = [size.dim_value if size.HasField("dim_value") else 1 for size in tensor.shape.dim]
         count = math.prod(shape)
+        elements += max(count, 1)
         fault = ""
         if tensor.elem_type != TensorProto.FLOAT:
             fault = "is not a float32 tensor; only such inputs can be generated"
-        elif min(shape, default=0) < 0 or count > _MAX_RAMP_ELEMENTS:
+        elif min(shape, default=0) < 0 or elements > _MAX_RAMP_ELEMENTS:
             fault = f"has the shape {shape}, which is negative or too large to generate"
         if fault:
             problems.append(Fault(str(model), f"the input {info.name!r} {fault}"))
