@@ -32,11 +32,12 @@ from onnxopt_cli.analysis.explain_remaining import (
     MIN_CHANGING_SHARE,
     REPEATED_CASES,
 )
-from onnxopt_cli.analysis.mistake_effects import (
+from onnxopt_cli.analysis.node_samples import (
     IGNORED,
     PROBES,
     Effect,
     NodeSample,
+    Trait,
     effects_on,
     judged_node,
 )
@@ -44,7 +45,6 @@ from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     on_corrected_reference,
 )
-from onnxopt_cli.analysis.node_traits import Trait
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation

@@ -28,6 +28,7 @@ from onnxopt_cli.analysis.failure_conditions import (
     failure_condition,
     supports_change,
 )
+from onnxopt_cli.analysis.formula_changes import formula_changes
 from onnxopt_cli.analysis.generated_inputs import changed
 from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
@@ -36,7 +37,6 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
-from onnxopt_cli.mutation.formula_changes import formula_changes
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, is_likely, named
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator

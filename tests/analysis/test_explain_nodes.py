@@ -17,8 +17,7 @@ from onnxopt_cli.analysis.explain_nodes import (
     explain_nodes,
     supports_condition,
 )
-from onnxopt_cli.analysis.mistake_effects import Effect, NodeSample
-from onnxopt_cli.analysis.node_traits import Trait, node_traits
+from onnxopt_cli.analysis.node_samples import Effect, NodeSample, Trait, node_traits
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
