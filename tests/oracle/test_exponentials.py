@@ -60,7 +60,7 @@ ALGORITHMS = (sequential, one_pass, by_logarithms, by_logarithms_without_log1p, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("count", [40, 2000, 6000])
+@pytest.mark.parametrize("count", [40, 6000])
 def test_all_algorithms_for_sums_of_exponentials_pass(kind, count):
     z = np.random.default_rng(count).standard_normal((count, 4))
     x = DATA[kind](z).astype(np.float32)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, helper
 
@@ -196,7 +196,6 @@ DATA = {
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(
     kind=st.sampled_from(sorted(DATA)),
     channels=st.sampled_from([(1, 1), (3, 1), (4, 4), (12, 2), (32, 1)]),
@@ -273,7 +272,7 @@ def test_transposed_convolution_by_winograd_passes(tile):
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("size", [3, 4, 6, 7])
 def test_tiles_larger_than_an_image_or_after_a_crop_pass(tile, size):
-    for seed in range(6):
+    for seed in range(2):
         random = np.random.default_rng(seed)
         x = random.standard_normal((1, 3, size, size)).astype(np.float32)
         w = random.standard_normal((3, 3, 3, 3)).astype(np.float32)

@@ -76,9 +76,15 @@ main()
 BEGINNINGS = ("onnxopt_cli.cli", "click", "onnxopt_cli.workers.processes", "numpy", "the end")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("where", BEGINNINGS)
-def test_signal_during_startup_or_exit_shows_no_traceback(where, number):
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [
+        *((signal.SIGINT, where) for where in BEGINNINGS),
+        *((number, where) for number in (signal.SIGTERM, signal.SIGHUP)
+          for where in (BEGINNINGS[0], "the end")),
+    ],
+)  # fmt: skip
+def test_signal_during_startup_or_exit_shows_no_traceback(number, where):
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, str(number.value), where],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

@@ -12,7 +12,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 from demo import NAMES, backend, records, run_arguments, write_demo
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxopt_cli.core.record import BackendIdentity, result_to_json
@@ -266,6 +266,7 @@ def test_log_returns_the_results_that_were_written(tmp_path_factory, results):
 
 
 @pytest.mark.slow
+@settings(max_examples=12)
 @given(data=st.data())
 def test_log_truncated_at_any_byte_resumes_to_the_same_verdict(demo, onnxopt, data):
     complete = demo / "complete.jsonl"
