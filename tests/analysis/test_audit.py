@@ -101,8 +101,6 @@ def test_redundant_cases_are_reported_with_verbose_and_verdicts_are_the_same(wor
         strict=True,
     )
     assert verdicts[0] == verdicts[1]
-    # Reformulations stay far below the tolerance.
-    assert all(verdict["largest_share_of_limit"] <= 0.5 for verdict in scores[0]["right"])
     assert redundant == (None, ["weak/weak/first", "weak/weak/again"])
 
 
