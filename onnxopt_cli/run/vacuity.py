@@ -202,6 +202,8 @@ def _run_probe_cases(
         count += response.failure not in ignored
         if count == _MAX_PROBES:
             break
+    if count == 1:
+        return "it does not compute another case"
     return f"it computes none of {count} other cases" if count else _NO_PROBE
 
 

@@ -145,10 +145,12 @@ class _BackendRuns:
                     break
                 self._run_suite(ResultKey.here(specification, version), suite, cases)
         except BackendUnavailable as error:
-            message = "\n".join(filter(None, (error.message, error.hint)))
-            self._store.keep_failed_start(specification, message)
             # The label already names the backend.
-            reason = error.message.removeprefix(f"backend {specification}: ")
+            reason = error.message
+            for said in (f"backend {specification}: ", f"backend {specification} does not start: "):
+                reason = reason.removeprefix(said)
+            message = "\n".join(filter(None, (reason, error.hint)))
+            self._store.keep_failed_start(specification, message)
             self._conditions.tell(f"{label} could not be started: {reason}")
             return None
         return version

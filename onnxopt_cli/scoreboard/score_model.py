@@ -87,8 +87,11 @@ class Score:
             return "none"
         if conforming == self.total:
             return "all"
-        if self.outcomes.get(Outcome.UNSUPPORTED, 0) == judged:
+        unsupported = self.outcomes.get(Outcome.UNSUPPORTED, 0)
+        if unsupported == judged:
             return "unsupported"
+        if conforming + unsupported == self.total:
+            return "supported"
         return "some" if conforming else "zero"
 
 

@@ -193,6 +193,7 @@ class _Site:
             "by_row": self._by_row,
             "is_contested": is_contested,
             "pass_": Outcome.PASS,
+            "infinity": float("inf"),
         }
         environment.filters |= {
             "clip": _clip,

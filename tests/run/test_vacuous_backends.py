@@ -246,7 +246,7 @@ def test_correct_zeros_count_if_the_backend_computes_another_case(onnxopt, workp
     results, _ = run(onnxopt, workplace, "relu.yaml", *backends)
     assert outcomes(results["Relu"]) == {"pass": 2}
     assert outcomes(results["Zeros"]) == {"vacuous": 1, "fail": 1}
-    assert "it computes none of 1 other cases" in results["Zeros"][0]["message"]
+    assert "it does not compute another case" in results["Zeros"][0]["message"]
     # If the case has no probe, a correct output is a pass.
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
     results, _ = run(onnxopt, workplace, "relu.yaml", *backends)

@@ -24,6 +24,16 @@ class Raises:
     def run(self, model, inputs):
         raise ValueError({" ".join(HOSTILE[:3])!r})
 """
+PARTLY = """\
+from onnxopt_cli.backends.resolve import resolve_backend
+
+
+class Partly:
+    def run(self, model, inputs):
+        if b"nesterov" in model.SerializeToString():
+            raise NotImplementedError("no Nesterov momentum")
+        return resolve_backend("numpy").prepare(model).run(inputs)
+"""
 
 
 class Page(HTMLParser):
@@ -110,6 +120,14 @@ def test_cells_count_outcomes_and_lead_to_causes(site):
     section = operator.partition('<section id="off">')[2].partition("</section>")[0]
     assert "Momentum: X_new off" in section
     assert 'href="../cases/momentum.html#demo/demo/plain"' in section
+
+
+def test_cell_with_passes_and_unsupported_cases_is_not_shown_as_failing(site, workplace):
+    (workplace / "partly.py").write_text(PARTLY)
+    folder = site({"partly": "python:partly.py:Partly"}, "--lower", "never")
+    cell = "<b>1</b>/2<small>1 unsupported</small>"
+    link = '<a href="operators/momentum.html#partly">'
+    assert f'<td class="supported">{link}{cell}' in (folder / "index.html").read_text()
 
 
 def test_page_of_a_failing_case_has_attributes_inputs_and_wrong_values(site):
