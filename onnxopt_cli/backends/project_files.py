@@ -49,7 +49,7 @@ targets = ["spec", "conformance"]
 {note}[backends.{name}]
 {table}
 
-# `onnxopt run --profile ci` runs all suites, as the workflow does.
+# `onnxopt run --profile ci` runs the suites of this profile, as the workflow does.
 [profiles.ci]
 targets = ["spec", "conformance", "pairwise", "large"]
 expect = [{expected}]
