@@ -113,8 +113,13 @@ class ResultStore:
         return log if log and len(log.header.backends) == 1 and not log.header.shard else None
 
     def new_log(self, key: ResultKey, suite: str) -> Path:
-        """Return the path of a log that does not exist yet."""
+        """Create the folder of a log, and return the path of a log that does not exist yet.
+
+        Raises:
+            UsageError: if the folder cannot be created.
+        """
         folder = self._suite_folder(key, suite)
+        make_folder(folder)
         day = datetime.now(UTC).strftime("%Y-%m-%d")
         path, number = folder / f"{day}{_LOG_SUFFIX}", 1
         while path.exists():
