@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     MAX_DEPTH,
     parse_yaml,
     plain_scalar,
+    read_source,
 )
 
 
@@ -154,3 +156,12 @@ def test_a_quoted_number_stays_text():
 def test_arbitrary_text_raises_no_exception(text):
     root, errors = parse_yaml(text)
     assert root is not None or errors
+
+
+def test_json_may_escape_characters_beyond_16_bits(tmp_path):
+    texts = ["\U0001f600\U0001f601", "\\\U0001f600", "\\ud83d\\ude00", "\\\\ud83d\\\\ude00"]
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(texts))
+    root, errors = parse_yaml(read_source(path))
+    assert not errors
+    assert [item.scalar for item in root.items] == texts

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 #: Largest size of a YAML or JSON file.
 MAX_BYTES = 16 * 2**20
+# Two escaped surrogates in a JSON string, after any number of escaped backslashes.
+_ESCAPED_PAIR = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\u(d[89ab][\da-f]{2})\\u(d[c-f][\da-f]{2})", re.IGNORECASE
+)
 #: Deepest nesting of mappings and lists. libyaml recurses, and crashes at a depth of about 10^5.
 MAX_DEPTH = 20
 _TOO_DEEP = f"found nesting deeper than {MAX_DEPTH}, expected less"
@@ -206,14 +210,23 @@ def read_source(path: Path) -> str:
     """
     try:
         text = read_regular_file(path, MAX_BYTES).decode("utf-8-sig")
+        if path.suffix.lower() != ".json":
+            return text
         # YAML does not allow the tabs that may indent JSON; JSON strings cannot contain tabs.
-        return text.replace("\t", " ") if path.suffix.lower() == ".json" else text
+        # JSON escapes a character beyond 16 bits as two surrogates, which YAML does not allow.
+        return _ESCAPED_PAIR.sub(_character_of_pair, text.replace("\t", " "))
     except Malformed as error:
         raise InvalidCase([Fault(str(path), f"the file {error}")]) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = "found bytes that are not UTF-8, expected UTF-8 text"
         raise InvalidCase([Fault(f"{path}:{line}", message)]) from error
+
+
+def _character_of_pair(match: re.Match[str]) -> str:
+    backslashes, high, low = match.groups()
+    units = bytes.fromhex(high + low)
+    return f"{backslashes}{units.decode('utf-16-be')}"
 
 
 @cache
