@@ -52,7 +52,7 @@ def test_errors_cannot_be_injected_into_integer_outputs(onnxopt):
 
 @pytest.mark.slow
 def test_documented_shares_of_node_case_errors_are_caught(injected):
-    # A third of the cases takes half a minute.
+    # All cases take minutes.
     _, errors = injected(*[case.id for case in load_cases("onnx-node")][::3])
     exchanged = [
         error for error in errors if error["error"] == "neighbours exchanged" and error["moves"]
