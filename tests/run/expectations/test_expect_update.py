@@ -306,7 +306,7 @@ def test_entries_that_share_a_line_cannot_be_changed(demo, onnxopt):
 
 def test_missing_folder_is_created(demo, onnxopt):
     answer = onnxopt(*run_arguments("OffAtC", "--update-expect", "folder/e.yaml"))
-    assert (demo / "new/folder/e.yaml").is_file(), answer.err
+    assert (demo / "folder/e.yaml").is_file(), answer.err
 
 
 @example(cases={"s/a_1": True, "s/a_2": True, "s/a_3": True, "s/a_4": False})
