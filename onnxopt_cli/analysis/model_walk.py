@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxopt_cli.cases.tensors.proto_values import tensor_of
+from onnxopt_cli.cases.tensors.proto_values import array_of, tensor_of
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import (
     defined_names,
@@ -548,7 +548,7 @@ def type_of(value: Value) -> onnx.TypeProto:
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[tuple[str, Array]]:
     for tensor in graph.initializer:
-        yield tensor.name, numpy_helper.to_array(tensor)
+        yield tensor.name, array_of(tensor)
     for sparse in graph.sparse_initializer:
         dense = np.zeros([*sparse.dims], numpy_helper.to_array(sparse.values).dtype)
         indices = numpy_helper.to_array(sparse.indices)

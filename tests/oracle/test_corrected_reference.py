@@ -308,6 +308,123 @@ def test_stop_words_are_removed_in_any_case_unless_case_sensitive(attributes, ri
     verify(model_of([node], {"x": x}, {"y": y}, 10), {"x": x}, [y])
 
 
+def texts(*values):
+    return np.array(values, object)
+
+
+def tensor(*values):
+    data = [value.encode() for value in values]
+    return TensorProto(data_type=TensorProto.STRING, dims=[len(values)], string_data=data)
+
+
+def labels(kind, **attributes):
+    return {**attributes, f"default_{kind}": tensor("d\0") if kind == "tensor" else "d\0"}
+
+
+X = texts("a\0", "a", "\0")
+SCORES = np.array([[1, 2]], np.float32)
+ML = "ai.onnx.ml"
+LINEAR = {"coefficients": [1.0, 0.0, 0.0, 1.0], "classlabels_strings": ["a\0", "b\0"]}
+TREE = {
+    **{f"nodes_{name}": [0] for name in ("treeids", "nodeids", "featureids")},
+    **{f"nodes_{name}": [0] for name in ("truenodeids", "falsenodeids")},
+    "nodes_modes": ["LEAF"],
+    "nodes_values": [0.0],
+    "class_treeids": [0, 0],
+    "class_nodeids": [0, 0],
+    "class_ids": [0, 1],
+    "class_weights": [0.25, 0.75],
+    "classlabels_strings": ["a\0", "b\0"],
+}
+KEYS = ["a", "a\0"]
+#: Operator, domain, version, inputs, attributes, the first output.
+TEXT_EXAMPLES = [
+    ("StringConcat", "", 22, [X, texts("b\0")], {}, ["a\0b\0", "ab\0", "\0b\0"]),
+    ("StringSplit", "", 22, [texts("a\0 b\0", "")], {}, [["a\0", "b\0"], ["", ""]]),
+    ("StringSplit", "", 22, [texts("a\0,b\0")], {"delimiter": ","}, [["a\0", "b\0"]]),
+    ("StringSplit", "", 22, [texts("a\0b\0")], {"delimiter": "\0"}, [["a", "b", ""]]),
+    ("StringNormalizer", "", 10, [X], {"case_change_action": "UPPER"}, ["A\0", "A", "\0"]),
+    ("RegexFullMatch", "", 22, [X], {"pattern": "a"}, [False, True, False]),
+    ("Cast", "", 22, [X], {"to": TensorProto.STRING}, X),
+    ("CastLike", "", 22, [X, X], {}, X),
+    ("Constant", "", 22, [], {"value_string": "a\0"}, "a\0"),
+    ("Constant", "", 22, [], {"value_strings": [*X]}, X),
+    ("Constant", "", 22, [], {"value": tensor(*X)}, X),
+    ("OneHot", "", 22, [np.array([1]), np.array(2), texts("n\0", "y\0")], {}, [["n\0", "y\0"]]),
+    ("Pad", "", 22, [X, np.array([1, 0])], {}, ["", *X]),
+    ("Pad", "", 22, [X, np.array([1, 0]), np.array("p\0", object)], {}, ["p\0", *X]),
+    ("Equal", "", 22, [X, X[::-1]], {}, [False, True, False]),
+    ("Unique", "", 22, [X], {}, ["\0", "a", "a\0"]),
+    ("Concat", "", 22, [X, X], {"axis": 0}, [*X, *X]),
+    ("Gather", "", 22, [X, np.array([2, 0])], {}, ["\0", "a\0"]),
+    ("Where", "", 22, [np.array([True, False, True]), X, X[::-1]], {}, X),
+    *(
+        ("LabelEncoder", ML, 4, [X], labels(kind, **attributes), ["r\0", "q\0", "d\0"])
+        for kind, attributes in (
+            ("string", {"keys_strings": KEYS, "values_strings": ["q\0", "r\0"]}),
+            ("tensor", {"keys_tensor": tensor(*KEYS), "values_tensor": tensor("q\0", "r\0")}),
+        )
+    ),
+    *(
+        (
+            "CategoryMapper",
+            ML,
+            1,
+            [operand],
+            {"cats_strings": KEYS, "cats_int64s": [1, 2], "default_string": "d\0"},
+            right,
+        )
+        for operand, right in ((X, [2, 1, -1]), (np.array([2, 1, 3]), ["a\0", "a", "d\0"]))
+    ),
+    ("OneHotEncoder", ML, 1, [X], {"cats_strings": KEYS, "zeros": 1}, [[0, 1], [1, 0], [0, 0]]),
+    (
+        "TfIdfVectorizer",
+        "",
+        9,
+        [X],
+        {
+            "mode": "TF",
+            "min_gram_length": 1,
+            "max_gram_length": 1,
+            "max_skip_count": 0,
+            "ngram_counts": [0],
+            "ngram_indexes": [0, 1],
+            "pool_strings": ["a\0", "\0"],
+        },
+        [1, 1],
+    ),
+    ("LinearClassifier", ML, 1, [SCORES], {**LINEAR, "intercepts": [0.0, 0.0]}, ["b\0"]),
+    (
+        "SVMClassifier",
+        ML,
+        1,
+        [SCORES],
+        {**LINEAR, "rho": [0.0, 0.0], "kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]},
+        ["b\0"],
+    ),
+    ("TreeEnsembleClassifier", ML, 1, [SCORES], TREE, ["b\0"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "opset", "operands", "attributes", "right"), TEXT_EXAMPLES
+)
+def test_null_character_at_the_end_is_kept(operator, domain, opset, operands, attributes, right):
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
+    count = 2 if operator == "StringSplit" or operator.endswith("Classifier") else 1
+    outputs = [f"y{place}" for place in range(count)]
+    node = helper.make_node(operator, [*inputs], outputs, domain=domain, **attributes)
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
+        for name, value in inputs.items()
+    ]
+    results = [helper.make_tensor_value_info(name, 0, None) for name in outputs]
+    graph = helper.make_graph([node], "g", declared, results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, opset)])
+    first, *_ = native_outputs(model, inputs)
+    assert first.tolist() == np.array(right, object).tolist()
+
+
 @st.composite
 def pools(draw):
     """Draw a pool whose windows all contain elements of its input."""

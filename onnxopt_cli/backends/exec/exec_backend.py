@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import onnx
-from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, TypeProto, helper
 
 from onnxopt_cli import __version__
 from onnxopt_cli.backends.conversation import Conversation
@@ -43,6 +43,7 @@ from onnxopt_cli.backends.protocol import (
     unavailable,
 )
 from onnxopt_cli.backends.specification import Specification
+from onnxopt_cli.cases.tensors.proto_values import array_of
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.codec import PROTOCOL, ValueReader, ValueWriter, run_request
 from onnxopt_cli.core.process_control import end_with
@@ -551,9 +552,7 @@ class CommandSession(Command):
         if hello.nodes:
             # The request has the node's outputs, in the node's order, and its initializers.
             outputs_by_name = {name: outputs_by_name[name] for name in graph.node[0].output if name}
-            initializers = {
-                tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer
-            }
+            initializers = {tensor.name: array_of(tensor) for tensor in graph.initializer}
             sent_inputs = {**initializers, **inputs}
         declarations = list(map(_declared, outputs_by_name.values()))
         try:
@@ -611,7 +610,7 @@ def _node_to_json(model: onnx.ModelProto, values: ValueWriter) -> dict[str, Any]
 
 def _plain(value: Any, values: ValueWriter) -> Any:
     if isinstance(value, TensorProto):
-        return values.put(numpy_helper.to_array(value))
+        return values.put(array_of(value))
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if isinstance(value, float):

@@ -7,7 +7,7 @@ corrections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial, reduce
 from math import erf, prod
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from onnxopt_cli.core.values import (
 from onnxopt_cli.oracle.corrections import (
     data_movement,
     quantized,
+    texts,
     trees,
     windows,
 )
@@ -48,7 +49,7 @@ INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
-REGISTERED = (data_movement, quantized, trees, windows)
+REGISTERED = (data_movement, quantized, texts, trees, windows)
 
 # Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
@@ -275,10 +276,7 @@ def _loss(
     return (loss, log_probabilities) if get_log_prob else (loss,)
 
 
-@replaces(
-    "aionnxml.op_linear_regressor.LinearRegressor._run",
-    "aionnxml.op_linear_classifier.LinearClassifier._run",
-)
+@replaces("aionnxml.op_linear_regressor.LinearRegressor._run")
 def _without_intercepts(
     node: Any, original: Any, x: Array, intercepts: Any = None, **kwargs: Any
 ) -> Any:
@@ -290,50 +288,6 @@ def _without_intercepts(
 def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
     """Convert floats to integers before the lookup. The reference looks up the floats."""
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
-
-
-@replaces("aionnxml.op_label_encoder.LabelEncoder._run")
-def _encoded_labels(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Let a key that is NaN match NaN. The reference compares for equality and never finds NaN."""
-    (output,) = original(node, x, **attributes)
-    keys = attributes.get("keys_floats")
-    if keys is None:
-        keys = attributes.get("keys_tensor")
-    if keys is None or x.dtype.kind != "f":
-        return (output,)
-    missing = np.flatnonzero(np.isnan(np.asarray(keys)))
-    if not missing.size or not np.isnan(x).any():
-        return (output,)
-    value_names = ("values_floats", "values_int64s", "values_strings", "values_tensor")
-    values = next(attributes[name] for name in value_names if attributes.get(name) is not None)
-    encoded = output.astype(object) if output.dtype.kind == "U" else output.copy()
-    encoded[np.isnan(x)] = values[missing[-1]]
-    return (encoded.astype(np.str_) if output.dtype.kind == "U" else encoded,)
-
-
-@replaces("op_string_normalizer.StringNormalizer._run")
-def _normalized_texts(
-    _node: Any,
-    _original: Any,
-    x: Array,
-    *,
-    case_change_action: str = "NONE",
-    is_case_sensitive: int = 0,
-    stopwords: Any = None,
-    **_kwargs: Any,
-) -> tuple[Array]:
-    """Remove elements that are stop words, then change the case.
-
-    The reference also removes words within elements, empty elements and accents. If the
-    attribute ``is_case_sensitive`` is 0, it ignores case only if it also changes the case.
-    """
-    fold: Callable[[str], str] = str if is_case_sensitive else str.lower
-    stops = set(map(fold, stopwords or ()))
-    changes: Mapping[str, Callable[[str], str]]
-    changes = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
-    change = changes[case_change_action]
-    remaining = [change(text) for text in x.ravel().tolist() if fold(text) not in stops] or [""]
-    return (np.array(remaining, object).reshape((1, -1) if x.ndim > 1 else -1),)
 
 
 @replaces("op_affine_grid.AffineGrid._run")

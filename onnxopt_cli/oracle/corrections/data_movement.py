@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, is_string
 from onnxopt_cli.oracle.patching import replaces
 
 # The mask of Dropout is boolean from this version on.
@@ -59,7 +59,9 @@ def _inserted(
 def _padded_or_cut(
     original: Any, data: Array, pads: Any, mode: Any, constant_values: Any = 0.0, axes: Any = None
 ) -> Array:
-    """Remove elements where padding is negative, then pad."""
+    """Remove elements where padding is negative, then pad. Texts are padded with empty texts."""
+    if is_string(data.dtype) and not is_string(np.asarray(constant_values).dtype):
+        constant_values = ""
     stated, part = np.reshape(pads, (2, -1)), [slice(None)] * data.ndim
     padded_axes = range(data.ndim) if axes is None else axes
     for axis, (before, after) in zip(padded_axes, stated.T, strict=True):
@@ -116,7 +118,7 @@ def _one_hot(
     places = np.expand_dims(np.where(places < 0, places + length, places), axis)
     shape = [1] * places.ndim
     shape[axis] = length
-    off, on = values
+    off, on = values[:1], values[1:]
     return (np.where(places == np.arange(length).reshape(shape), on, off).astype(values.dtype),)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import directory_files
+from onnxopt_cli.cases.tensors.proto_values import array_of
 from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Location
@@ -145,7 +145,7 @@ def node_case(
         source: where the case comes from.
     """
     attributes = {
-        key: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+        key: array_of(value) if isinstance(value, onnx.TensorProto) else value
         for key, value in node.attributes.items()
         if not isinstance(value, onnx.GraphProto)
     }
