@@ -229,7 +229,7 @@ def _in_channels(value: Any, count: int) -> Any:
     if array.ndim == _MATRIX_RANK:
         return array.reshape(-1)
     images = np.moveaxis(array, 0, 1)
-    return images.reshape(len(images), -1, *array.shape[3:])
+    return images.reshape(len(images), count * images.shape[2], *images.shape[3:])
 
 
 def _from_channels(images: Array, count: int) -> Array:
