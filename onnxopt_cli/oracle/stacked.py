@@ -141,16 +141,20 @@ def compute_stacked(
     stacks = [operand for operand in operands if isinstance(operand, Stacked)]
     if not stacks:
         return compute(*operands)
-    if node.onnx_node.domain in _DEFAULT_DOMAIN and all(
-        isinstance(stack.values, np.ndarray) for stack in stacks
+    if (
+        count > 1
+        and node.onnx_node.domain in _DEFAULT_DOMAIN
+        and all(isinstance(stack.values, np.ndarray) for stack in stacks)
     ):
         if op_type in _ELEMENTWISE or (
             op_type == "MatMul" and all(len(o.shape) >= _MATRIX_RANK for o in operands)
         ):
             return _shared([Stacked(output) for output in compute(*_aligned(operands))])
         if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
-            outputs = compute(*[_in_channels(operand, count) for operand in operands])
-            return [Stacked(_from_channels(output, count)) for output in outputs]
+            images, *others = compute(*[_in_channels(operand, count) for operand in operands])
+            # A normalization that trains also returns statistics, which are not images.
+            if not others and images.ndim >= _MATRIX_RANK:
+                return [Stacked(_from_channels(images, count))]
         if op_type == "Conv" and not node.has_linked_attribute:
             windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
             if windows * count <= _MAX_WINDOW_ELEMENTS:

@@ -401,6 +401,18 @@ _STACKED_MODELS = {
             flat = Concat<axis = 0>(sum, rows)
             c = Mul(flat, flat)
         }""",
+    "statistics of one element": """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,3] x, float[3] s, float[3] b) => (float[1,3] y)
+        {
+            root = Sqrt(x)
+            y = BatchNormalization<training_mode = 1>(root, s, b, s, s)
+        }""",
+    "images without channels": """<ir_version: 8, opset_import: ["": 17]>
+        g (float[5] x, float[1] s, float[1] b) => (float[5] y)
+        {
+            root = Sqrt(x)
+            y = BatchNormalization(root, s, b, b, s)
+        }""",
     "a branch that depends on roundings": """<ir_version: 8, opset_import: ["": 17]>
         g (float[2] x) => (float[2] y)
         {
