@@ -137,35 +137,52 @@ def compute_stacked(
     Returns:
         The outputs; those that may differ between runs are :class:`Stacked`.
     """
-    op_type = node.op_type
     stacks = [operand for operand in operands if isinstance(operand, Stacked)]
     if not stacks:
         return compute(*operands)
+    outputs = None
     if (
         count > 1
         and node.onnx_node.domain in _DEFAULT_DOMAIN
         and all(isinstance(stack.values, np.ndarray) for stack in stacks)
     ):
-        if op_type in _ELEMENTWISE or (
-            op_type == "MatMul" and all(len(o.shape) >= _MATRIX_RANK for o in operands)
-        ):
-            return _shared([Stacked(output) for output in compute(*_aligned(operands))])
-        if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
-            images, *others = compute(*[_in_channels(operand, count) for operand in operands])
-            # A normalization that trains also returns statistics, which are not images.
-            if not others and images.ndim >= _MATRIX_RANK:
-                return [Stacked(_from_channels(images, count))]
-        if op_type == "Conv" and not node.has_linked_attribute:
-            windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
-            if windows * count <= _MAX_WINDOW_ELEMENTS:
-                return [_convolved(node, operands, count)]
-        if len(stacks) == 1 and stacks[0] is operands[0]:
-            if op_type in _RESHAPING:
-                (first,) = compute(stacks[0].of_run(0), *operands[1:])
-                return [Stacked(stacks[0].values.reshape(count, *first.shape))]
-            if op_type in _MOVING and stacks[0].values.size <= count * _MAX_MOVED_ELEMENTS:
-                return _moved(compute, stacks[0], operands[1:])
-    return compute_in_each_run(compute, operands, count)
+        outputs = _computed_at_once(node, compute, operands, stacks, count)
+    return compute_in_each_run(compute, operands, count) if outputs is None else outputs
+
+
+def _computed_at_once(
+    node: Any, compute: Compute, operands: Sequence[Any], stacks: Sequence[Stacked], count: int
+) -> list[Any] | None:
+    """Return a node's outputs in all runs, computed by one call; None if this is impossible.
+
+    Args:
+        node: the node.
+        compute: computes the node in one run.
+        operands: its operands.
+        stacks: the operands that differ between runs, each with values of one type and shape.
+        count: the number of runs.
+    """
+    op_type = node.op_type
+    if op_type in _ELEMENTWISE or (
+        op_type == "MatMul" and all(len(o.shape) >= _MATRIX_RANK for o in operands)
+    ):
+        return _shared([Stacked(output) for output in compute(*_aligned(operands))])
+    if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
+        images, *others = compute(*[_in_channels(operand, count) for operand in operands])
+        # A normalization that trains also returns statistics, which are not images.
+        if not others and images.ndim >= _MATRIX_RANK:
+            return [Stacked(_from_channels(images, count))]
+    elif op_type == "Conv" and not node.has_linked_attribute:
+        windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
+        if windows * count <= _MAX_WINDOW_ELEMENTS:
+            return [_convolved(node, operands, count)]
+    elif len(stacks) == 1 and stacks[0] is operands[0]:
+        if op_type in _RESHAPING:
+            (first,) = compute(stacks[0].of_run(0), *operands[1:])
+            return [Stacked(stacks[0].values.reshape(count, *first.shape))]
+        if op_type in _MOVING and stacks[0].values.size <= count * _MAX_MOVED_ELEMENTS:
+            return _moved(compute, stacks[0], operands[1:])
+    return None
 
 
 def outputs_of_runs(
