@@ -168,15 +168,16 @@ def _computed_at_once(
     ):
         return _shared([Stacked(output) for output in compute(*_aligned(operands))])
     if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
+        if len(operands[0].shape) < _MATRIX_RANK:
+            return None
         images, *others = compute(*[_in_channels(operand, count) for operand in operands])
         # A normalization that trains also returns statistics, which are not images.
-        if not others and images.ndim >= _MATRIX_RANK:
-            return [Stacked(_from_channels(images, count))]
-    elif op_type == "Conv" and not node.has_linked_attribute:
+        return None if others else [Stacked(_from_channels(images, count))]
+    if op_type == "Conv" and not node.has_linked_attribute:
         windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
         if windows * count <= _MAX_WINDOW_ELEMENTS:
             return [_convolved(node, operands, count)]
-    elif len(stacks) == 1 and stacks[0] is operands[0]:
+    if len(stacks) == 1 and stacks[0] is operands[0]:
         if op_type in _RESHAPING:
             (first,) = compute(stacks[0].of_run(0), *operands[1:])
             return [Stacked(stacks[0].values.reshape(count, *first.shape))]

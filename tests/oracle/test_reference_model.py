@@ -112,14 +112,16 @@ def test_shared_nodes_do_not_change_an_estimate(
 def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared = _computed_products(monkeypatch)
-    monkeypatch.setattr(SharedPrefix, "of", lambda *_: SharedPrefix({}))
-    # A part of the products is computed to determine the kinds of nodes.
-    assert shared < _computed_products(monkeypatch)
+    chain = _HEADER + _MODELS["chain"]
+    not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
+    # Each of the two reformulations runs from the inputs in the model's own types only.
+    assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
+        not_reformulated, monkeypatch
+    )
 
 
-def _computed_products(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how often an estimate of the chain computes its matrix product."""
+def _computed_products(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often an estimate of a model computes its matrix product."""
     run, products = ReferenceModel.run, 0
 
     def counted(model: ReferenceModel, inputs: Any, visitor: Any = compute_only) -> Any:
@@ -135,7 +137,7 @@ def _computed_products(monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(ReferenceModel, "run", counted)
-        all_readings(_model("chain"), _inputs(0))
+        all_readings(parser.parse_model(text), _inputs(0))
     return products
 
 
@@ -431,8 +433,15 @@ _STACKED_MODELS = {
 @pytest.mark.parametrize("name", _STACKED_MODELS)
 def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatch):
     model = parser.parse_model(_STACKED_MODELS[name])
-    inputs = _values_of(model)
+    inputs, run, runs = _values_of(model), ReferenceModel.run, []
+
+    def counted(reference_model, *arguments):
+        runs.append(reference_model)
+        return run(reference_model, *arguments)
+
+    monkeypatch.setattr(ReferenceModel, "run", counted)
     (together,) = all_readings(model, inputs)
+    count_together = len(runs)
     monkeypatch.setattr(stacked, "_MAX_STACKED_BYTES", 0)
     (alone,) = all_readings(model, inputs)
     outputs = alone.conditioned_outputs
@@ -442,6 +451,9 @@ def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatc
         for pairs in zip(first.right, second.right, strict=True):
             for one, other in zip(*pairs, strict=True):
                 np.testing.assert_array_equal(one, other)
+    # Runs that take different branches are repeated one after the other.
+    differ = "branch" in name
+    assert (count_together > len(runs) - count_together) == differ
 
 
 def test_runs_with_large_values_visit_the_nodes_one_after_the_other():
