@@ -101,7 +101,7 @@ KILLS_OF_A_MUTANT = 3
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
 # Largest numbers of present cases that an older version keeps: one with the parameters of the next
 # version, and one with other parameters.
-MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 4
+MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 2
 # Largest number of new cases of a version with other parameters, and number of seeds that are
 # tried for them.
 MAX_FURTHER_CASES, FURTHER_SEEDS = 4, 60

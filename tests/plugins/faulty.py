@@ -139,3 +139,29 @@ class HeadsByTwo(SharedHeads):
 
     def key_heads(self, heads, count):
         return heads // 2 % count if len(heads) > count else heads
+
+
+class SumsInSingle:
+    """Adds the terms of ReduceSum and MatMul one by one, in float32."""
+
+    def sum_type(self, operand):
+        return np.float32
+
+    def run(self, model, inputs):
+        (node,) = model.graph.node
+        x, y = (inputs[name] for name in node.input)
+        sum_type = self.sum_type(x)
+        terms = x.astype(sum_type)
+        if node.op_type == "MatMul":
+            terms = terms[:, :, np.newaxis] * y.astype(sum_type)
+        total = terms[:, 0]
+        for place in range(1, terms.shape[1]):
+            total = total + terms[:, place]
+        return [total.astype(x.dtype)]
+
+
+class SumsInOwnType(SumsInSingle):
+    """Adds the terms in the type of the operands."""
+
+    def sum_type(self, operand):
+        return operand.dtype

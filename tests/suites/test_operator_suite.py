@@ -259,21 +259,29 @@ def test_a_written_case_is_the_case_of_the_suite(workplace, monkeypatch):
         assert mine.model.graph.node == theirs.model.graph.node
 
 
-def outcomes_of_shared_heads(operator, backend):
+def outcomes_of_cases(operator, name, backend):
     run = onnxopt_cli.run(
-        [case for case in operator_cases(operator.lower()) if "_head" in case.id],
+        [case for case in operator_cases(operator.lower()) if name in case.id],
         f"python:{PLUGINS}/faulty.py:{backend}",
         execution=Execution(isolation=Isolation.NONE),
     )
     return {result.outcome for result in run} - {Outcome.UNSUPPORTED}
 
 
+@pytest.mark.parametrize("operator", ["MatMul", "ReduceSum"])
+@pytest.mark.parametrize(
+    ("backend", "outcome"), [("SumsInSingle", Outcome.PASS), ("SumsInOwnType", Outcome.FAIL)]
+)
+def test_many_terms_of_16_bits_are_added_in_float32(operator, backend, outcome):
+    assert outcomes_of_cases(operator, "many_terms", backend) == {outcome}
+
+
 @pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
 def test_heads_of_the_query_that_share_heads_of_the_keys_pass(operator):
-    assert outcomes_of_shared_heads(operator, "SharedHeads") == {Outcome.PASS}
+    assert outcomes_of_cases(operator, "_head", "SharedHeads") == {Outcome.PASS}
 
 
 @pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
 @pytest.mark.parametrize("backend", ["HeadsModulo", "HeadsByKeyHeads", "HeadsByTwo"])
 def test_heads_of_the_query_that_read_wrong_heads_of_the_keys_fail(operator, backend):
-    assert Outcome.FAIL in outcomes_of_shared_heads(operator, backend)
+    assert Outcome.FAIL in outcomes_of_cases(operator, "_head", backend)

@@ -17,6 +17,7 @@ from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grid
 from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
 from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_limits
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
+from onnxopt_cli.suites.operators.boundaries.boundary_sums import boundary_sums
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.boundaries.directed_draws import directed_draws
@@ -114,7 +115,7 @@ def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft],
     sources = (
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         *(boundary_limits(), boundary_integers(), boundary_forms()),
-        boundary_attributes(),
+        *(boundary_attributes(), boundary_sums()),
         directed_draws(GENERATORS),
     )
     by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}

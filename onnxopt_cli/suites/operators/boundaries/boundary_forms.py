@@ -42,6 +42,7 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
     yield from _texts()
     yield from _attribute_texts()
     yield from _long_texts()
+    yield from _short_positions()
     yield from _reduced_updates()
     yield from _many_axes()
     yield from _volumes()
@@ -182,7 +183,7 @@ def _sequences() -> Iterator[tuple[str, str, Generator]]:
     empty, full = np.zeros((0, 2), np.float32), distinct(2, 2)
     items: list[Any] = [empty, full, empty]
     yield "SequenceLength", "empty_items", fixed_node(items)
-    yield "SequenceAt", "empty_items", fixed_node(items, np.array(-2))
+    yield "SequenceAt", "empty_items", fixed_node(items, np.array(-2, np.int32))
     yield "SequenceErase", "empty_items", fixed_node(items, np.array(0))
     yield "SequenceErase", "last_by_default", fixed_node([full, full + 1, full * 2])
     yield "SequenceConstruct", "empty_items", fixed_node(*items)
@@ -206,6 +207,16 @@ def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
         yield "Constant", f"precise_{name}", fixed_node(value=listed)
     yield "Constant", "precise_value_int", fixed_node(value_int=2**53 + 1)
     yield "Constant", "precise_value_ints", fixed_node(value_ints=[2**53 + 1, -(2**62) - 1])
+
+
+def _short_positions() -> Iterator[tuple[str, str, Generator]]:
+    """Yield positions and lengths of int32, which are int64 in most models."""
+    sequence: list[Any] = [np.array([n, -n], np.float32) for n in (1, 2, 3)]
+    yield "SequenceErase", "position_int32", fixed_node(sequence, np.array(-2, np.int32))
+    signal = np.cos(np.arange(8, dtype=np.float32)).reshape(1, 8, 1)
+    step, length = np.array(2, np.int32), np.array(4, np.int32)
+    yield "DFT", "length_int32", fixed_node(signal, length, np.array(1))
+    yield "STFT", "lengths_int32", fixed_node(signal, step, None, length)
 
 
 def _texts() -> Iterator[tuple[str, str, Generator]]:
