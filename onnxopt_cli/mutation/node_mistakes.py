@@ -340,14 +340,23 @@ def _epsilon_beside_root(node: BoundNode) -> BoundNode | None:
     return node.with_attribute("epsilon", 0.0).with_operand(4, moved.astype(variance.dtype))
 
 
+def _root(centre: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    return np.sqrt((centre * centre).mean(axes, keepdims=True) + epsilon)
+
+
 def _normalized(
-    deviation: Callable[[Array, tuple[int, ...], float], Array], *, centred: bool = True
+    deviation: Callable[[Array, tuple[int, ...], float], Array] = _root,
+    *,
+    centred: bool = True,
+    over: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda axes: axes,
 ) -> _Computed:
     """Return a mistake of a normalization.
 
     Args:
         deviation: returns the divisor, given the centred input, the axes of the mean, and epsilon.
         centred: whether the mean is subtracted.
+        over: returns the axes of the mean, given the right ones. The input of GroupNormalization
+            has the axes batch, group, and element of the group.
     """
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
@@ -367,6 +376,7 @@ def _normalized(
             axes = tuple(node.attribute("axes") or (0, 2, 3))
         else:
             axes = tuple(range(node.attribute("axis") % x.ndim, x.ndim))
+        axes = over(axes)
         centre = wide - wide.mean(axes, keepdims=True) if centred else wide
         y = (centre / deviation(centre, axes, epsilon)).reshape(shape)
         scale, bias = node.operand(1), node.operand(2)
@@ -428,6 +438,71 @@ def _bias_half(half: int, node: BoundNode) -> BoundNode | None:
     changed, size = bias.copy(), bias.shape[1] // 2
     changed[:, half * size : (half + 1) * size] = 0
     return None if np.array_equal(changed, bias) else node.with_operand(3, changed)
+
+
+def _first_initial_state(node: BoundNode) -> BoundNode | None:
+    """Replace the initial states of the second direction by those of the first."""
+    axis = 1 if node.attribute("layout") else 0
+    return _first_direction({5: axis, 6: axis}, node)
+
+
+def _first_weights(node: BoundNode) -> BoundNode | None:
+    """Replace weights and biases of the second direction by those of the first."""
+    return _first_direction({1: 0, 2: 0, 3: 0}, node)
+
+
+def _first_direction(axes: Mapping[int, int], node: BoundNode) -> BoundNode | None:
+    """Replace values of the second direction; the inputs have these axes of directions."""
+    if node.attribute("direction") != b"bidirectional":
+        return None
+    for index, axis in axes.items():
+        array = node.operand(index)
+        if array is not None:
+            first = np.repeat(np.take(array, [0], axis), array.shape[axis], axis)
+            node = node.with_operand(index, first)
+    return node
+
+
+def _reverse_as_computed(node: BoundNode) -> BoundNode | None:
+    """Reverse the steps of each sequence instead of the direction."""
+    x, lengths = node.operand(0), node.operand(4)
+    if node.attribute("direction") != b"reverse" or x is None:
+        return None
+    is_batch_first = bool(node.attribute("layout"))
+    steps = (np.swapaxes(x, 0, 1) if is_batch_first else x).copy()
+    for sequence in range(steps.shape[1]):
+        length = len(steps) if lengths is None else int(lengths[sequence])
+        steps[:length, sequence] = steps[:length, sequence][::-1]
+    reversed_x = np.ascontiguousarray(np.swapaxes(steps, 0, 1)) if is_batch_first else steps
+    return node.with_attribute("direction", b"forward").with_operand(0, reversed_x)
+
+
+def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
+    """Move the last gate's bias of GRU's state to the bias of the input."""
+    bias = node.operand(3)
+    if bias is None or not node.attribute("linear_before_reset"):
+        return None
+    *gates, of_input, update, reset, of_state = np.split(bias, 6, axis=1)
+    moved = [*gates, of_input + of_state, update, reset, np.zeros_like(of_state)]
+    return node.with_operand(3, np.concatenate(moved, axis=1))
+
+
+def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
+    """Multiply one of Gemm's factors by the other."""
+    if node.operand(2) is None:
+        return None
+    return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))
+
+
+def _end_clamped_to_first(node: BoundNode) -> BoundNode | None:
+    """Read an end of Slice that precedes the first element as 0 if the step is negative."""
+    x, _, ends, axes, steps = (node.operand(index) for index in range(5))
+    if x is None or ends is None or steps is None:
+        return None
+    named = range(ends.size) if axes is None else axes.tolist()
+    lengths = np.array([x.shape[axis] for axis in named], ends.dtype)
+    clamped = np.where((steps < 0) & (ends < -lengths), 0, ends).astype(ends.dtype)
+    return None if np.array_equal(clamped, ends) else node.with_operand(2, clamped)
 
 
 def _flipped(node: BoundNode) -> BoundNode | None:
@@ -565,6 +640,13 @@ def _last_maximum(node: BoundNode) -> Sequence[Value] | None:
     return [result]
 
 
+def _all_maxima(node: BoundNode) -> Sequence[Value] | None:
+    x, axis = node.operand(0), node.attribute("axis")
+    if x is None or not x.size or node.schema.since_version < _SOFTMAX_OF_ONE_AXIS:
+        return None
+    return [(x == x.max(axis, keepdims=True)).astype(x.dtype)]
+
+
 def _celu_as_elu(node: BoundNode) -> Sequence[Value] | None:
     x, alpha = node.operand(0), node.attribute("alpha")
     if x is None:
@@ -582,6 +664,15 @@ def _softmax_without_maximum(node: BoundNode) -> Sequence[Value] | None:
     quotients = powers / powers.sum(axis, keepdims=True, dtype=x.dtype)
     is_log = node.node.op_type == "LogSoftmax"
     return [(np.log(quotients) if is_log else quotients).astype(x.dtype)]
+
+
+def _log_of_sum(node: BoundNode) -> Sequence[Value] | None:
+    """Compute LogSoftmax as x - log(sum(exp(x)))."""
+    x, axis = node.operand(0), node.attribute("axis")
+    if x is None or node.schema.since_version < _SOFTMAX_OF_ONE_AXIS:
+        return None
+    total = np.exp(x).sum(axis, keepdims=True, dtype=x.dtype)
+    return [(x - np.log(total)).astype(x.dtype)]
 
 
 def _log_sum_exp_without_maximum(node: BoundNode) -> Sequence[Value] | None:
@@ -710,7 +801,9 @@ _REDUCTIONS = (
 # Before this version, Softmax and Hardmax normalized over all axes from the given one on together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
+_BY_CHANNEL = ("GroupNormalization", "InstanceNormalization")
 _RMS = ("RMSNormalization",)
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _NAMES_OF_LSTM_GATES = "iofc"
 _NAMES_OF_GRU_GATES = "zrh"
 
@@ -777,13 +870,41 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
      "The deviation is sqrt(max(var, epsilon)), not sqrt(var + epsilon).",
      _normalized(_largest_of_both)),
     (_RMS, "mean subtracted", "The mean is subtracted, as in LayerNormalization.",
-     _normalized(lambda c, axes, e: np.sqrt((c * c).mean(axes, keepdims=True) + e))),
+     _normalized()),
+    (_BY_CHANNEL, "statistics over the batch",
+     "Mean and variance are those of the whole batch, not of each instance.",
+     _normalized(over=lambda axes: (0, *axes))),
+    (_BY_CHANNEL, "statistics over all channels",
+     "Mean and variance are those of all channels of an instance together.",
+     _normalized(over=lambda axes: (1, *axes))),
+    (("InstanceNormalization",), "statistics over two spatial axes",
+     "Mean and variance are those along axes 2 and 3, even if there are more axes.",
+     _normalized(over=lambda axes: axes[:2])),
+    (("InstanceNormalization",), "statistics over the last axis",
+     "Mean and variance are those along the last axis, not along all spatial axes.",
+     _normalized(over=lambda axes: axes[-1:])),
+    (("Gemm",), "alpha also multiplies C", "The result is alpha * (A * B + beta * C).",
+     partial(_factors_multiplied, "beta")),
+    (("Gemm",), "beta also multiplies A * B", "The result is beta * (alpha * A * B + C).",
+     partial(_factors_multiplied, "alpha")),
     *_gate_mistakes(),
-    (("LSTM", "GRU", "RNN"), "biases of the state ignored",
+    (_RECURRENT, "biases of the state ignored",
      "The second half of B, the biases of the recurrent weights, is ignored.",
      partial(_bias_half, 1)),
-    (("LSTM", "GRU", "RNN"), "biases of the input ignored",
+    (_RECURRENT, "biases of the input ignored",
      "The first half of B, the biases of the input weights, is ignored.", partial(_bias_half, 0)),
+    (_RECURRENT, "initial state of the first direction for both",
+     "The backward direction starts from the initial state of the forward direction.",
+     _first_initial_state),
+    (_RECURRENT, "weights of the first direction for both",
+     "The backward direction has the weights and biases of the forward direction.",
+     _first_weights),
+    (_RECURRENT, "reverse Y in the order of computation",
+     "If direction is reverse, Y begins with the last step, which is computed first.",
+     _reverse_as_computed),
+    (("GRU",), "bias of the state outside the reset gate",
+     "With linear_before_reset, the reset gate does not multiply the bias Rbh.",
+     _bias_outside_reset),
     (("Conv", "ConvTranspose", "ConvInteger", "DeformConv"), "kernel flipped",
      "The kernel is reversed along its spatial axes.", _flipped),
     (("Resize",), "coordinates from the rounded lengths",
@@ -825,6 +946,11 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Hardmax",), "last of equal maxima",
      "If several elements are the maximum, the last of them becomes 1, not the first.",
      _Computed(_last_maximum)),
+    (("Hardmax",), "all of equal maxima",
+     "If several elements are the maximum, each of them becomes 1.", _Computed(_all_maxima)),
+    (("Slice",), "first element lost with a negative step",
+     "With a negative step, an end before the first element is read as 0, which is excluded.",
+     _end_clamped_to_first),
     (("HardSigmoid",), "alpha defaults to 1/6", "The default slope is 1/6, as in PyTorch.",
      partial(_defaulting, "alpha", 1 / 6)),
     (("Celu",), "alpha only in the factor",
@@ -838,6 +964,8 @@ _MISTAKES: tuple[tuple[tuple[str, ...], str, str, _Mistake], ...] = (
     (("Softmax", "LogSoftmax"), "overflow of exp",
      "The largest element is not subtracted: the result is NaN at 100.",
      _Computed(_softmax_without_maximum)),
+    (("LogSoftmax",), "overflow of exp in the sum",
+     "The result is x - log(sum(exp(x))), which is -inf at 100.", _Computed(_log_of_sum)),
     (("LRN",), "alpha not divided by size",
      "The sum of squares is multiplied by alpha, not by alpha / size.",
      _alpha_times_size),

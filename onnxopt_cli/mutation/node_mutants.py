@@ -608,7 +608,7 @@ _MISREADINGS = {
     "read as 0": _Misreading(_ANY, "fiub", "read as 0", np.zeros_like),
     "negated": _Misreading(_ANY, "b", "negated", np.logical_not),
     "first batch for all": _Misreading(
-        MutantKind.BATCH, "fiubOV", "those of the first batch in every batch", _first_batch
+        MutantKind.BATCH, "fiubOV", "those at index 0 of the first axis, everywhere", _first_batch
     ),
     "first element for all": _Misreading(
         MutantKind.BROADCAST, "fiubOV", "all replaced by the first one", _first_element

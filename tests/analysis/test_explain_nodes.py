@@ -137,8 +137,10 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("Softplus", "overflow of exp", [[100.0, -200.0]], [np.inf, 0]),
         ("ThresholdedRelu", "elements equal to alpha kept", [[1.0, 0.5]], [1, 0]),
         ("Hardmax", "last of equal maxima", [[1.0, 0.5, 1.0]], [0, 0, 1]),
+        ("Hardmax", "all of equal maxima", [[1.0, 0.5, 1.0]], [1, 0, 1]),
         ("ReduceLogSumExp", "overflow of exp", [[100.0, 0.0]], [np.inf]),
         ("LogSoftmax", "overflow of exp", [[-200.0, 0.0]], [-np.inf, 0]),
+        ("LogSoftmax", "overflow of exp in the sum", [[100.0, 0.0]], [-np.inf, -np.inf]),
     ],
 )
 def test_mistake_agrees_with_its_description(operator, name, operands, expected):
@@ -275,6 +277,11 @@ def test_attribute_is_fixed_or_limited(operator, opset, name, given, changed):
     assert mistake.outputs(models[1], {"x": x}, native_outputs) is None
 
 
+GEMM = {"a": np.float32([[1]]), "b": np.float32([[2]]), "c": np.float32([[3]])}
+NORMALIZED = {"scale": np.float32([1]), "bias": np.float32([0])}
+SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
+
+
 @pytest.mark.parametrize(
     ("operator", "attributes", "name", "operands", "expected"),
     [
@@ -306,9 +313,121 @@ def test_attribute_is_fixed_or_limited(operator, opset, name, given, changed):
             {"x": np.float32([1, 2, 3]), "pads": np.int64([0, 2])},
             [1, 2, 3, 3, 2],
         ),
+        (
+            "Slice",
+            {},
+            "first element lost with a negative step",
+            {
+                "x": np.float32([1, 2, 3]),
+                "starts": np.int64([2]),
+                "ends": np.int64([-9]),
+                "axes": np.int64([-1]),
+                "steps": np.int64([-1]),
+            },
+            [3, 2],
+        ),
+        ("Gemm", {"alpha": 2.0, "beta": 5.0}, "alpha also multiplies C", GEMM, [[34]]),
+        ("Gemm", {"alpha": 2.0, "beta": 5.0}, "beta also multiplies A * B", GEMM, [[35]]),
+        (
+            "InstanceNormalization",
+            {"epsilon": 0.0},
+            "statistics over the batch",
+            {"x": np.float32([[[1, 1]], [[-1, -1]]]), **NORMALIZED},
+            [[[1, 1]], [[-1, -1]]],
+        ),
+        (
+            "GroupNormalization",
+            {"epsilon": 0.0, "num_groups": 1},
+            "statistics over the batch",
+            {"x": np.float32([[[1, 1]], [[-1, -1]]]), **NORMALIZED},
+            [[[1, 1]], [[-1, -1]]],
+        ),
+        (
+            "GroupNormalization",
+            {"epsilon": 0.0, "num_groups": 2},
+            "statistics over all channels",
+            {
+                "x": np.float32([[[1, 1], [-1, -1]]]),
+                "scale": np.float32([1, 1]),
+                "bias": np.float32([0, 0]),
+            },
+            [[[1, 1], [-1, -1]]],
+        ),
+        (
+            "InstanceNormalization",
+            {"epsilon": 0.0},
+            "statistics over two spatial axes",
+            {"x": np.float32([[[[[1, 9], [-1, 7]]]]]), **NORMALIZED},
+            [[[[[1, 1], [-1, -1]]]]],
+        ),
+        (
+            "InstanceNormalization",
+            {"epsilon": 0.0},
+            "statistics over the last axis",
+            {"x": np.float32([[[[1, -1], [9, 7]]]]), **NORMALIZED},
+            [[[[1, -1], [1, -1]]]],
+        ),
+        (
+            "RNN",
+            {"hidden_size": 1, "direction": "reverse", "activations": ["Relu"]},
+            "reverse Y in the order of computation",
+            {"x": SEQUENCE, "w": np.float32([[[1]]]), "r": np.float32([[[1]]])},
+            [[[[3]]], [[[5]]], [[[6]]]],
+        ),
+        (
+            "RNN",
+            {"hidden_size": 1, "direction": "reverse", "activations": ["Relu"]},
+            "reverse Y in the order of computation",
+            {
+                "x": SEQUENCE,
+                "w": np.float32([[[1]]]),
+                "r": np.float32([[[1]]]),
+                "b": np.float32([[0, 0]]),
+                "sequence_lens": np.int32([2]),
+            },
+            [[[[2]]], [[[3]]], [[[0]]]],
+        ),
+        (
+            "RNN",
+            {"hidden_size": 1, "direction": "bidirectional", "activations": ["Relu", "Relu"]},
+            "initial state of the first direction for both",
+            {
+                "x": SEQUENCE[:1],
+                "w": np.float32([[[0]], [[0]]]),
+                "r": np.float32([[[1]], [[1]]]),
+                "b": np.float32([[0, 0], [0, 0]]),
+                "sequence_lens": np.int32([1]),
+                "initial_h": np.float32([[[2]], [[5]]]),
+            },
+            [[[[2]], [[2]]]],
+        ),
+        (
+            "RNN",
+            {"hidden_size": 1, "direction": "bidirectional", "activations": ["Relu", "Relu"]},
+            "weights of the first direction for both",
+            {
+                "x": SEQUENCE[:1],
+                "w": np.float32([[[2]], [[5]]]),
+                "r": np.float32([[[0]], [[0]]]),
+            },
+            [[[[2]], [[2]]]],
+        ),
+        (
+            "GRU",
+            {"hidden_size": 1, "linear_before_reset": 1, "activations": ["Sigmoid", "Relu"]},
+            "bias of the state outside the reset gate",
+            {
+                "x": SEQUENCE[:1],
+                "w": np.zeros((1, 3, 1), np.float32),
+                "r": np.zeros((1, 3, 1), np.float32),
+                # The update gate and the reset gate are 0.
+                "b": np.float32([[-100, -100, 0, 0, 0, 3]]),
+            },
+            [[[[3]]]],
+        ),
     ],
 )
-def test_mistake_in_axes_agrees_with_its_description(
+def test_mistake_with_attributes_agrees_with_its_description(
     operator, attributes, name, operands, expected
 ):
     infos = [
@@ -326,6 +445,8 @@ def test_mistake_in_axes_agrees_with_its_description(
     mistake = node_mistakes("", operator, 22)[name]
     (result,) = mistake.outputs(model, operands, native_outputs)
     assert result.tolist() == expected
+    (right,) = native_outputs(model, operands)
+    assert right.tolist() != expected
 
 
 @pytest.mark.parametrize(("of_passing_node", "is_consistent"), [("NONE", True), ("UNLIKE", False)])
