@@ -179,6 +179,40 @@ def test_model_with_an_operator_without_a_reference_is_skipped(onnxopt, tmp_path
     assert "was not tested" in onnxopt("report", "render", log, "--report", "markdown=-").out
 
 
+def test_operator_without_a_reference_in_a_branch_that_never_runs_is_ignored(onnxopt, tmp_path):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(operator, ["x"], [name], domain=domain)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])],
+        )
+        for name, operator, domain in (
+            ("then_branch", "Exp", ""),
+            ("else_branch", "Fancy", "com.example"),
+        )
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["true"], ["y"], **branches)],
+        "g",
+        [x],
+        [y],
+        [numpy_helper.from_array(np.array(True), "true")],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), tmp_path / "m.onnx")
+    for factor, code in ((1, 0), (1.001, 1)):
+        backend = tmp_path / f"exit_{code}.py"
+        backend.write_text(
+            "import numpy\n\nclass Exp:\n    def run(self, model, inputs):\n"
+            f"        return [numpy.exp(x) * numpy.float32({factor}) for x in inputs.values()]\n"
+        )
+        options = ("--isolation", "none", "--no-explain")
+        ran = onnxopt("run", tmp_path / "m.onnx", "-b", f"python:{backend}:Exp", *options)
+        assert ran.code == code, ran.text
+
+
 def test_model_that_its_inputs_contradict_is_invalid(onnxopt, tmp_path):
     declared = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
