@@ -13,7 +13,11 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.oracle import stacked
 from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
-from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
+from onnxopt_cli.oracle.estimate.reference_values import (
+    NoReferenceError,
+    reference_values,
+    values_of_nodes,
+)
 from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import (
     ReferenceModel,
@@ -365,6 +369,19 @@ def test_scores_of_trees_are_transformed():
 def test_scores_of_trees_after_probit_are_not_judged():
     with pytest.raises(NoReferenceError, match="inverse of erf"):
         all_readings(leaf_model(4), {"x": np.zeros((1, 1), np.float32)})
+
+
+def test_operands_broadcast_along_a_stated_axis_are_not_judged():
+    # Onnx's reference would add the elements of b along the last axis.
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 6]>
+        g (float[2,3,3] a, float[3] b) => (float[2,3,3] y) {
+            y = Add<axis = 1, broadcast = 1>(a, b)
+        }""")
+    inputs = _values_of(model)
+    for compute in (all_readings, reference_values):
+        with pytest.raises(NoReferenceError, match="ignores the axis"):
+            compute(model, inputs)
+    assert values_of_nodes(model, inputs) == [None]
 
 
 _STACKED_MODELS = {

@@ -61,6 +61,8 @@ _HALF_PIXEL_VERSION = 16
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 # These types are accumulated in float32, also by the functions that compute Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
+# Names of the default domain.
+_DEFAULT_DOMAIN = ("", "ai.onnx")
 _ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
 # From this version on, BatchNormalization trains if it has several outputs. Before, an attribute
@@ -179,6 +181,9 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
     if attributes.get("post_transform") in _PROBIT:
         return "only approximates the inverse of erf"
+    if node.domain in _DEFAULT_DOMAIN and attributes.get("broadcast") and "axis" in attributes:
+        # Before opset 7, binary operators had these attributes.
+        return "ignores the axis along which operands are broadcast"
     if node.op_type == "SVMClassifier" and len(attributes.get("prob_a", ())) > 1:
         return "combines the probabilities of more than two classes incorrectly"
     if (

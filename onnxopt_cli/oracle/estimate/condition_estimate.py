@@ -46,7 +46,6 @@ from onnxopt_cli.oracle.corrections.contested import CONTESTED, second_readings
 from onnxopt_cli.oracle.corrections.corrected_reference import (
     INTEGER_ROUNDING,
     INTERPOLATING,
-    unsupported_reason,
     whole_numbers,
 )
 from onnxopt_cli.oracle.estimate.conditioned_outputs import (
@@ -72,6 +71,7 @@ from onnxopt_cli.oracle.estimate.reference_values import (
     NoReferenceError,
     first_line,
     prepared_model,
+    require_supported,
 )
 from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, finite_like
@@ -240,8 +240,7 @@ def _estimate(
     """
     nodes = list(all_nodes(model))
     shared = SharedState(math, encountered, _shared_prefix(model))
-    if why := next(filter(None, map(unsupported_reason, nodes)), ""):
-        raise NoReferenceError(f"onnx's reference {why}")
+    require_supported(model)
     try:
         if {node.op_type for node in nodes} <= DEFINED:
             first_run = FirstRun(shared, is_model=True, is_node=len(nodes) == 1)

@@ -21,7 +21,8 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gradient
 from onnxopt_cli.interpret.lower.lower_model import formula_operators, lower
 from onnxopt_cli.operators.call import sole_call
-from onnxopt_cli.operators.nodes import with_bound_functions
+from onnxopt_cli.operators.nodes import all_nodes, with_bound_functions
+from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.widen import in_double, rounded_like, widened_value
@@ -52,6 +53,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
         return [outputs[info.name] for info in model.graph.output]
     model = prepared_model(model, inputs)
+    require_supported(model)
     with corrected():
         try:
             native = ReferenceModel(model).run(inputs)
@@ -84,6 +86,8 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
         wide_model = ReferenceModel(model, wide=True, like=native_model)
         known = {"": None, **native_model.arrays, **inputs}
         for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
+            if unsupported_reason(node.onnx_node):
+                break
             outputs = native_model.visits.outputs_of(node, known)
             doubles = {name: widened_value(known[name]) for name in node.input}
             exact = outputs
@@ -111,6 +115,16 @@ def _has_type(value: Any, element: int) -> bool:
     if value.dtype == object:
         return element == onnx.TensorProto.STRING
     return element == helper.np_dtype_to_tensor_dtype(value.dtype)
+
+
+def require_supported(model: onnx.ModelProto) -> None:
+    """Check that onnx's reference does not deviate from the specification at any node of a model.
+
+    Raises:
+        NoReferenceError: if it does.
+    """
+    if why := next(filter(None, map(unsupported_reason, all_nodes(model))), ""):
+        raise NoReferenceError(f"onnx's reference {why}")
 
 
 def first_line(error: Exception) -> str:
