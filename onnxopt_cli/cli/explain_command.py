@@ -18,8 +18,7 @@ from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of each part of the search.  [default: a fifth of the saved run's time, at least "
-    "5]",
+    "Time limit of each part of the search.  [default: at least 5]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
     """Find the causes of the failures of a saved run.

@@ -29,8 +29,8 @@ from onnxopt_cli.workers.interruption import interruptible
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of the search for known mistakes in each run; 0 for no search.  "
-    "[default: a fifth of the run's time, at least 5]",
+    "Time limit of each part of the search for causes in each run; 0 for no search.  "
+    "[default: at least 5]",
 )
 @options_of(ClusterConfig)
 def command(

@@ -432,8 +432,9 @@ class RunConfig(Settings):
         quiet: whether to show only failing cases and the summary.
         durations: number of the slowest cases to show; None for none.
         explain: whether to search for known mistakes that reproduce failures.
-        explain_time: time limit of this search in seconds; None for a part of the time that the run
-            took.
+        explain_time: seconds for each search: for known mistakes, for other causes, for causes in
+            operators without a formula, and for the first wrong node; None for the default of each,
+            which is at least 5.
         reports: reports to write, each ``FORMAT=PATH``.
         label: text that identifies the version under test in reports; None for none.
         artifacts: the folder for failing cases as ONNX test directories; None for none.
@@ -555,8 +556,8 @@ class RunConfig(Settings):
     explain_time: float | None = setting(
         None,
         "--explain-time SECONDS",
-        "Time limit of the search for known mistakes.  "
-        "[default: a fifth of the run's time, at least 5]",
+        "Time limit of each search: for known mistakes, for other causes, for causes in operators "
+        "without a formula, and for the first wrong node.  [default: at least 5]",
         Number(most=1e6),
         may_differ=True,
     )
