@@ -216,7 +216,8 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
     one, respectively. For one channel with further rows at the end, both are the same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
-    places, sizes = int64s(5, 7, 12, 14).reshape(pooled.shape), {"kernel_shape": [2, 2]}
+    places = int64s(5, 7, 12, 14).reshape(pooled.shape)
+    sizes: dict[str, Any] = {"kernel_shape": [2, 2]}
     taller = fixed_node(pooled, places, int64s(1, 1, 6, 4), strides=[2, 2], **sizes)
     yield "MaxUnpool", "taller_output", taller
     line = np.array([[[1.5, -2.0, 3.0]]], np.float32)

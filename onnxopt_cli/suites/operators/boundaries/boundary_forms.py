@@ -440,7 +440,7 @@ def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
         transposed = fixed_node(x, weights[:2], distinct(2), group=2, **windows)
         yield "ConvTranspose", f"{stem}_uneven", transposed
         for mode in ("SAME_UPPER", "SAME_LOWER"):
-            same = {"strides": [2] * len(kernel), "auto_pad": mode}
+            same: dict[str, Any] = {"strides": [2] * len(kernel), "auto_pad": mode}
             dilated = fixed_node(x, weights, group=2, dilations=[2] * len(kernel), **same)
             yield "Conv", f"{stem}_{mode.lower()}_dilated", dilated
             if stem == "line":
@@ -459,7 +459,8 @@ def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
 
 def _short_images() -> Iterator[tuple[str, str, Generator]]:
     """Yield windows that are longer than the image and fit into it only with its padding."""
-    image, windows = distinct(2, 2, 2, 3), {"kernel_shape": [3, 4], "pads": [1, 1, 1, 1]}
+    image = distinct(2, 2, 2, 3)
+    windows: dict[str, Any] = {"kernel_shape": [3, 4], "pads": [1, 1, 1, 1]}
     yield "Conv", "short_image", fixed_node(image, distinct(2, 2, 3, 4), **windows)
     for operator in ("MaxPool", "AveragePool"):
         yield operator, "short_image", fixed_node(image, **windows)
