@@ -325,8 +325,8 @@ def explain(
             passed is ruled out.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
-        seconds: time limit of the search for known mistakes of operators with a formula, of the
-            search for other causes there, and of the search for operators without a formula. None
+        seconds: time limit of each of three searches: for known mistakes of operators with a
+            formula, for other causes of their failures, and for operators without a formula. None
             for the default limits, which depend on the run's time and on the number of operators.
         progress: called with the current step of the search.
     """

@@ -14,11 +14,11 @@ ranks and omitted inputs.
 With ``--audit DIR``, the survivors are not determined anew, but read from the folder in which
 ``scripts/audit_operators.py`` wrote its results, which saves most of the time.
 
-With ``--older``, only the cases of older versions are selected, without mutants: those that cover
-the most features. Of successive versions that differ from the next one only in their types, the
-oldest keeps at most ``MAX_EQUAL_CASES``, and the others none. A version with other parameters keeps
-at most ``MAX_OTHER_CASES``, and gets at most ``MAX_FURTHER_CASES`` new ones, which cover further
-values of its attributes.
+With ``--older``, only the cases of older versions are selected, and no mutants run: the cases that
+cover the most features are kept. Of successive versions that differ from the next one only in their
+types, the oldest keeps at most ``MAX_EQUAL_CASES``, and the others keep none. A version with other
+parameters keeps at most ``MAX_OTHER_CASES``, and gets at most ``MAX_FURTHER_CASES`` new ones, which
+cover further values of its attributes.
 
 Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
 reference does not compute. Other operators' seeds in

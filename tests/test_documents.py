@@ -115,7 +115,7 @@ def commands_of(text):
 
 
 def pattern_of(output):
-    """Return a pattern for an output, with any times, and any text for a line of dots."""
+    """Return a pattern that matches an output; times may differ, and a line of dots is any text."""
     # The time of explanations is printed only if they took long.
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
     parts = re.split(r"^\.\.\.$", output, flags=re.MULTILINE)

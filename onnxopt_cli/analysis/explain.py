@@ -72,8 +72,8 @@ MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
 #: mistake may be chance.
 MAX_LEFT_RATIO = 3
-#: Seconds after the search for known mistakes in which the causes of an operator's other failures
-#: are sought, mostly by queries of the backend.
+#: Time limit, in seconds for each operator, of the search for other causes. It follows the search
+#: for known mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
@@ -525,12 +525,12 @@ class _Search:
     # Generated inputs ---------------------------------------------------------------------------
 
     def find_condition(self, ask: ModelRunner | None, seconds: float) -> None:
-        """Test the cover on generated inputs, then look for a cause of the failures remaining.
+        """Test the cover on generated inputs, then look for a cause of the remaining failures.
 
         Args:
             ask: submits a model to a backend, and raises an error once the time is over; None if
                 backends are not available.
-            seconds: the time.
+            seconds: the time limit.
         """
         submit = _submitting(partial(ask, self.backend)) if ask else None
         cover = self._uncontradicted_cover(submit)

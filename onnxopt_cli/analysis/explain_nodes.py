@@ -84,8 +84,8 @@ MIN_AGREEING, MIN_OTHERS = 4, 4
 MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
-#: A condition of two parts requires this many right nodes that lack only the first part, and this
-#: many that lack only the second.
+#: A condition of two parts requires this number of passing nodes that do not meet the first part
+#: alone, and the same number for the second part.
 MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
@@ -706,7 +706,7 @@ def supports_condition(meeting: int, others: int) -> bool:
 
     Args:
         meeting: number of failing nodes that meet the condition.
-        others: number of right nodes that do not meet it.
+        others: number of passing nodes that do not meet it.
     """
     return meeting >= MIN_MEETING and others >= MIN_OUTSIDE
 
@@ -763,9 +763,10 @@ def _separate_mistakes(
 ) -> list[str]:
     """Return the mistakes that a backend may have in addition to that of a hypothesis.
 
-    Each of them reproduces a failure on which the mistake of the hypothesis has no effect, and the
-    other way round, and has no effect on nodes that pass. Where both have an effect, the outputs
-    are those of neither.
+    Each of them reproduces a failure on which the mistake of the hypothesis has no effect; the
+    mistake of the hypothesis likewise reproduces a failure on which the other has no effect. None
+    of them has an effect on nodes that pass. Where both mistakes have an effect, the outputs of the
+    backend differ from those of either mistake alone.
     """
     if hypothesis.mistake is None:
         return []

@@ -60,9 +60,9 @@ MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 #: The roundings of a mistake are those of the backend if the ratio of the backend's distance from
 #: the mistake to its distance from the expected value has at most this median.
 MAX_DISTANCE_RATIO = 0.5
-#: Changes of the formula: seconds in which they are tried, or half of the time of the search if
-#: that is less; number of changes that are tested on generated inputs, once without and once with a
-#: condition; and number of failing cases from which the constants of changes are determined.
+#: Limits of the search for changes of the formula: its time in seconds, unless half of the time of
+#: the whole search is less; the number of changes that are tested on generated inputs, once without
+#: and once with a condition; and the number of failing cases that determine their constants.
 CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 5.0, 8, 3
 #: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
 #: in the second share of the passing cases.
@@ -139,7 +139,7 @@ class CauseSearch:
         passing: the other cases: those that the backend passes or that the cover reproduces.
         cover: known mistakes of the backend.
         submit: submits a generated node; None if the backend is not available.
-        seconds: time of the search.
+        seconds: time limit of the search.
     """
 
     operator: Operator

@@ -59,8 +59,8 @@ MIN_BASES = 8
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 #: Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
-#: such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The inputs that do not
-#: meet it must be at least MIN_OTHERS.
+#: such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
+#: also needs at least MIN_OTHERS inputs that do not meet the condition.
 MIN_PROVEN = 11
 #: Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
 #: formula for all of them, and if it does so for all but one. If the backend returned other outputs
@@ -784,7 +784,7 @@ def supports_wherever(meeting: int, others: int) -> bool:
 
 
 def supports_change(alike: int, unlike: int) -> bool:
-    """Return whether new inputs suffice to state that a backend computes a changed formula.
+    """Return whether enough new inputs support the claim that a backend computes a changed formula.
 
     Args:
         alike: number of inputs for which the backend returns the outputs of the changed formula,
@@ -795,7 +795,7 @@ def supports_change(alike: int, unlike: int) -> bool:
 
 
 def supports_only_where(failing: int, meeting: int, others: int) -> bool:
-    """Return whether inputs suffice to state that a backend fails only under a condition.
+    """Return whether enough inputs support the claim that a backend fails only under a condition.
 
     Args:
         failing: number of failing inputs, which all meet the condition.

@@ -321,7 +321,7 @@ class ModelRunner:
             NotApplicable: if the model is a node that breaks its operator's signature, and has to
                 be lowered.
             UnusableOutput: if the backend returned an invalid value.
-            BaseException: any other exception of the backend is its failure.
+            BaseException: any other exception that the backend raises is passed on, as its failure.
         """
         self.lowered, self.opset = False, 0
         kept_model, forms = self._kept

@@ -61,8 +61,8 @@ def cache_folder() -> Path:
     try:
         return platformdirs.user_cache_path("onnxopt")
     except RuntimeError:
-        # Without HOME, a user who is missing in the password database has no home folder. No folder
-        # can be created here, so the command warns and runs without a cache.
+        # Without HOME, a user who is missing from the password database has no home folder. No
+        # folder can be created below this path, so the command warns and runs without a cache.
         return Path(os.devnull, "onnxopt")
 
 

@@ -44,7 +44,7 @@ from onnxopt_cli.core.values import (
 _MAX_SURPLUS_OUTPUTS = 5
 _MAX_KEYS = 5
 _MAX_KEY_CHARS = 200
-# If few elements need a limit, the limits of this number of blocks are derived together.
+# If only a few elements need a limit, this number of blocks is judged together.
 _BLOCKS_PER_BATCH = 16
 
 

@@ -293,7 +293,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(data: Any) -> Result:
-    """Return the argument of :func:`result_to_json`; error bounds keep only their factor.
+    """Return the result that :func:`result_to_json` converted; error bounds have only a factor.
 
     Args:
         data: a JSON object that conforms to the schema.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 # Control characters, format characters (including bidirectional overrides), surrogates, and the
 # separators that some terminals interpret as line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Letters and marks that are displayed as nothing: those that Unicode calls default ignorable and
-# that are not format characters, among them the variation selectors, which can carry any text.
-_DISPLAYED_AS_NOTHING = re.compile(
+# Invisible letters and marks: the characters that Unicode calls default ignorable, except format
+# characters. Variation selectors are among them; a sequence of these can hide any text.
+_INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
 )
@@ -188,7 +188,7 @@ def _is_hidden(character: str) -> bool:
     return (
         unicodedata.category(character) in _HIDDEN
         or is_noncharacter
-        or _DISPLAYED_AS_NOTHING.match(character) is not None
+        or _INVISIBLE.match(character) is not None
     )
 
 

@@ -53,7 +53,7 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# Numbers of nodes of a model with several nodes.
+# The number of nodes of a model with several nodes is drawn from these.
 _NODE_COUNTS = (2, 2, 3)
 #: Chains of primitive nodes that may connect two nodes: for each node of the chain, the operator
 #: and the name of its second input, if any. Every chain preserves the shape.
@@ -70,12 +70,12 @@ _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 #: rtol allows the error bounds of elements whose relative error bound is at most this, atol those
 #: of all other elements.
 _LARGEST_RTOL = 1e-3
-# Other types of inputs are traits of a node.
+# An input of another type is a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# Numbers of groups of tensors of a node.
+# The number of groups of tensors of a node is drawn from these.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
 # About one example in this number breaks the signature.
 _EXAMPLES_PER_BREACH = 8
@@ -278,7 +278,7 @@ class GeneratedExample:
     def _selects(self, name: str, value: object) -> bool:
         """Return whether the value of an attribute selects a computation, such as a mode.
 
-        An axis or a count has other values for the same computation.
+        An axis or a count does not select a computation: it is a parameter of the same one.
         """
         attribute_type = self.node.schema.attributes[name].type
         if attribute_type != defs.OpSchema.AttrType.INT:

@@ -123,7 +123,8 @@ class ReferenceModel:
             """An evaluator that runs subgraphs and functions by evaluators of the same class.
 
             The nodes of a subgraph are loaded when it first runs, because most branches never run.
-            Those within functions are loaded at once: their attributes may be linked.
+            Subgraphs within functions are loaded at once, because their nodes may refer to the
+            function's attributes.
             """
 
             #: The number of functions that are being loaded.

@@ -150,8 +150,8 @@ def open_session(
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
-        # Reading the cases may take long. On the machines of a cluster, other backends may be
-        # installed.
+        # An unknown backend is reported before the cases are read, which may take long. With a
+        # cluster, its machines decide, because other backends may be installed there.
         require_backends(config.backends)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress

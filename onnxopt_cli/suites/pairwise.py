@@ -237,7 +237,7 @@ class _Design:
             else:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
-        # Half of the nodes lack each of these, for backends that do not support it. An infinity
+        # Half of the nodes are without each of these, for backends that lack it. An infinity
         # hides all other terms of a sum, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either

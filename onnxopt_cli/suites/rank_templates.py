@@ -30,7 +30,7 @@ _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),
 )  # fmt: skip
-#: Lengths of tensors whose ranks are tested: of floats, with infinite elements, and of doubles.
+#: Tensors whose ranks are tested: the length and the kind (floats, partly infinite, or doubles).
 _RANKED = (
     *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
     *((length, "infinite") for length in (5, 11, 33)),

@@ -47,7 +47,7 @@ def name_folder() -> str:
 def enter_folder(folder: str) -> int | None:
     """Create the folder, and direct temporary files of this process and its children to it.
 
-    If the folder cannot be created, temporary files go to the folder of the environment.
+    If the folder cannot be created, temporary files stay in the environment's temporary folder.
 
     Returns:
         The descriptor that holds the lock; None without a lock.

@@ -207,7 +207,10 @@ def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
 
 
 def _group(process: int) -> int:
-    """Return the group of a process; for an ended one, this group, which :func:`_signal` omits."""
+    """Return the group of a process, or the group of this process if it has ended.
+
+    :func:`_signal` sends nothing to the group of this process.
+    """
     with suppress(OSError):
         return os.getpgid(process)
     return os.getpgrp()

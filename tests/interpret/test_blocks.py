@@ -205,7 +205,7 @@ def test_blocks_judge_fuzz_examples_like_complete_tensors(example, seed):
 
 @pytest.mark.slow
 def test_double_precision_changes_no_expected_value_of_the_suite(monkeypatch):
-    """Results in double, corrected near ties, equal results in the widest type."""
+    """With corrections near ties, results computed in double equal those of the widest type."""
     compared = 0
     for case in collect([str(CASES)]).cases[::11]:
         content = case.load()

@@ -48,7 +48,7 @@ def test_commands_of_the_document_work_on_its_operator(place, call):
     assert len(COMMANDS) == 8
     outputs = {}
     for command in COMMANDS:
-        # A quarter of the implementations of an audit has some of each kind.
+        # A quarter of an audit's implementations still contains every kind.
         done = call(f"{command} --shard 1/4" if command.startswith("audit") else command)
         assert done.code == 0, f"{command}\n{done.out}{done.err}"
         outputs[command.partition(" --operators")[0]] = done.out

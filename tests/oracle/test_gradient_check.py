@@ -51,7 +51,7 @@ OTHER_OPERATORS = [
 
 
 def check(operator, inputs, attributes=None, sources="", opset=17):
-    """Return the unconfirmed elements of the derivatives of the squares of an operator's output."""
+    """Differentiate h * h + h, where h is an operator's output; return the unconfirmed elements."""
     sources = sources or " ".join(inputs)
     steps = [(operator, sources, "h", attributes or {}), ("Mul", "h h", "p"), ("Add", "p h", "y")]
     case = GradientCase("case", "", inputs, steps, tuple(inputs), opset=opset)

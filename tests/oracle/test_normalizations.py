@@ -216,7 +216,7 @@ def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype
 
 
 def by_given_statistics(dtype, ratio):
-    """Return operands of a BatchNormalization with a mean of that many deviations."""
+    """Return operands of a BatchNormalization; ``ratio`` is the mean divided by the deviation."""
     random = np.random.default_rng(39)
     mean = ratio * (1 + random.random(6))
     x = mean[:, None] + random.standard_normal((2, 6, 150))

@@ -1,4 +1,4 @@
-"""The response of the condition estimate in a worker."""
+"""The condition estimate computed in a worker, and its response to the runner."""
 
 import numpy as np
 import pytest

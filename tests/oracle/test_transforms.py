@@ -43,7 +43,7 @@ def by_matrix(x, roots=roots_of_unity):
 
 
 def by_radix(x, roots=roots_of_unity):
-    """Split by the smallest prime factor; the product of all of them is the length."""
+    """Compute the transform recursively, splitting the length by its smallest prime factor."""
     count = x.shape[-1]
     if count == 1:
         return x

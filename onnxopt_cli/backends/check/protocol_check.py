@@ -1,8 +1,8 @@
-"""Check a backend against the rules that onnxopt relies on, for every backend, command or plugin.
+"""Check whether a backend, a command or a plugin, keeps the rules that onnxopt relies on.
 
-:file:`exec/protocol.md` specifies the rules for commands. Rules are not cases, because a case
-cannot express most of them: a damaged model, an unknown field, or printed output. A command runs in
-its own process; a plugin gets a process of its own, because it may crash or hang.
+:file:`exec/protocol.md` specifies the rules for commands. The rules are not cases, because a case
+cannot contain a damaged model, a request with an unknown field, or printed output. A command runs
+in its own process; a plugin gets a process of its own, because it may crash or hang.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> d
         where: the location of the model, for messages.
 
     Raises:
-        InvalidCase: if an input is not a tensor, a dimension of ``--dim`` does not exist, or a
+        InvalidCase: if an input is not a tensor, a dimension of ``--dim`` does not exist, or
             the inputs would have more than 2^26 elements together.
     """
     declared = fed_inputs(model.graph)
@@ -173,7 +173,7 @@ def _require_few_elements(shapes: Mapping[str, tuple[int, ...]], where: str) -> 
     """Require that the inputs of a model are not too large to be drawn.
 
     Raises:
-        InvalidCase: naming the largest input.
+        InvalidCase: if they are; the message names the largest input.
     """
     counts = {name: math.prod(max(size, 1) for size in shape) for name, shape in shapes.items()}
     if sum(counts.values()) > _MAX_DRAWN_ELEMENTS:

@@ -45,9 +45,9 @@ def lower_call(
     """Return primitive nodes that replace the node of a call.
 
     The operators of these nodes have the same meaning in every opset from 13 on. Expressions that
-    several groups have in common are computed once. The module
-    :mod:`~onnxopt_cli.interpret.lower.lower_call` describes the precision of each operation; each
-    output is rounded to its own element type. If the shape of an operand is unknown and it does not
+    several groups have in common are computed once. The
+    docstring of this module describes the precision of each operation; each output is rounded to
+    its own element type. If the shape of an operand is unknown and it does not
     broadcast to its group's first tensor, the nodes fail at run time.
 
     Args:

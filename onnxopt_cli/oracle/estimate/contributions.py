@@ -267,8 +267,8 @@ def _largest_shares(
         model: the model.
         names: the names of its nodes in the order of visits.
         candidates: the indices of nodes that move the outputs.
-        movements: given factors, one row per run and one column per node, returns for each run
-            how far the outputs move if the error of each node is multiplied by its factor.
+        movements: takes factors, one row per run and one column per node; returns the movement of
+            the outputs in each run if the error of each node is multiplied by its factor.
     """
     if not candidates:
         return []

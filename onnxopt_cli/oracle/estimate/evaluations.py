@@ -244,7 +244,7 @@ def evaluate_model(
 
 
 def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
-    """Return how coarsely a node rounds that ran in the model's own types."""
+    """Return a node that ran in the model's own types, with the unit roundoff of these types."""
     before, after = coarsest_roundoff(operands), coarsest_roundoff(outputs)
     # The input R of a training operator, and values that depend on R alone, may be float32 while
     # the tensors are doubles.

@@ -106,9 +106,9 @@ _LISTED = {
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,
-    # Differences of cosines, whose error is relative to the cosines.
+    # Windows subtract cosines; the error is relative to the cosines, not to the difference.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # Differences of coordinates, whose error is relative to the coordinates.
+    # These subtract coordinates; the error is relative to the coordinates, not to the difference.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # The coordinates are rounded even if the output is an element of the input.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
@@ -316,7 +316,7 @@ def _terms(
         for element in _generic_elements(inputs[place].size):
             before, old_outputs = inputs, outputs
             if node.op_type == "MatMul" and all(operand.ndim == _MATRIX_RANK for operand in inputs):
-                # Other rows, or columns, of the product do not change.
+                # An element of an operand affects only one row or column of the product.
                 before, index = _row_or_column(inputs, place, element)
                 old_outputs = compute(*before)
             else:

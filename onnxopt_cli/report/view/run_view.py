@@ -220,7 +220,7 @@ class RunView:
 
     @cached_property
     def open_explanations(self) -> tuple[Explanation, ...]:
-        """The explanations that leave failures unexplained, or ran out of time."""
+        """The explanations that do not explain all failures, or whose search ran out of time."""
         return tuple(
             explanation
             for explanation in self.record.explanations

@@ -212,8 +212,8 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
     """Yield maxima placed in a given shape that only has more rows than the inferred one.
 
-    The published case and ONNX Runtime count the indices in the inferred shape and in the given
-    one, respectively. For one channel with further rows at the end, both are the same.
+    The indices of the published case refer to the inferred shape, those of ONNX Runtime to the
+    given shape. For one channel with further rows at the end, they are the same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)

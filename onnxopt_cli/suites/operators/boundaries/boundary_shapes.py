@@ -35,7 +35,7 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
 
 
 def _truths(draft: NodeDraft, shape: Shape) -> Array:
-    """Draw Booleans. A scalar is the one with which the operator changes the other operand."""
+    """Draw Booleans. A scalar has the value for which the output differs from the other operand."""
     if shape:
         return draft.tensor(np.dtype(bool), shape)
     return np.array(draft.schema.name != "And")
