@@ -57,6 +57,8 @@ _LONGEST_NAMED_RANK = 5
 # Inputs of at most this many integers are usually parameters: axes, sizes or pads.
 _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
+# The floats that programs without a package for further types know.
+_NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,8 @@ def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
         yield Trait(f"{name} is a float of 16 bits", cost + 0.02)
     if "float" in value.dtype.name:
         yield Trait(f"{name} is a float", cost + 0.08)
+    if value.dtype in _NUMPY_FLOATS:
+        yield Trait(f"{name} is float16, float32 or float64", cost + 0.1)
     if kind in "iu":
         yield Trait(f"{name} is an integer", cost + 0.02)
     if kind == "u":

@@ -6,6 +6,7 @@ from itertools import product
 from textwrap import dedent
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import onnx.parser
 import pytest
@@ -185,6 +186,18 @@ def test_traits_of_a_node_name_its_type_attribute_and_version():
     assert "to is bool" in texts
     assert {"the operator has at least version 9", "the operator has a version before 13"} <= texts
     assert "the operator has at least version 13" not in texts
+    assert "input is float16, float32 or float64" in texts
+
+
+def test_bfloat16_is_told_from_the_floats_of_numpy():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> '
+        "g (bfloat16[2] x) => (bfloat16[2] y) { y = Exp(x) }"
+    )
+    x = np.zeros(2, ml_dtypes.bfloat16)
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, {"x": x}), {"y": x})}
+    assert "input is a float" in texts
+    assert "input is float16, float32 or float64" not in texts
 
 
 @pytest.mark.slow
