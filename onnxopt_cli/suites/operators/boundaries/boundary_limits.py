@@ -367,8 +367,8 @@ def _results() -> Iterator[tuple[str, str, Generator]]:
     new = np.array([7.0, 8.0], np.float32)
     for position in (-3, -1, 0, 2, 3):
         stem = f"position_{position}".replace("-", "minus_")
-        dtype = np.int32 if position % 2 else np.int64
-        yield "SequenceInsert", stem, fixed_node(items, new, np.array(position, dtype))
+        index = np.array(position, np.int32 if position % 2 else np.int64)
+        yield "SequenceInsert", stem, fixed_node(items, new, index)
     yield "SequenceInsert", "into_empty", fixed_node([], new, np.array(0, np.int64))
     yield "OptionalHasElement", "none", fixed_node(None)
     deep = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
