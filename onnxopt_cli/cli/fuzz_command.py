@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from onnxopt_cli.config.run_config import (
     Limits,
     RunConfig,
 )
+from onnxopt_cli.core.files import require_output_folder
 from onnxopt_cli.errors import NothingSelected, UsageError
 from onnxopt_cli.workers.interruption import interruptible
 
@@ -129,7 +129,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     if not options["backend"]:
         raise UsageError("no backend to test", hint="name one: -b onnxruntime")
     chosen = _chosen(operators, excluded, options)
-    _require_folder(options["output"])
+    require_output_folder("-o", options["output"])
     examples = options["examples"]
     if examples is None and options["seconds"] is None:
         examples = _EXAMPLES
@@ -202,13 +202,3 @@ def _command_line(
     words += ["--single-nodes"] * options["single_nodes"]
     words.append(f"-b {options['backend']} --seed {options['seed']}")
     return " ".join(words)
-
-
-def _require_folder(folder: Path) -> None:
-    """Require, before the search, that failures can be written to the folder."""
-    path = folder.absolute()
-    above = path if path.exists() else path.parent
-    if not above.exists():
-        raise UsageError(f"-o {folder}: the folder above it, {above}, does not exist")
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"-o {folder}: cannot write in {above}")

@@ -13,6 +13,7 @@ from onnxopt_cli.cli.completion import complete_suite
 from onnxopt_cli.cli.console import stderr
 from onnxopt_cli.cli.shared_options import option, options_of
 from onnxopt_cli.config.run_config import ModelInputs
+from onnxopt_cli.core.files import require_output_folder
 from onnxopt_cli.core.text import FreeNames
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -64,6 +65,8 @@ def command(
         written_suites,
     )
 
+    if not check:
+        require_output_folder("-o", output)
     code = 0
     generated = {}
     for target in dict.fromkeys(targets or ("spec",)):

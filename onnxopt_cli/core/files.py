@@ -117,6 +117,23 @@ def require_place(option: str, path: Path) -> None:
         raise UsageError(f"{option} cannot write {path}: {reason}") from None
 
 
+def require_output_folder(option: str, folder: Path) -> None:
+    """Require early that files can be written to a folder, which need not exist yet.
+
+    The folder above it must exist, because a path that lacks several folders is most likely
+    mistyped.
+
+    Raises:
+        UsageError: naming the option, if the folder cannot be written to or created.
+    """
+    path = folder.absolute()
+    existing = path if path.exists() else path.parent
+    if not existing.exists():
+        raise UsageError(f"{option} {folder}: the folder above it, {existing}, does not exist")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {folder}: cannot write in {existing}")
+
+
 def create_last_folder(folder: Path) -> None:
     """Create a folder unless it exists; the folder above it must exist.
 
