@@ -418,6 +418,13 @@ def test_the_inputs_of_a_light_model_are_ramps(tmp_path):
     assert content.tolerance is None
 
 
+def test_inputs_of_a_light_model_are_limited_together(tmp_path):
+    types = {name: tensor_type(shape=[2**25, 1]) for name in ("x", "y", "z")}
+    outputs = [tensor(ONE_TWO)] * 3
+    with pytest.raises(InvalidCase, match="too large to generate"):
+        read(light(tmp_path / "light", identity(types), outputs))
+
+
 def test_light_model_has_the_tolerance_of_its_real_directory(tmp_path):
     folder = light(tmp_path / "light", identity({"x": FLOAT}), [tensor(ONE_TWO)])
     real = tmp_path / "real" / "test_a"

@@ -44,6 +44,16 @@ def test_full_disk_loses_no_entry_of_an_earlier_run(folder, monkeypatch, caplog)
     assert "No space left on device" in caplog.text
 
 
+def test_user_without_a_home_folder_has_no_cache(folder, monkeypatch, caplog):
+    for variable in (CACHE_VARIABLE, "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    # No entry of the password database has this number.
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    stored(key=b"1")
+    assert opened().get("key") is None
+    assert "numbers are computed" in caplog.text
+
+
 def fail(message):
     raise UsageError(message)
 

@@ -59,6 +59,7 @@ PIECES = (
     "##teamcity[x]", "\n", "\r", " ", "|", "`", "```", "'", '"', "$(id)", "`id`", ";", "&", "<b>",
     "</code>",
     "</details>", "![x](//x)", "<https://x>", "word " * 9,
+    "x\u3164\ufe0f\U000e0041",
 )  # fmt: skip
 texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
 
