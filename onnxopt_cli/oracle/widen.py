@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache
+from importlib.abc import InspectLoader
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
@@ -164,15 +165,18 @@ def in_double() -> list[tuple[Any, str, Any]]:
         for name, module in sorted(sys.modules.items())
         if name.startswith(_REFERENCE)
         and getattr(module, "np", None) is np
-        and any(map(_names_float32, vars(module).values()))
+        and _names_float32(_code_of(module))
     ]
 
 
-def _names_float32(member: object) -> bool:
-    """Return whether the code of a function, or of a method of a class, names float32."""
-    if isinstance(member, type) and member.__module__.startswith(_REFERENCE):
-        return any(map(_names_float32, vars(member).values()))
-    code = member if isinstance(member, CodeType) else getattr(member, "__code__", None)
+def _code_of(module: ModuleType) -> CodeType | None:
+    """Return the code of a module's file; corrections may have replaced functions of the module."""
+    loader = module.__spec__.loader if module.__spec__ else None
+    return loader.get_code(module.__name__) if isinstance(loader, InspectLoader) else None
+
+
+def _names_float32(code: CodeType | None) -> bool:
+    """Return whether the code of a module or function, or code within it, names float32."""
     return code is not None and (
         "float32" in code.co_names
         or any(_names_float32(part) for part in code.co_consts if isinstance(part, CodeType))

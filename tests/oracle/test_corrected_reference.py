@@ -24,8 +24,9 @@ from onnxopt_cli.oracle.corrections import windows
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
 from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.evaluator import native_outputs
-from onnxopt_cli.oracle.patching import replaced
+from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.injection import UNITS
+from onnxopt_cli.oracle.widen import in_double
 
 ELEMENT = helper.np_dtype_to_tensor_dtype
 
@@ -713,3 +714,14 @@ def test_power_of_pool_may_be_a_float_or_large(opset, power, size):
     verify(
         model_of([node], {"x": x}, {"y": right}, opset), {"x": x}, [right], reference_fails=False
     )
+
+
+def test_corrected_operators_compute_in_double():
+    def modules_in_double():
+        in_double.cache_clear()
+        return {module.__name__.removeprefix("onnx.reference.ops.") for module, *_ in in_double()}
+
+    outside = modules_in_double()
+    with corrected():
+        assert modules_in_double() == outside
+    assert "aionnxml.op_tree_ensemble_classifier" in outside
