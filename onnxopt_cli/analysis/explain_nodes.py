@@ -325,7 +325,12 @@ class _NodeSearch:
         self._examine_cases()
         if self._submit and self._samples:
             for _ in range(MAX_CAUSES):
-                if not self._find_proven():
+                found = self._find_proven()
+                consistent = [*filter(self._is_consistent, self._accepted)]
+                # Nodes that are generated for a further statement may refute an earlier one.
+                is_refuted = len(consistent) < len(self._accepted)
+                self._accepted = consistent
+                if not (found or is_refuted):
                     break
         else:
             self._find_supported()
