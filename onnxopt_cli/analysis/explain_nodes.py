@@ -41,10 +41,7 @@ from onnxopt_cli.analysis.node_samples import (
     effects_on,
     judged_node,
 )
-from onnxopt_cli.analysis.node_search import (
-    EVALUATION_SECONDS,
-    on_corrected_reference,
-)
+from onnxopt_cli.analysis.node_search import on_corrected_reference
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
@@ -67,6 +64,9 @@ MAX_ELEMENTS = 1 << 16
 MAX_FAILING, MAX_PASSING = 60, 160
 #: Seconds for one operator of a backend that can be run again, and for all of them.
 OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
+#: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
+#: all cases, which takes long on a busy machine.
+SILENCE_SECONDS = 30.0
 #: Rounds of generated nodes that distinguish hypotheses, and nodes in each. A further round tests
 #: the best hypothesis.
 ROUNDS, NODES_PER_ROUND = 3, 40
@@ -700,7 +700,7 @@ class _NodeSearch:
 
         used = 0.0
         with suppress(ProcessLostError):
-            for total, items in on_corrected_reference(timed, 4 * EVALUATION_SECONDS):
+            for total, items in on_corrected_reference(timed, SILENCE_SECONDS):
                 self._clock.add(total - used)
                 used = total
                 yield from items
