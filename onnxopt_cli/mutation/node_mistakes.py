@@ -452,7 +452,7 @@ def _first_weights(node: BoundNode) -> BoundNode | None:
 
 
 def _first_direction(axes: Mapping[int, int], node: BoundNode) -> BoundNode | None:
-    """Replace values of the second direction; the inputs have these axes of directions."""
+    """Replace values of the second direction; ``axes`` has the axis of directions by input."""
     if node.attribute("direction") != b"bidirectional":
         return None
     for index, axis in axes.items():
@@ -478,7 +478,7 @@ def _reverse_as_computed(node: BoundNode) -> BoundNode | None:
 
 
 def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
-    """Move the last gate's bias of GRU's state to the bias of the input."""
+    """Move the state's bias of the last gate of GRU to the bias of the input."""
     bias = node.operand(3)
     if bias is None or not node.attribute("linear_before_reset"):
         return None

@@ -147,8 +147,8 @@ class _BackendRuns:
         except BackendUnavailable as error:
             # The label already names the backend.
             reason = error.message
-            for said in (f"backend {specification}: ", f"backend {specification} does not start: "):
-                reason = reason.removeprefix(said)
+            for text in (f"backend {specification}: ", f"backend {specification} does not start: "):
+                reason = reason.removeprefix(text)
             message = "\n".join(filter(None, (reason, error.hint)))
             self._store.keep_failed_start(specification, message)
             self._conditions.tell(f"{label} could not be started: {reason}")

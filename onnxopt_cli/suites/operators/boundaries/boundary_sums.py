@@ -1,7 +1,7 @@
 """Sums of many 16-bit numbers, which show in which type an operator accumulates.
 
-The terms are close to 0.53. A sum of 16 bits loses 6 % of each of them once it exceeds 64: it moves
-by 8 units in the last place of float16, or by 1 of bfloat16, instead of 8.5 or 1.06.
+The terms are close to 0.53. Once a 16-bit sum exceeds 64, it loses 6 % of each term: it increases
+by 8 units in the last place of float16 instead of 8.5, or by 1 unit of bfloat16 instead of 1.06.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _rows(*numbers: float) -> Array:
 def _reductions() -> dict[str, _Node]:
     axis, attributes = np.array([1]), {"keepdims": 0}
     terms, roots = _rows(_TERM, 2 * _TERM), _rows(_ROOT, -2 * _ROOT)
-    # The exponentials of the differences from the maximum are the terms.
+    # The terms are the exponentials of the differences from the maximum.
     exponents = _rows(log(_TERM), log(_TERM) + 1)
     exponents[:, 7] = 0, 1
     image = {"kernel_shape": [_TERMS]}
@@ -74,7 +74,7 @@ def _products() -> dict[str, _Node]:
     images, kernels = terms.T[None], weights[..., None]
     offsets = np.zeros((1, 2, 1, 2))
     sequence, recurrent = _rows(0.75, -0.75)[:, None], np.zeros((1, 1, 1))
-    # Their products with 0.75 are the terms, divided by 512.
+    # The product of an element and 0.75 is a term divided by 512.
     gates = _rows(_TERM / 384)[None]
     query, keys = _rows(1.0)[None], _rows(_TERM, _TERM / 2)[None]
     return {
