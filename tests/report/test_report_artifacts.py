@@ -112,6 +112,7 @@ def test_uncreatable_folder_is_an_error_before_the_run(demo, onnxopt):
 
 def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     folder = tmp_path / "in" / "out"
+    folder.parent.mkdir()
     check_folder(folder)
     names = [*HOSTILE, "..", ".", "/", "//etc", "C:\\x", "a/b", "a-b", "A-B", "", "x" * 5000]
     results = [result(name, backend, Outcome.ERROR) for name in names for backend in names]
