@@ -11,7 +11,6 @@ from onnxopt_cli.cli.console import note, show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_of, options_of
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
-from onnxopt_cli.core.files import require_output_folder
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -57,9 +56,6 @@ def command(
     from onnxopt_cli.suites.collect import collect
 
     scoreboard = read_scoreboard_file(file)
-    require_output_folder("site", scoreboard.site)
-    if not no_run:
-        require_output_folder("results", scoreboard.results)
     check_available(scoreboard.site)
     if not no_run:
         make_folder(scoreboard.results)

@@ -66,14 +66,9 @@ def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
         "audit demo.yaml --json missing/new/audit.json",
         "fuzz -b numpy -o missing/new",
         "generate spec -o missing/new",
-        "scoreboard missing_site.toml",
-        "scoreboard missing_results.toml",
     ],
 )
 def test_output_path_that_lacks_several_folders_is_refused(demo, onnxopt, command):
-    for field in ("site", "results"):
-        board = f'suites = ["demo.yaml"]\n{field} = "missing/new"\n[backends]\na = "numpy"\n'
-        (demo / f"missing_{field}.toml").write_text(board)
     answer = onnxopt(*command.split())
     assert answer.code == 2
     assert "missing, does not exist" in " ".join(answer.err.split())
