@@ -115,6 +115,7 @@ def fuzz(session: nox.Session, target: str) -> None:
         session.run(sys.executable, "scripts/fuzz_files.py", "--count", "120")
         return
     failures = session.cache_dir / "fuzz"
+    failures.mkdir(parents=True, exist_ok=True)
     for backend, examples in (
         ("onnxruntime,graph_optimization_level=disable_all", 500),
         ("numpy", 1000),
@@ -134,8 +135,10 @@ def oldest(session: nox.Session) -> None:
     suites = ("spec", "conformance", "pruning", "--shard", "1/4")
     session.run("onnxopt", "run", *suites, "-q", "-b", "numpy", "-b", "onnxruntime")
     session.run("onnxopt", "show", "Adam", silent=True)
-    failures = str(session.cache_dir / "fuzz" / "oldest")
-    session.run("onnxopt", "fuzz", "-b", "numpy", "--examples", "50", "-o", failures)
+    failures = session.cache_dir / "fuzz"
+    failures.mkdir(parents=True, exist_ok=True)
+    folder = str(failures / "oldest")
+    session.run("onnxopt", "fuzz", "-b", "numpy", "--examples", "50", "-o", folder)
 
 
 @nox.session(python=newest_python())
