@@ -176,7 +176,8 @@ def unknown_backend(name: str, names: Sequence[str]) -> UsageError:
         name: the backend as the user wrote it.
         names: the names of all backends.
     """
-    listed = f"known are {', '.join(names)}, python:module:attribute, exec:COMMAND and adapter:NAME"
+    notations = "python:module:attribute, exec:COMMAND and adapter:NAME"
+    listed = f"the backends are {', '.join(names)}, {notations}"
     hint = nearest(name, names) or _other_kind(name)
     return UsageError(f"unknown backend {printable(repr(name))}", hint=f"{hint} {listed}".strip())
 

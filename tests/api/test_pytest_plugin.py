@@ -137,7 +137,10 @@ def test_markers_are_capabilities_also_with_xdist(pytester, processes):
     ("arguments", "pattern"),
     [
         (["--onnxopt", "nowhere"], "*no such path, suite or case*"),
-        (["--onnxopt", "spec", "--onnxopt-backend", "unknown"], "*unknown backend*known are*"),
+        (
+            ["--onnxopt", "spec", "--onnxopt-backend", "unknown"],
+            "*unknown backend*the backends are*",
+        ),
         (
             ["--onnxopt", CASE, "--onnxopt-backend", "a=numpy", "--onnxopt-backend", f"a={WRONG}"],
             "*two backends have the name a; give each a different name*",

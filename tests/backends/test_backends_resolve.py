@@ -87,7 +87,7 @@ def test_unknown_backend_error_suggests_and_lists_names(name, near):
     with pytest.raises(UsageError, match=f"unknown backend '{name}'") as caught:
         resolve_backend(name)
     assert near in caught.value.hint.partition("?")[0]
-    assert "known are numpy, onnxruntime, onnx-reference" in caught.value.hint
+    assert "the backends are numpy, onnxruntime, onnx-reference" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_unknown_backend_error_suggests_and_lists_names(name, near):
 def test_unknown_backend_error_suggests_the_missing_prefix(name, suggestion):
     with pytest.raises(UsageError, match="unknown backend") as caught:
         resolve_backend(name)
-    assert caught.value.hint.startswith(f"did you mean {suggestion}? known are ")
+    assert caught.value.hint.startswith(f"did you mean {suggestion}? the backends are ")
 
 
 def test_escape_sequences_in_names_are_escaped():

@@ -269,7 +269,7 @@ def adapter_source(specification: Specification) -> str:
         bare_name, _, rest = name.partition(",")
         if rest:
             raise misused(specification.text, f": {printable(rest)!r} is not an option")
-        listed = f"known are {', '.join(names)}; a file is written {ADAPTER}./file.py"
+        listed = f"the adapters are {', '.join(names)}; a file is written {ADAPTER}./file.py"
         hint = nearest(bare_name, names, listed)
         raise misused(specification.text, f": unknown adapter {printable(name)!r}", hint)
     return str(SHIPPED / f"{name.replace('-', '_')}.py")
@@ -369,7 +369,7 @@ def _parsed(path: Path, text: str) -> Adapter:
     ):
         for key in table:
             if key not in known:
-                hint = nearest(key, known, f"known are {', '.join(known)}")
+                hint = nearest(key, known, f"the fields are {', '.join(known)}")
                 raise ValueError(f"has no field {prefix}{printable(key)}: {hint}")
     dependencies, admitted = _requirements(document)
     names = [Requirement(dependency).name for dependency in dependencies]
