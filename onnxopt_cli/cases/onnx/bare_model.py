@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.case import Case, Problem
-from onnxopt_cli.cases.onnx.data_set import fed_inputs, read_inputs
+from onnxopt_cli.cases.onnx.data_set import MAX_GENERATED_ELEMENTS, fed_inputs, read_inputs
 from onnxopt_cli.cases.onnx.model_check import is_symbol, model_fault, symbol_fault
 from onnxopt_cli.cases.onnx.model_file import external_files, read_model
 from onnxopt_cli.cases.tensors.declared import integer_range
@@ -47,9 +47,6 @@ _BATCH, _CHANNELS, _IMAGE_RANK = 1, 3, 4
 _INTEGERS_BELOW = 2
 # Operators that may lie between an input and the Gather that uses it as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-# Elements of all drawn inputs together. A model of a few bytes can declare inputs of any size, and
-# this process draws them.
-_MAX_DRAWN_ELEMENTS = 1 << 26
 _WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
 _HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"
 
@@ -176,10 +173,10 @@ def _require_few_elements(shapes: Mapping[str, tuple[int, ...]], where: str) -> 
         InvalidCase: if they are; the message names the largest input.
     """
     counts = {name: math.prod(max(size, 1) for size in shape) for name, shape in shapes.items()}
-    if sum(counts.values()) > _MAX_DRAWN_ELEMENTS:
+    if sum(counts.values()) > MAX_GENERATED_ELEMENTS:
         largest = max(counts, key=lambda name: counts[name])
         fault = (
-            f"the inputs are too large: at most {_MAX_DRAWN_ELEMENTS} elements are drawn for a "
+            f"the inputs are too large: at most {MAX_GENERATED_ELEMENTS} elements are drawn for a "
             f"model; the largest input, {largest!r}, has the shape {list(shapes[largest])}"
         )
         raise InvalidCase([Fault(where, fault)], hint=_HINT)

@@ -54,8 +54,9 @@ LIGHT_PREFIX = "light_"
 #: The file with a directory's tolerance, and with the URL of its model if that is missing.
 DATA_FILE = "data.json"
 
-# Elements of all generated inputs of a model together.
-_MAX_RAMP_ELEMENTS = 2**26
+#: Limit on the elements of all generated inputs of a model together. A model of a few bytes can
+#: declare inputs of any size.
+MAX_GENERATED_ELEMENTS = 2**26
 _MAX_DATA_FILE_BYTES = 1_000_000
 _MAX_UNREAD_NAMES = 5
 # Data sets for which a warning about unread files has been shown.
@@ -331,15 +332,20 @@ def _ramps(
         tensor = info.type.tensor_type
         shape = [size.dim_value if size.HasField("dim_value") else 1 for size in tensor.shape.dim]
         count = math.prod(shape)
-        elements += max(count, 1)
         fault = ""
         if tensor.elem_type != TensorProto.FLOAT:
             fault = "is not a float32 tensor; only such inputs can be generated"
-        elif min(shape, default=0) < 0 or elements > _MAX_RAMP_ELEMENTS:
-            fault = f"has the shape {shape}, which is negative or too large to generate"
+        elif min(shape, default=0) < 0:
+            fault = f"has the shape {shape}, which has a negative size"
+        elif elements + max(count, 1) > MAX_GENERATED_ELEMENTS:
+            fault = (
+                f"has the shape {shape}, but at most {MAX_GENERATED_ELEMENTS} elements are "
+                "generated for all inputs of a model together"
+            )
         if fault:
             problems.append(Fault(str(model), f"the input {info.name!r} {fault}"))
         else:
+            elements += max(count, 1)
             ramp = np.arange(count) / max(count, 1)
             values[info.name] = ramp.astype(np.float32).reshape(shape)
     return values
