@@ -112,9 +112,7 @@ _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 _MAX_RANKED = 60
 # Largest number of nodes from which others are generated; seconds of the reference for each node.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
-
-
-# Effects of a mistake that changes outputs.
+# The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
 
 _Item = TypeVar("_Item")
@@ -325,12 +323,8 @@ class _NodeSearch:
         self._examine_cases()
         if self._submit and self._samples:
             for _ in range(MAX_CAUSES):
-                found = self._find_proven()
-                consistent = [*filter(self._is_consistent, self._accepted)]
-                # Nodes that are generated for a further statement may refute an earlier one.
-                is_refuted = len(consistent) < len(self._accepted)
-                self._accepted = consistent
-                if not (found or is_refuted):
+                another_needed = self._find_proven()
+                if not (self._drop_refuted() or another_needed):
                     break
         else:
             self._find_supported()
@@ -442,6 +436,20 @@ class _NodeSearch:
             if self.ran_out_of_time:
                 return False
         return False
+
+    def _drop_refuted(self) -> bool:
+        """Drop the accepted hypotheses that no longer agree with all nodes.
+
+        Nodes that are generated to test one hypothesis may refute another, whose failing cases then
+        need another cause.
+
+        Returns:
+            Whether a hypothesis was dropped.
+        """
+        consistent = [*filter(self._is_consistent, self._accepted)]
+        is_dropped = len(consistent) < len(self._accepted)
+        self._accepted = consistent
+        return is_dropped
 
     def _is_proven(self, hypothesis: Hypothesis, fresh: Sequence[NodeSample]) -> bool:
         """Return whether nodes that were generated after a hypothesis was chosen confirm it."""
@@ -757,10 +765,10 @@ def agrees_with_nodes(
     if len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + len(differing)):
         return True
     separate = _separate_mistakes(hypothesis, samples, candidates)
-    alone = sum(
+    differing_alone = sum(
         not any(sample.effects.get(name) in _EFFECTS for name in separate) for sample in differing
     )
-    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + alone)
+    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing_alone)
 
 
 def _separate_mistakes(

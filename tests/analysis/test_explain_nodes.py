@@ -12,8 +12,10 @@ import onnx.parser
 import pytest
 
 from onnxopt_cli import Execution, Isolation, load_cases, run
+from onnxopt_cli.analysis.explain import SearchClock
 from onnxopt_cli.analysis.explain_nodes import (
     Hypothesis,
+    _NodeSearch,
     agrees_with_nodes,
     explain_nodes,
     supports_condition,
@@ -481,6 +483,44 @@ def test_nodes_with_two_mistakes_do_not_contradict_either(of_passing_node, is_co
     first = Hypothesis((), SimpleNamespace(name="first"), 0.0)
     assert agrees_with_nodes(first, samples, ["first", "second"], ()) is is_consistent
     assert not agrees_with_nodes(first, samples, ["first"], ())
+
+
+def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
+    is_float, is_long, has_zero = (
+        Trait("A is a float", 0.1),
+        Trait("A is long", 0.3),
+        Trait("A has a zero", 0.2),
+    )
+
+    def nodes(count, *traits, failed, case=""):
+        return [
+            NodeSample(
+                case and f"{case}{place}", None, {}, [], [], failed=failed,
+                traits=frozenset(traits),
+            )
+            for place in range(count)
+        ]  # fmt: skip
+
+    search = _NodeSearch("mine", "Abs", [], {}, lambda *_: None, SearchClock(), 60.0)
+    search._samples = [
+        *nodes(3, is_float, is_long, failed=True, case="long"),
+        *nodes(1, has_zero, failed=True, case="zero"),
+        *nodes(40, failed=False, case="passing"),
+    ]
+
+    def generate():
+        search._samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
+        if search._accepted:
+            (statement,) = search._accepted
+            assert statement.traits == (is_float,)
+            # Short floats are among the nodes that are generated for the next statement.
+            search._samples += nodes(8, is_float, failed=False)
+
+    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search, "_generate", generate)
+    explanation = search.run()
+    assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
+    assert explanation.causes[0].found.startswith("wrong wherever A is long (")
 
 
 def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
