@@ -100,8 +100,8 @@ class SharedState:
 
         See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
         """
-        same = [(known, like) for proto, known, like in self.unchanged if proto is model]
-        like = dict(same).get(wide) or next((like for _, like in same), None)
+        earlier = {in_double: like for proto, in_double, like in self.unchanged if proto is model}
+        like = earlier.get(wide) or next(iter(earlier.values()), None)
         created = ReferenceModel(model, expanded, functions, wide=wide, like=like)
         if not expanded and not functions:
             self.unchanged.append((model, wide, created))
@@ -224,7 +224,7 @@ def evaluate_model(
     events = range_events | first_run.special_events
     out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
     if _REORDERED in events:
-        visitors = (partial(_overflowing, visitor, recorder.sites, value) for value in _SPECIALS)
+        visitors = [_overflowing(visitor, recorder.sites, special) for special in _SPECIALS]
         reordered = [native_model.run(inputs, overflowing) for overflowing in visitors]
         out_of_range += [outputs for outputs in reordered if not _same_outputs(outputs, native)]
     for index, evaluation in enumerate(evaluations):
@@ -364,18 +364,21 @@ def _out_of_range_outputs(
     small = not events.isdisjoint({_SUBNORMAL, _UNDERFLOW})
     results = [native] if small or _OVERFLOW in events else []
     if small:
-        results.append(native_model.run(inputs, partial(_flushing, visitor)))
+        results.append(native_model.run(inputs, _flushing(visitor)))
     if _SPREADS in events:
-        visitors = [partial(_spreading, visitor, special) for special in _SPECIALS]
+        visitors = [_spreading(visitor, special) for special in _SPECIALS]
         results += [native_model.run(inputs, spreading) for spreading in visitors]
     return results
 
 
-def _flushing(
-    visitor: Visitor, node: Any, compute: Compute, operands: Sequence[Any], index: int
-) -> list[Any]:
-    outputs = visitor(node, compute, operands, index)
-    return [flushed_value(with_flushed_root(node, operands, output)) for output in outputs]
+def _flushing(visitor: Visitor) -> Visitor:
+    """Return a visitor that also flushes subnormal numbers to zero."""
+
+    def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        return [flushed_value(with_flushed_root(node, operands, output)) for output in outputs]
+
+    return visit
 
 
 def flushed_value(value: Value) -> Value:
@@ -386,38 +389,31 @@ def flushed_value(value: Value) -> Value:
     return np.where(small, value.dtype.type(0), value) if small.any() else value
 
 
-def _spreading(
-    visitor: Visitor,
-    special: float,
-    node: Any,
-    compute: Compute,
-    operands: Sequence[Any],
-    index: int,
-) -> Sequence[Any]:
-    outputs = visitor(node, compute, operands, index)
-    if not mixes_infinite(node, operands):
-        return outputs
-    return [spread(node, operands, outputs[0], special), *outputs[1:]]
+def _spreading(visitor: Visitor, special: float) -> Visitor:
+    """Return a visitor in which fast algorithms spread NaN and infinity as a special value."""
+
+    def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        if not mixes_infinite(node, operands):
+            return outputs
+        return [spread(node, operands, outputs[0], special), *outputs[1:]]
+
+    return visit
 
 
-def _overflowing(
-    visitor: Visitor,
-    sites: Sequence[RoundingSite],
-    special: float,
-    node: Any,
-    compute: Compute,
-    operands: Sequence[Any],
-    index: int,
-) -> Sequence[Any]:
-    outputs = visitor(node, compute, operands, index)
-    same_node = index < len(sites) and sites[index].op_type == node.op_type
-    if not same_node or not may_overflow(node.op_type, operands):
-        return outputs
-    node_class = sites[index].node_class
-    return [
-        with_overflow(node, node_class, compute, operands, outputs[0], special),
-        *outputs[1:],
-    ]
+def _overflowing(visitor: Visitor, sites: Sequence[RoundingSite], special: float) -> Visitor:
+    """Return a visitor in which sums that may overflow result in a special value."""
+
+    def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        same_node = index < len(sites) and sites[index].op_type == node.op_type
+        if not same_node or not may_overflow(node.op_type, operands):
+            return outputs
+        node_class = sites[index].node_class
+        changed = with_overflow(node, node_class, compute, operands, outputs[0], special)
+        return [changed, *outputs[1:]]
+
+    return visit
 
 
 def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
