@@ -164,15 +164,15 @@ def _computed_at_once(
     """
     op_type = node.op_type
     if op_type in _ELEMENTWISE or (
-        op_type == "MatMul" and all(len(o.shape) >= _MATRIX_RANK for o in operands)
+        op_type == "MatMul" and all(len(operand.shape) >= _MATRIX_RANK for operand in operands)
     ):
         return _shared([Stacked(output) for output in compute(*_aligned(operands))])
     if op_type in _BY_CHANNEL and len(node.output) == 1 and isinstance(operands[0], Stacked):
         if len(operands[0].shape) < _MATRIX_RANK:
             return None
-        images, *others = compute(*[_in_channels(operand, count) for operand in operands])
-        # A normalization that trains also returns statistics, which are not images.
-        return None if others else [Stacked(_from_channels(images, count))]
+        images, *statistics = compute(*[_in_channels(operand, count) for operand in operands])
+        # In training, BatchNormalization returns statistics even if the node has one output.
+        return None if statistics else [Stacked(_from_channels(images, count))]
     if op_type == "Conv" and not node.has_linked_attribute:
         windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
         if windows * count <= _MAX_WINDOW_ELEMENTS:

@@ -139,6 +139,6 @@ def _with_whole_labels(
     stated = classlabels_strings and [label + _LAST for label in classlabels_strings]
     labels, scores = original(node, *args, classlabels_strings=stated, **kwargs)
     if stated:
-        whole = [label.removesuffix(_LAST) for label in labels.ravel().tolist()]
-        labels = np.array(whole, object).reshape(labels.shape)
+        whole_labels = [label.removesuffix(_LAST) for label in labels.ravel().tolist()]
+        labels = np.array(whole_labels, object).reshape(labels.shape)
     return labels, scores

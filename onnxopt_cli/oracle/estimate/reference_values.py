@@ -84,22 +84,22 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
     with corrected(), suppress(Exception):
         native_model = ReferenceModel(model)
         wide_model = ReferenceModel(model, wide=True, like=native_model)
-        known = {"": None, **native_model.arrays, **inputs}
+        all_values = {"": None, **native_model.arrays, **inputs}
         for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
             if unsupported_reason(node.onnx_node):
                 break
-            outputs = native_model.visits.outputs_of(node, known)
-            doubles = {name: widened_value(known[name]) for name in node.input}
+            outputs = native_model.visits.outputs_of(node, all_values)
+            doubles = {name: widened_value(all_values[name]) for name in node.input}
             exact = outputs
             # Some operators run in the model's own types only.
             with suppress(Exception), replaced(*in_double()):
                 exact = wide_model.visits.outputs_of(wide_node, doubles)
             outputs = [*map(rounded_like, exact, outputs)]
-            named = {name: v for name, v in zip(node.output, outputs, strict=False) if name}
+            named = {name: value for name, value in zip(node.output, outputs, strict=False) if name}
             if not all(_has_type(value, declared[name]) for name, value in named.items()):
                 break
             values |= named
-            known |= named
+            all_values |= named
             remaining -= sum(value.nbytes for value in named.values())
             if remaining < 0 or monotonic() > end:
                 break
