@@ -600,7 +600,7 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
     for index in range(number):
         x, gradient, velocity = tensors[index::number]
         gradient = gradient + attributes["norm_coefficient"] * x
-        beta = attributes.get("beta", 0.75) if count > 0 else 1.0
+        beta = attributes["beta"] if count > 0 else 1.0
         velocity = attributes["alpha"] * velocity + beta * gradient
         nesterov = attributes["mode"] == "nesterov"
         step = gradient + attributes["alpha"] * velocity if nesterov else velocity
@@ -611,35 +611,28 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
 
 #: The operators of the cases.
 OPERATORS: Mapping[str, Function] = {
-    "Adagrad": adagrad,
     "Abs": lambda operands, *_: [np.abs(operands[0])],
+    "Adagrad": adagrad,
     "AffineGrid": affine_grid,
-    "BitShift": shift_left,
-    "Ceil": lambda operands, *_: [np.ceil(operands[0])],
-    "Div": integer_quotient,
-    "Exp": lambda operands, *_: [np.exp(_exact(operands[0]))],
-    "GlobalLpPool": global_lp_pool,
-    "HannWindow": cosine_window(0.5, 0.5),
-    "Mod": integer_remainder,
-    "QLinearConv": qlinear_conv,
-    "RNN": last_rnn_state,
-    "ReduceSum": reduce_sum,
-    "ReduceSumSquare": reduce_sum_square,
-    "Sigmoid": lambda operands, *_: [1 / (1 + np.exp(-_exact(operands[0])))],
-    "Softplus": lambda operands, *_: [np.log1p(np.exp(_exact(operands[0])))],
     "Attention": attention,
     "AveragePool": _pooled(_average),
     "BatchNormalization": batch_normalization,
+    "BitShift": shift_left,
+    "BlackmanWindow": cosine_window(0.42, 0.5, 0.08),
+    "Ceil": lambda operands, *_: [np.ceil(operands[0])],
     "ConvTranspose": conv_transpose,
+    "Div": integer_quotient,
     "Einsum": lambda operands, attributes, _: [
         np.einsum(attributes["equation"], *map(_exact, operands))
     ],
-    "BlackmanWindow": cosine_window(0.42, 0.5, 0.08),
     "Erf": lambda operands, *_: [np.vectorize(math.erf)(_exact(operands[0]))],
+    "Exp": lambda operands, *_: [np.exp(_exact(operands[0]))],
     "Gemm": gemm,
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,
     "GridSample": grid_sample,
     "HammingWindow": cosine_window(25 / 46, 21 / 46),
+    "HannWindow": cosine_window(0.5, 0.5),
     "Hardmax": _along_axis(_hardmax),
     "IsInf": is_inf,
     "LRN": lrn,
@@ -648,18 +641,25 @@ OPERATORS: Mapping[str, Function] = {
     "LpPool": _pooled(_norm),
     "MatMul": lambda operands, *_: [_exact(operands[0]) @ _exact(operands[1])],
     "MaxPool": _pooled(lambda inside, *_: max(inside)),
+    "Mod": integer_remainder,
     "Momentum": momentum,
     "NonZero": non_zero,
     "Pad": pad,
+    "QLinearConv": qlinear_conv,
     "QuantizeLinear": quantize_linear,
+    "RNN": last_rnn_state,
     "Range": integer_range,
     "ReduceL1": reduce_l1,
     "ReduceLogSumExp": log_sum_exp,
+    "ReduceSum": reduce_sum,
+    "ReduceSumSquare": reduce_sum_square,
     "Resize": resize,
     "Shape": shape,
     "Shrink": shrink,
+    "Sigmoid": lambda operands, *_: [1 / (1 + np.exp(-_exact(operands[0])))],
     "Slice": slice_,
     "Softmax": _along_axis(lambda rows: np.exp(_log_softmax(rows))),
+    "Softplus": lambda operands, *_: [np.log1p(np.exp(_exact(operands[0])))],
     "Sqrt": lambda operands, *_: [np.sqrt(_exact(operands[0]))],
     "Squeeze": lambda operands, attributes, _: [operands[0].squeeze(tuple(attributes["axes"]))],
     "Tile": lambda operands, *_: [np.tile(operands[0], [int(count) for count in operands[1]])],

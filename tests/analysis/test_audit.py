@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from places import REPOSITORY
 
 INCONCLUSIVE = """\
 onnxopt: 1
@@ -31,6 +32,22 @@ UNEVEN = (
     .replace("[0.25]", "[0.9, 0.2, 0.6, 0.3]")
     .replace("loss: 1.0", "loss: 0.37")
 )
+
+
+@pytest.mark.slow
+def test_suite_rejects_every_mutant_and_no_reformulation(onnxopt, monkeypatch, tmp_path):
+    # .ci/run audits all operators, which takes minutes.
+    arguments = ("cases/", "--operator", "AdmmGradient")
+    monkeypatch.chdir(REPOSITORY)
+    answer = onnxopt("audit", *arguments, "--json", tmp_path / "audit.json")
+    assert answer.code == 0, answer.out
+    (score,) = json.loads((tmp_path / "audit.json").read_text())["operators"]
+    assert score["survivors"] == score["false_alarms"] == []
+    assert len(score["named"]) > 10
+    assert len(score["automatic"]) > 50
+    assert len(score["right"]) > 5
+    # Reformulations stay far below the tolerance.
+    assert all(verdict["largest_share_of_limit"] <= 0.5 for verdict in score["right"])
 
 
 def test_survivors_are_reported_with_an_input_that_distinguishes_them(workplace, onnxopt):

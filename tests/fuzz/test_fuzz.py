@@ -397,7 +397,6 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     assert onnxopt("run", "fuzz", "--isolation", "none").code == 0
 
 
-@pytest.mark.slow
 def softmax(shape, **attributes):
     values = [np.zeros(shape, np.float32)]
     return GeneratedExample(
@@ -440,6 +439,7 @@ def test_shown_number_of_examples_never_decreases(workplace):
     assert shown == sorted(shown)
 
 
+@pytest.mark.slow
 def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
     (workplace / "leaky.py").write_text(WITHOUT_ATTRIBUTES)
     backend = "python:leaky.py:WithoutAttributes"
