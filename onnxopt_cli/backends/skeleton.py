@@ -8,6 +8,7 @@ from importlib.resources import files
 from keyword import iskeyword
 from pathlib import Path
 
+from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
@@ -41,7 +42,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
     source = Path(__file__).parent / "skeletons" / language
     written = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        create_last_folder(folder)
         if any(folder.iterdir()):
             raise UsageError(
                 f"{printable(str(folder))} is not empty", hint="give a new or an empty folder"

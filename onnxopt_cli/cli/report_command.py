@@ -136,7 +136,7 @@ def diff(
         files = " and ".join(printable(str(path)) for path in (old, new))
         raise NothingSelected(
             f"{files} have no case in common",
-            hint="compare runs of the same cases, on a backend each or on backends of one name",
+            hint="compare two runs of the same cases",
         )
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
     if difference := other_options(before[0], after[0]):

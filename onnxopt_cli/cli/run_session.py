@@ -300,6 +300,9 @@ def _targets(config: RunConfig) -> Sequence[str]:
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
     """Require, before the run, that its files can be written."""
+    if config.log:
+        # The folder for artifacts may be in the folder of the log, which is created here.
+        require_place("--log", config.log)
     if config.artifacts:
         check_folder(config.artifacts)
     if config.update_expect:

@@ -88,14 +88,11 @@ def _identity(path: Path) -> str:
 
 
 def require_place(option: str, path: Path) -> None:
-    """Make sure early that a file can be written at a path, and create its folder.
-
-    Only the last folder of the path is created, because a path that lacks several folders is most
-    likely mistyped.
+    """Require early that a file can be written at a path, and create its folder.
 
     Raises:
-        UsageError: naming the option, if the path is a folder, its folder cannot be created, or a
-            file cannot be created in it.
+        UsageError: naming the option, if the path is a folder, its folder cannot be created (see
+            :func:`create_last_folder`), or a file cannot be created in it.
     """
     if path.is_dir():
         raise UsageError(f"{option} cannot write {path}: it is a folder")
@@ -118,31 +115,38 @@ def require_place(option: str, path: Path) -> None:
 
 
 def require_output_folder(option: str, folder: Path) -> None:
-    """Require early that files can be written to a folder, which need not exist yet.
-
-    The folder above it must exist, because a path that lacks several folders is most likely
-    mistyped.
+    """Require early that files can be written to a folder, which is created with the first file.
 
     Raises:
-        UsageError: naming the option, if the folder cannot be written to or created.
+        UsageError: naming the option, if the folder cannot be created (see
+            :func:`create_last_folder`) or written to.
     """
     path = folder.absolute()
+    try:
+        _require_folder_above(path)
+    except OSError as error:
+        raise UsageError(f"{option} {folder}: {error.strerror}") from None
     existing = path if path.exists() else path.parent
-    if not existing.exists():
-        raise UsageError(f"{option} {folder}: the folder above it, {existing}, does not exist")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"{option} {folder}: cannot write in {existing}")
 
 
 def create_last_folder(folder: Path) -> None:
-    """Create a folder unless it exists; the folder above it must exist.
+    """Create a folder for output unless it exists, but not the folders above it.
+
+    A path that lacks several folders is most likely mistyped.
 
     Raises:
         OSError: if the folder cannot be created, or the folder above it does not exist.
     """
-    if not folder.parent.exists():
-        raise OSError(errno.ENOENT, f"the folder above it, {folder.parent}, does not exist")
+    _require_folder_above(folder)
     folder.mkdir(exist_ok=True)
+
+
+def _require_folder_above(folder: Path) -> None:
+    above = folder.absolute().parent
+    if not above.exists():
+        raise OSError(errno.ENOENT, f"the folder above it, {above}, does not exist")
 
 
 def shown_path(path: Path) -> str:

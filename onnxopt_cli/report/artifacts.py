@@ -34,7 +34,7 @@ def check_folder(folder: Path) -> None:
         UsageError: if the folder cannot be created, or is not empty.
     """
     try:
-        create_last_folder(folder.absolute())
+        create_last_folder(folder)
         empty = not any(folder.iterdir())
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error

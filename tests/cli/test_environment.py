@@ -136,7 +136,7 @@ def test_device_is_written_to_and_not_replaced(place):
     [
         (["--report", "json=/proc/x.json"], b"--report cannot write /proc/x.json"),
         (["--update-expect", "/proc/x.yaml"], b"--update-expect cannot write /proc/x.yaml"),
-        (["--log", "/proc/x.jsonl"], b"cannot write the log /proc/x.jsonl"),
+        (["--log", "/proc/x.jsonl"], b"--log cannot write /proc/x.jsonl"),
         (["--report", "json=demo.yaml/x"], b"--report cannot write demo.yaml/x"),
         (["--artifacts", "demo.yaml/x"], b"demo.yaml/x"),
     ],

@@ -56,6 +56,12 @@ def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
     assert (demo / "logs/run.jsonl").is_file()
 
 
+def test_new_folder_can_contain_the_log_and_the_artifacts(demo, onnxopt):
+    assert onnxopt("run", "demo.yaml", *OFF, "--log=out/run.jsonl", "--artifacts=out/bad").code == 1
+    assert (demo / "out/run.jsonl").is_file()
+    assert (demo / "out/bad").is_dir()
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -66,6 +72,8 @@ def test_folders_of_reports_and_logs_are_created(demo, onnxopt):
         "audit demo.yaml --json missing/new/audit.json",
         "fuzz -b numpy -o missing/new",
         "generate spec -o missing/new",
+        "locate demo.yaml -k demo/demo/plain -b numpy -o missing/new",
+        "backends new missing/new",
     ],
 )
 def test_output_path_that_lacks_several_folders_is_refused(demo, onnxopt, command):

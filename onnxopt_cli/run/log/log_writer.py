@@ -213,7 +213,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     """Open and lock a file for a log; close it again after an error."""
     try:
         if flags & os.O_CREAT:
-            create_last_folder(path.absolute().parent)
+            create_last_folder(path.parent)
         # Only the user may write to a log, even if the umask allows others to.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:

@@ -87,7 +87,7 @@ def test_log_is_never_overwritten(demo, onnxopt):
 def test_run_does_not_start_if_the_log_cannot_be_written(demo, onnxopt, path):
     answer = onnxopt(*run_arguments("numpy", "--log", path))
     assert answer.code == 2
-    assert f"cannot write the log {path}" in answer.err
+    assert f"--log cannot write {path}" in answer.err
     assert answer.out == ""
 
 
