@@ -160,9 +160,9 @@ def _machines() -> Iterator[tuple[str, str, Generator]]:
 def _scores() -> Iterator[tuple[str, str, Generator]]:
     """Yield classifiers whose scores become probabilities or are transformed.
 
-    Not drawn, since onnx's reference and ONNX Runtime disagree: the probabilities of three classes,
-    and the softmax of the score of a machine of two classes. The reference does not transform the
-    results of regressors.
+    Onnx's reference and ONNX Runtime disagree on the probabilities of three classes, and on the
+    softmax of the score of a machine of two classes. These have no nodes here. Neither have
+    regressors, because the reference does not transform their results.
     """
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
@@ -194,13 +194,10 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
 
 def _stash_types() -> Iterator[tuple[str, str, Generator]]:
     """Yield float16 inputs whose intermediate results must be float32."""
-    half, stash = np.float16, {"stash_type": TensorProto.FLOAT}
-    # The sum of their squares is beyond float16.
-    x, ones, channels = (
-        (distinct(2, 4, 6) * 40 + 90).astype(half),
-        np.ones(6, half),
-        np.ones(4, half),
-    )
+    stash = {"stash_type": TensorProto.FLOAT}
+    # The sum of the squares is beyond the range of float16.
+    x = (distinct(2, 4, 6) * 40 + 90).astype(np.float16)
+    ones, channels = np.ones(6, np.float16), np.ones(4, np.float16)
     yield "LayerNormalization", "stash_type", fixed_node(x, ones, **stash)
     yield "RMSNormalization", "stash_type", fixed_node(x, ones, **stash)
     grouped = fixed_node(x, channels, channels * 0, num_groups=2, **stash)

@@ -317,29 +317,28 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
         results = [sequence(branch, _FLOAT, None)]
         branches[branch] = helper.make_graph(nodes, branch, [], results)
     yield "If", "sequence", fixed_node(np.array(True), **branches)
-    scalar = helper.make_tensor_value_info
+    tensor = helper.make_tensor_value_info
     nodes = [
-        helper.make_node("SequenceInsert", ["items", "first", "start"], ["more_items"]),
         helper.make_node("SequenceAt", ["items", "iteration"], ["first"]),
+        helper.make_node("SequenceInsert", ["items", "first", "start"], ["more_items"]),
         helper.make_node("Identity", ["go"], ["goes_on"]),
         helper.make_node("SequenceLength", ["items"], ["length"]),
     ]
     body = helper.make_graph(
-        [nodes[1], nodes[0], *nodes[2:]],
+        nodes,
         "body",
         [
-            scalar("iteration", TensorProto.INT64, []),
-            scalar("go", TensorProto.BOOL, []),
+            tensor("iteration", TensorProto.INT64, []),
+            tensor("go", TensorProto.BOOL, []),
             sequence("items", _FLOAT, None),
         ],
         [
-            scalar("goes_on", TensorProto.BOOL, []),
+            tensor("goes_on", TensorProto.BOOL, []),
             sequence("more_items", _FLOAT, None),
-            scalar("length", TensorProto.INT64, []),
+            tensor("length", TensorProto.INT64, []),
         ],
-        [tensor_of(np.array(0))],
+        [tensor_of(np.array(0), "start")],
     )
-    body.initializer[0].name = "start"
     loop = fixed_node(np.array(3), np.array(True), items, outputs=2, body=body)
     yield "Loop", "sequence", loop
 

@@ -431,12 +431,12 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
         outputs=2,
     )
     yield "LinearClassifier", "zero_scores", classifier
-    thirds = np.array([1 / 3, 1.578, -2.1, 0.1, -0.2])
     for dtype in ("int8", "int64", "uint8"):
         x = np.array(
             [2, 3, 4, 100, *((-3, -4, -100) if dtype != "uint8" else (200,))], DTYPES[dtype]
         )
         yield "Shrink", f"whole_bias_{dtype}", fixed_node(x, lambd=3.0, bias=2.0)
+    thirds = np.array([1 / 3, 1.578, -2.1, 0.1, -0.2])
     yield "Shrink", "precise_float64", fixed_node(thirds, lambd=0.25, bias=0.125)
     for operator in ("BlackmanWindow", "HammingWindow", "HannWindow"):
         for periodic in (0, 1):
