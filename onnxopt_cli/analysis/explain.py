@@ -130,7 +130,7 @@ def explain(
         share = (end - clock.now()) / (len(searches) - number)
         # Without a cause in this time, the failures remain unexplained.
         with suppress(_OutOfTimeError):
-            search.find_condition(ask and clock.limited(ask, clock.now() + share), share)
+            search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
@@ -285,7 +285,7 @@ class _Search:
         self._wrong_nodes: dict[WrongNode, list[str]] = {}
         self._reproducing: list[_Candidate] = []
         self._possible: list[_Candidate] = []
-        self._condition_cause: Cause | None = None
+        self._other_cause: Cause | None = None
         self._began = False
         self._tried_single = False
         self._complete = False
@@ -524,7 +524,7 @@ class _Search:
 
     # Generated inputs ---------------------------------------------------------------------------
 
-    def find_condition(self, ask: ModelRunner | None, seconds: float) -> None:
+    def find_other_cause(self, ask: ModelRunner | None, seconds: float) -> None:
         """Test the cover on generated inputs, then look for a cause of the remaining failures.
 
         Args:
@@ -539,12 +539,12 @@ class _Search:
             return
         self._report("conditions of failing cases")
         if submit and changes_when_repeated(remaining, submit):
-            self._condition_cause = Cause(CHANGES_WHEN_REPEATED, case_ids(remaining))
+            self._other_cause = Cause(CHANGES_WHEN_REPEATED, case_ids(remaining))
             return
         explained = self._in_order(self._all_wrong.difference(remaining))
         passing = [*self._read_passing(), *explained]
         mistakes = [candidate.mistake for candidate in cover]
-        self._condition_cause = CauseSearch(
+        self._other_cause = CauseSearch(
             self.operator, self.judging, remaining, passing, mistakes, submit, seconds
         ).cause()
 
@@ -645,9 +645,9 @@ class _Search:
         cover = self._supported_cover()
         causes, errors = self._causes(cover)
         remaining = self._left(cover)
-        if self._condition_cause:
-            causes = (*causes, self._condition_cause)
-            accounted = frozenset(self._condition_cause.cases)
+        if self._other_cause:
+            causes = (*causes, self._other_cause)
+            accounted = frozenset(self._other_cause.cases)
             remaining = frozenset(each for each in remaining if each.case not in accounted)
         unexplained = {UNEXPLAINED: Counter({"fail": len(remaining)})} if remaining else {}
         if cover:
@@ -661,9 +661,9 @@ class _Search:
         )
 
     def _note(self, cover: Sequence[_Candidate], stopped: str) -> str:
-        if cover or (self._condition_cause and self._condition_cause.known_mistakes):
+        if cover or (self._other_cause and self._other_cause.known_mistakes):
             return "" if self._complete else f"{stopped}, not all other mistakes tried"
-        if self._condition_cause:
+        if self._other_cause:
             if self._complete:
                 return "no known mistake and no pair of them reproduces this"
             return f"{stopped}, not all known mistakes tried"

@@ -57,7 +57,7 @@ _LONGEST_NAMED_RANK = 5
 # Inputs of at most this many integers are usually parameters: axes, sizes or pads.
 _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
-# The floats that programs without a package for further types know.
+# NumPy's own floating-point types. Other types, such as bfloat16, need another package.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
 
 
