@@ -452,7 +452,7 @@ class Injector:
             scale = (
                 site.scales[place]
                 if site.scales
-                else self._mixing_scale(node, kind, output, site.roundoff)
+                else self._mixing_scales(node, kind, output, site.roundoff)
             )
             moves = self._roundings(output)
             array = np.broadcast_to(array, moves.shape)
@@ -530,7 +530,7 @@ class Injector:
             step=self._step / units,
         )
 
-    def _mixing_scale(self, node: Any, kind: NodeKind, output: Any, roundoff: float) -> Any:
+    def _mixing_scales(self, node: Any, kind: NodeKind, output: Any, roundoff: float) -> Any:
         """Return the scale of an output's error in all runs, see :func:`_mixing_scale`."""
         if kind not in (NodeKind.GATES, NodeKind.MIX) or not isinstance(output, Stacked):
             return _mixing_scale(node, kind, output, roundoff)
