@@ -33,6 +33,11 @@ from onnxopt_cli.operators.operator_file import (
 #: Paths of operator files, separated as in PATH; a command sets it for the processes it starts.
 VARIABLE = "ONNXOPT_OPERATORS"
 
+# The domains of onnx's own operators.
+_ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+# onnx's names of dtypes that differ from NumPy's.
+_ONNX_NAMES = {"float32": "float", "float64": "double"}
+
 
 class Registry:
     """Operators that have a formula, found by name.
@@ -108,12 +113,24 @@ class Registry:
         return next(matches, None)
 
     def register_schemas(self) -> None:
-        """Register the schemas of all operators with onnx, for its checker and type inference.
+        """Register schemas with onnx for all operators that it does not know.
 
-        Call this before onnx inspects a model. The first call is slow, since onnx then builds its
-        own schemas; a run that only evaluates formulas does not need it.
+        Call this before onnx checks a model or infers its types. The first call is slow, since onnx
+        then builds its own schemas; a run that only evaluates formulas does not need it.
+
+        The schemas infer the types of outputs, and their shapes if the shapes of the inputs are
+        known. A schema cannot express that the number of tensors is a multiple of the size of a
+        group, nor that operands broadcast; this is checked when a node is computed or lowered.
         """
-        _register(self.operators)
+        for operator in self.operators:
+            if not defs.has(operator.name, operator.domain):
+                if any(defs.has(operator.name, domain) for domain in _ONNX_DOMAINS):
+                    # onnx.reference reads all schemas at import and identifies them by name,
+                    # without the domain. Import it before registering a name that one of onnx's
+                    # schemas has.
+                    import_module("onnx.reference")
+                defs.register_schema(_schema(operator))
+                renew()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -171,27 +188,6 @@ def unpickled(domain: str, name: str) -> Operator:
     if operator is None:
         raise LookupError(f"unknown operator {name} of the domain {domain!r}")
     return operator
-
-
-# The domains of onnx's own operators.
-_ONNX = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-
-
-def _register(operators: Iterable[Operator]) -> None:
-    """Register the schema of every operator that onnx does not know.
-
-    The schemas infer the types of outputs, and their shapes if the shapes of the inputs are known.
-    A schema cannot express that the number of tensors is a multiple of the size of a group, nor
-    that operands broadcast; this is checked when a node is computed or lowered.
-    """
-    for operator in operators:
-        if not defs.has(operator.name, operator.domain):
-            if any(defs.has(operator.name, domain) for domain in _ONNX):
-                # onnx.reference reads all schemas at import and identifies them by name, without
-                # the domain. Import it before registering a name that one of onnx's schemas has.
-                import_module("onnx.reference")
-            defs.register_schema(_schema(operator))
-            renew()
 
 
 def _schema(operator: Operator) -> OpSchema:
@@ -264,6 +260,3 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
 
 def _types(dtypes: Iterable[str]) -> list[str]:
     return [f"tensor({_ONNX_NAMES.get(dtype, dtype)})" for dtype in dtypes]
-
-
-_ONNX_NAMES = {"float32": "float", "float64": "double"}
