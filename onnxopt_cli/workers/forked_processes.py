@@ -1,7 +1,7 @@
 """Run code in forked processes, or in this process if the system cannot fork safely.
 
 :func:`parallel` applies a function to many items. :func:`isolated` runs code that may hang, exhaust
-the memory or crash.
+the memory or crash. :func:`time_limit` and :func:`memory_limit` limit a block of code.
 """
 
 from __future__ import annotations
@@ -138,12 +138,7 @@ class _Helper:
 
     def end(self) -> None:
         """Kill the process."""
-        # If SIGCHLD is ignored, the system reaps the process and waitpid fails.
-        with suppress(OSError):
-            os.kill(self._process, signal.SIGKILL)
-            os.waitpid(self._process, 0)
-        STARTED.discard(self._process)
-        self.connection.close()
+        _end(self._process, self.connection)
 
 
 def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:
@@ -153,6 +148,16 @@ def _work(connection: Connection, work: Callable[[int], object]) -> NoReturn:
             connection.send(work(number))
         except Exception:  # noqa: BLE001 - raised again in the parent
             connection.send(None)
+
+
+def _end(process: int, connection: Connection) -> None:
+    """Kill a forked process, and close the connection to it."""
+    # If SIGCHLD is ignored, the system reaps the process and waitpid fails.
+    with suppress(OSError):
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    STARTED.discard(process)
+    connection.close()
 
 
 class ProcessLostError(Exception):
@@ -225,11 +230,7 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
     except (OSError, EOFError) as error:
         raise ProcessLostError("crashed") from error
     finally:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-        STARTED.discard(process)
-        ours.close()
+        _end(process, ours)
 
 
 @contextmanager

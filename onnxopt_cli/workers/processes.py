@@ -207,9 +207,10 @@ def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
 
 
 def _group(process: int) -> int:
-    """Return the group of a process, or the group of this process if it has ended.
+    """Return the group of a process.
 
-    :func:`_signal` sends nothing to the group of this process.
+    For a process that has ended, this is the group of the calling process, to which
+    :func:`_signal` sends nothing.
     """
     with suppress(OSError):
         return os.getpgid(process)
