@@ -38,10 +38,10 @@ from onnxopt_cli.backends.specification import (
 )
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
-#: Folders of installed modules. Their neighbours are unrelated packages, which are not included.
-INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
-#: Suffixes of code; other files of a package, such as caches, may change from run to run.
-CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
+# Folders of installed modules. Their neighbours are unrelated packages, which are not included.
+_INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
+# Suffixes of code; other files of a package, such as caches, may change from run to run.
+_CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
 # Limits of a package; the first files in the order of their names are included.
 _MAX_FILES = 20_000
 _MAX_FOLDERS = 20_000
@@ -62,7 +62,7 @@ def snapshot_files(text: str) -> dict[str, Path]:
         return dict(_adapter(specification))
     source = specification.source
     if is_path(source):
-        return dict(with_neighbours(Path(source)))
+        return dict(_with_neighbours(Path(source)))
     if source:
         return dict(_module_files(source))
     if specification.command:
@@ -83,7 +83,7 @@ def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
     source = adapter_source(specification)
     path = Path(source)
     if specification.adapter == source:
-        yield from with_neighbours(path)
+        yield from _with_neighbours(path)
     else:
         yield path.name, path
     for program in sorted(path.parent.glob(f"{glob.escape(path.stem)}.*js")):
@@ -99,7 +99,7 @@ def _module_files(name: str) -> Iterable[tuple[str, Path]]:
     path = _find(name.partition(".")[0])
     if path is None:
         return ()
-    return package_files(path) if path.is_dir() else with_neighbours(path)
+    return _package_files(path) if path.is_dir() else _with_neighbours(path)
 
 
 def _find(top: str) -> Path | None:
@@ -116,7 +116,7 @@ def _find(top: str) -> Path | None:
     return Path(place) if place else None
 
 
-def package_files(folder: Path) -> Iterator[tuple[str, Path]]:
+def _package_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Return the code files of a package, by names that begin with the package's name."""
     paths = islice(_code_below(folder), _MAX_FILES)
     return ((f"{folder.name}/{path.relative_to(folder).as_posix()}", path) for path in paths)
@@ -126,11 +126,11 @@ def _code_below(folder: Path) -> Iterator[Path]:
     for parent, folders, names in islice(os.walk(folder), _MAX_FOLDERS):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
-            if name[0] != "." and (name.endswith(CODE_SUFFIXES) or ".so." in name):
+            if name[0] != "." and _is_code(name):
                 yield Path(parent, name)
 
 
-def with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
+def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
     """Yield a file and the modules of its folder that it imports, recursively."""
     folder = Path(os.path.realpath(file)).parent
     seen_names = {file.name}
@@ -138,11 +138,11 @@ def with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
     while unread:
         path = unread.pop()
         yield path.name, path
-        for top in sorted(_imported(path)) if folder.name not in INSTALLED_FOLDERS else ():
+        for top in sorted(_imported(path)) if folder.name not in _INSTALLED_FOLDERS else ():
             package = folder / top
             if top not in seen_names and package.is_dir() and package != folder:
                 seen_names.add(top)
-                yield from package_files(package)
+                yield from _package_files(package)
             for module in (f"{top}{suffix}" for suffix in all_suffixes()):
                 if module not in seen_names and (folder / module).is_file():
                     seen_names.add(module)
@@ -179,7 +179,7 @@ def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
             # Path.is_file raises for some texts.
             if not os.path.isfile(text):  # noqa: PTH113
                 continue
-            for name, path in with_neighbours(Path(text)):
+            for name, path in _with_neighbours(Path(text)):
                 yield f"{place}/{name}", path
 
 
@@ -220,7 +220,7 @@ def named_code(text: str) -> Iterator[Path]:
     elif source:
         entries = [Path(entry or ".") for entry in sys.path]
         modules += [entry for entry in entries if not _is_installed(entry)]
-        yield from _module(source, modules)
+        yield from _module_code(source, modules)
     elif command:
         if "/" in command[0]:
             yield from _interpreter(Path(command[0]))
@@ -262,7 +262,7 @@ def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
         yield from _code_in(folder)
 
 
-def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
+def _module_code(name: str, folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the files of a module or package in each of the folders, with the code beside it."""
     top = name.partition(".")[0]
     for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
@@ -274,11 +274,11 @@ def _module(name: str, folders: Iterable[Path]) -> Iterator[Path]:
             continue
         if spec.submodule_search_locations is None:
             if spec.origin and spec.has_location:
-                yield from _with_folder(path for _, path in with_neighbours(Path(spec.origin)))
+                yield from _with_folder(path for _, path in _with_neighbours(Path(spec.origin)))
             continue
         for location in spec.submodule_search_locations:
-            yield from (path for _, path in package_files(Path(location)))
-        yield from (path for path in _listed(folder) if _is_code(path))
+            yield from (path for _, path in _package_files(Path(location)))
+        yield from (path for path in _listed(folder) if _is_code(path.name))
 
 
 def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator[Path]:
@@ -288,7 +288,7 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
         if option := re.fullmatch(r"-[A-Za-z]*?m([\w.]*)", argument):
             name = option[1] or after
             if all(part.isidentifier() for part in name.split(".")):
-                yield from _module(name, folders)
+                yield from _module_code(name, folders)
         for text in (argument, argument.partition("=")[2]):
             if text and os.path.isdir(text):  # noqa: PTH112 - takes any text
                 yield from _run_folder(Path(text))
@@ -321,7 +321,7 @@ def _run_folder(folder: Path) -> Iterator[Path]:
     """
     main = folder / "__main__.py"
     if _mode(main):
-        yield from (path for _, path in with_neighbours(main))
+        yield from (path for _, path in _with_neighbours(main))
     if not _is_shared(folder):
         yield folder
         yield from (path for path in _listed(folder) if stat.S_ISREG(_mode(path)))
@@ -375,18 +375,18 @@ def _searched(folder: Path) -> Iterator[Path]:
 def _code_in(folder: Path) -> Iterator[Path]:
     """Yield the modules, libraries and packages at the top level of a folder."""
     for entry in _listed(folder):
-        if _is_code(entry) or entry.suffix == ".pth":
+        if _is_code(entry.name) or entry.suffix == ".pth":
             yield entry
         elif entry.name.isidentifier():
             yield entry / "__init__.py"
 
 
-def _is_code(path: Path) -> bool:
-    return path.name.endswith(CODE_SUFFIXES) or ".so." in path.name
+def _is_code(name: str) -> bool:
+    return name.endswith(_CODE_SUFFIXES) or ".so." in name
 
 
 def _is_installed(folder: Path) -> bool:
-    return folder.name in INSTALLED_FOLDERS or folder.suffix == ".zip"
+    return folder.name in _INSTALLED_FOLDERS or folder.suffix == ".zip"
 
 
 def _is_shared(folder: Path) -> bool:

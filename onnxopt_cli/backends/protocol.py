@@ -268,7 +268,7 @@ _NEVER_CONVERTED = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, Bac
 _MAX_PATTERN_CHARS = 1000
 _MAX_SEARCHED_CHARS = 4000
 # The search of 4,000 characters takes microseconds, unless the pattern backtracks exponentially.
-_SECONDS = 1.0
+_SEARCH_SECONDS = 1.0
 
 
 class Recognised(Unsupported):
@@ -359,8 +359,8 @@ def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
             matches = any(pattern.search(text[:_MAX_SEARCHED_CHARS]) for pattern in patterns)
     except _TooLong:
         raise BackendFailure(
-            f"the search for unsupported=REGEX was stopped after {_SECONDS:g} s in the message: "
-            f"{text}"
+            f"the search for unsupported=REGEX was stopped after {_SEARCH_SECONDS:g} s in the "
+            f"message: {text}"
         ) from error
     return Recognised(text) if matches else None
 
@@ -407,7 +407,7 @@ def _deadline() -> Iterator[None]:
         raise _TooLong
 
     before = signal.signal(signal.SIGALRM, late)
-    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    timer = signal.setitimer(signal.ITIMER_REAL, _SEARCH_SECONDS)
     try:
         yield
     finally:

@@ -154,7 +154,7 @@ def _backend(specification: Specification) -> Backend:
     if specification.name == "onnx-reference":
         specification.require_known(("unsupported",))
         return ReferenceBackend()
-    raise unknown_backend(specification.name, [*BUILT_IN, *installed])
+    raise _unknown_backend(specification.name, [*BUILT_IN, *installed])
 
 
 def require_known_name(specification: Specification) -> None:
@@ -166,10 +166,10 @@ def require_known_name(specification: Specification) -> None:
     if specification.name and specification.name not in BUILT_IN:
         installed = entry_points_by_name()
         if specification.name not in installed:
-            raise unknown_backend(specification.name, [*BUILT_IN, *installed])
+            raise _unknown_backend(specification.name, [*BUILT_IN, *installed])
 
 
-def unknown_backend(name: str, names: Sequence[str]) -> UsageError:
+def _unknown_backend(name: str, names: Sequence[str]) -> UsageError:
     """Return the error for a backend that does not exist, with a hint.
 
     Args:

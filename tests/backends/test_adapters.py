@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from onnxopt_cli.backends.adapter import adapter_environment
 from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.adapter.adapter_file import (
-    packages_of_lock,
+    packages_of_npm_lock,
     read_adapter,
     shipped_adapters,
 )
@@ -495,4 +495,4 @@ def test_shipped_adapter_pins_all_that_its_file_names(name):
     assert names <= {*pinned}
     assert not adapter.npm or adapter.npm_lock
     for package, version in adapter.npm.items():
-        assert packages_of_lock(adapter.npm_lock)[f"npm:{package}"] == version
+        assert packages_of_npm_lock(adapter.npm_lock)[f"npm:{package}"] == version

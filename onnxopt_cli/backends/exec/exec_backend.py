@@ -91,7 +91,7 @@ class Hello:
     nodes: bool = False
 
 
-def read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
+def _read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
     """Parse the response to ``hello``.
 
     Raises:
@@ -127,7 +127,7 @@ def read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
     return Hello(name, version, domains, frozenset(dtypes), devices, pattern, form == "node")
 
 
-def read_outputs(response: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
+def _read_outputs(response: dict[str, Any], payload: memoryview) -> tuple[list[Value], list[str]]:
     """Parse the response to ``run``; return the outputs and the names of modified inputs.
 
     Raises:
@@ -513,7 +513,7 @@ class CommandSession(Command):
         """
 
         def read(response: dict[str, Any], payload: memoryview) -> Hello:
-            hello = read_hello(response, payload)
+            hello = _read_hello(response, payload)
             if self._hello not in (None, hello):
                 raise ProtocolBreach(
                     "sent a different response to hello after a restart",
@@ -562,7 +562,7 @@ class CommandSession(Command):
                 request["node"] = _node_to_json(model, values)
         except UnusableOutput as error:
             raise Unsupported(f"the case cannot be sent: {error.message}") from error
-        outputs, changed = self.request(request, read_outputs, values)
+        outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
                 # The host compares the inputs next, and finds this one modified.

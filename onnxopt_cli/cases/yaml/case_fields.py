@@ -65,12 +65,12 @@ from onnxopt_cli.operators.operator import Operator
 MakeAttribute: TypeAlias = Callable[[], AttributeProto]
 T = TypeVar("T")
 
-_TYPES: dict[str, tuple[int, int]] = {
+_ATTRIBUTE_TYPES: dict[str, tuple[int, int]] = {
     "float32": (AttributeProto.FLOAT, AttributeProto.FLOATS),
     "int64": (AttributeProto.INT, AttributeProto.INTS),
     "string": (AttributeProto.STRING, AttributeProto.STRINGS),
 }
-_DTYPES = {kind: name for name, kinds in _TYPES.items() for kind in kinds}
+_ATTRIBUTE_DTYPES = {kind: name for name, kinds in _ATTRIBUTE_TYPES.items() for kind in kinds}
 
 
 class DeclaredCase(NamedTuple):
@@ -295,19 +295,19 @@ def _attribute(
     if kind == AttributeProto.TENSOR:
         value = fields.declare_tensor(node, natural_dtype)
         return lambda: helper.make_attribute(name, tensor_of(made(value)))
-    if kind not in _DTYPES:
+    if kind not in _ATTRIBUTE_DTYPES:
         type_name = AttributeProto.AttributeType.Name(kind)
         raise FormatError(
             node, f"found an attribute of type {type_name}, expected the case to use model: instead"
         )
-    is_list = kind == _TYPES[_DTYPES[kind]][1]
+    is_list = kind == _ATTRIBUTE_TYPES[_ATTRIBUTE_DTYPES[kind]][1]
     if _stated_type(node):
         node = node.field("data") or node
     fits = is_list == (node.items is not None) or (wrap_scalars and is_list)
     if not fits or node.fields is not None:
         raise unexpected(node, "a list" if is_list else "a single value")
     items = [node] if node.items is None else node.items
-    values = element_array(items, DTYPES[_DTYPES[kind]]).tolist()
+    values = element_array(items, DTYPES[_ATTRIBUTE_DTYPES[kind]]).tolist()
     return lambda: helper.make_attribute(name, values if is_list else values[0], attr_type=kind)
 
 
@@ -364,13 +364,13 @@ def rejected_case(
             return int(AttributeProto.AttributeType.Value(stated))
         if node.fields is not None:
             return AttributeProto.TENSOR
-        as_float = declared.get(name) in _TYPES["float32"]
-        kinds = {BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
+        as_float = declared.get(name) in _ATTRIBUTE_TYPES["float32"]
+        kinds = {_BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
         # As in other cases, a number is accepted in place of a list with one number.
         is_wrapped = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
-        return _TYPES[min(kinds)][is_wrapped or node.items is not None]
+        return _ATTRIBUTE_TYPES[min(kinds)][is_wrapped or node.items is not None]
 
     attribute_nodes = fields.mapping("attributes")
     attributes = declare_attributes(fields, attribute_nodes, natural_kind, wrap_scalars=True)
@@ -395,8 +395,8 @@ def rejected_case(
 #: natural types of its bare values (``int64``, ``float32``, ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
-#: The natural element type of a bare value of a file, by its Python type.
-BARE_DTYPES: dict[type, str] = {
+# The natural element type of a bare value of a file, by its Python type.
+_BARE_DTYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",
     float: "float32",
@@ -493,9 +493,9 @@ def untyped_kinds(node: Node) -> frozenset[str]:
     if node.items is not None:
         types = {type(item.scalar) for item in node.items} - {type(None)}
         nested = (untyped_kinds(item) for item in node.items if item.scalar is None)
-        return frozenset(BARE_DTYPES[type_name] for type_name in types).union(*nested)
+        return frozenset(_BARE_DTYPES[type_name] for type_name in types).union(*nested)
     if node.scalar is not None:
-        return frozenset({BARE_DTYPES[type(node.scalar)]})
+        return frozenset({_BARE_DTYPES[type(node.scalar)]})
     if node.fields is None or "dtype" in node.fields or "file" in node.fields:
         return frozenset()
     random = node.field("random")

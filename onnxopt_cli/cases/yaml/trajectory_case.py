@@ -79,8 +79,8 @@ class _ChangingInputs:
         nodes: the inputs that it states under ``steps``, without those that are not allowed there.
 
     Attributes:
-        first: by name, the inputs that the case states, and those of the first step that have been
-            read.
+        first: by name, the inputs of the first step: those that the case states outside ``steps``,
+            and those that have been read.
         series: by name, the values of an input in all steps.
         derived: by name, functions that create the gradients that are derived in each step.
         gradient_elements: number of elements with which one step computes these gradients.

@@ -159,7 +159,7 @@ def nodes_before(
 
 
 @dataclass
-class OperatorBody:
+class _OperatorBody:
     """Primitive nodes that replace one node.
 
     Attributes:
@@ -171,12 +171,12 @@ class OperatorBody:
     constants: list[onnx.TensorProto] = field(default_factory=list)
 
 
-def operator_body(
+def _operator_body(
     node: onnx.NodeProto,
     values: Mapping[str, Any],
     version: int,
     free_name: Callable[[str], str],
-) -> OperatorBody:
+) -> _OperatorBody:
     """Return the body of a node without a rule.
 
     Args:
@@ -197,14 +197,14 @@ def operator_body(
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         result = _BODIES[node.op_type](writer, node, values, attributes)
         writer.nodes.append(helper.make_node("Identity", [result], [node.output[0]]))
-        return OperatorBody(writer.nodes, writer.constants)
+        return _OperatorBody(writer.nodes, writer.constants)
     if not onnx.defs.has(node.op_type, version):
         raise unsupported(node)
     # onnx's type stubs lack the attributes of function bodies.
     schema: Any = onnx.defs.get_schema(node.op_type, version)
     if not schema.has_function:
         raise unsupported(node)
-    return OperatorBody(bound_body(node, schema.function_body, schema, free_name))
+    return _OperatorBody(bound_body(node, schema.function_body, schema, free_name))
 
 
 def _normalized(
@@ -516,7 +516,7 @@ class _Expansion:
                 result.append(node)
                 continue
             values = self._values([*filter(None, node.input)], [])
-            body = operator_body(node, values, self._version, self._names)
+            body = _operator_body(node, values, self._version, self._names)
             place = next(i for i, other in enumerate(self._nodes) if other is node)
             self._nodes[place : place + 1] = body.nodes
             self._model.graph.initializer.extend(body.constants)

@@ -45,10 +45,9 @@ def lower_call(
     """Return primitive nodes that replace the node of a call.
 
     The operators of these nodes have the same meaning in every opset from 13 on. Expressions that
-    several groups have in common are computed once. The
-    docstring of this module describes the precision of each operation; each output is rounded to
-    its own element type. If the shape of an operand is unknown and it does not
-    broadcast to its group's first tensor, the nodes fail at run time.
+    several groups have in common are computed once. The docstring of this module states the type of
+    each operation; each output is rounded to its own element type. If an operand of unknown shape
+    does not broadcast to the first tensor of its group, the nodes fail at run time.
 
     Args:
         call: the node's operator, attributes and tensors.

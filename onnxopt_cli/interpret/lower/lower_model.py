@@ -84,7 +84,7 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     _refuse_training_graphs(model)
     if not formula_operators(model):
         return LoweredModel(deepcopy(model), (), 0)
-    lowered = inline_formulas(model)
+    lowered = _inline_formulas(model)
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
     # ONNX cannot infer the types of the outputs of unknown operators. Each pass lowers the nodes
@@ -259,7 +259,7 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
         )
 
 
-def inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which no function contains an operator with a formula.
 
     Raises:
