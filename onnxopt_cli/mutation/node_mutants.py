@@ -30,6 +30,8 @@ from onnxopt_cli.mutation.proofs import proof_of
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value]]
 #: Changes a node; returns None if the defect has no effect on it.
 Change = Callable[[BoundNode], BoundNode | None]
+#: Computes the outputs of a node with a mistake; returns None if the mistake has no effect on it.
+Computation = Callable[[BoundNode], Sequence[Value] | None]
 #: Changes the outputs of a node.
 Finish = Callable[[Sequence[Value]], Sequence[Value]]
 
@@ -52,6 +54,21 @@ class MutantKind(StrEnum):
     REFERENCE = "reference code"
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A defect whose outputs are computed without the correct operator.
+
+    Attributes:
+        computation: computes the outputs.
+    """
+
+    computation: Computation
+
+
+#: A known mistake: the operators that may have it, its name, its description, and the change.
+ListedMistake = tuple[tuple[str, ...], str, str, Change | Computed]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeMutant:
     """A wrong implementation of an operator without a formula.
@@ -60,7 +77,8 @@ class NodeMutant:
         name: identifies the mutant among those of its operator, in every opset version.
         kind: the kind of defect.
         about: description in one sentence.
-        change: changes the node that the correct operator computes.
+        change: changes the node that the correct operator computes, or computes the outputs without
+            the correct operator.
         finish: changes the outputs of the correct operator; None if they are returned unchanged.
         code: the changed function of the correct operator; None for other defects.
         version: the earlier version in which the node is computed; None for other defects.
@@ -69,7 +87,7 @@ class NodeMutant:
     name: str
     kind: MutantKind
     about: str
-    change: Change = lambda node: node
+    change: Change | Computed = lambda node: node
     finish: Finish | None = None
     code: CodeMutant | None = None
     version: int | None = None
@@ -119,6 +137,9 @@ class NodeMutant:
         """
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if isinstance(self.change, Computed):
+                computed = self.change.computation(node)
+                return None if computed is None else [np.asarray(value) for value in computed]
             changed = self.change(node)
             if changed is None:
                 return None
@@ -260,7 +281,7 @@ def _attribute_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 f"{name} defaults to {text}",
                 MutantKind.ATTRIBUTE_DEFAULT,
                 f"If the attribute {name} is omitted, {text} is used.",
-                partial(_with_default, name, value),
+                partial(with_default, name, value),
             )
         yield from _attribute_value_mutants(schema.name, name, kind)
 
@@ -352,7 +373,7 @@ def _with_stated(name: str, change: Callable[[Any], Any], node: BoundNode) -> Bo
     return None if _same(default, old) else node.with_attribute(name, value)
 
 
-def _with_default(name: str, value: Any, node: BoundNode) -> BoundNode | None:
+def with_default(name: str, value: Any, node: BoundNode) -> BoundNode | None:
     """Give an attribute that the node omits a value."""
     return None if name in node.attributes else node.with_attribute(name, value)
 
