@@ -115,7 +115,7 @@ def other(fields):
         (
             adam(node_outputs="[X_new]"),
             [
-                "4: case c: node_outputs: found node_outputs, expected none in a case without rejects: true"
+                "4: case c: node_outputs: found node_outputs, expected none in a case of this operator without rejects: true"
             ],
         ),
         (
@@ -308,7 +308,15 @@ def other(fields):
         (adam(outputs="{X_new: [1, 2], V_new: [1, 2], H_new: [1, 2, 3]}"), [
             "4: case c: outputs.H_new: found float32[3], expected float32[2]"
         ]),
-        (other("operator: Relu, inputs: {X: 1.0}"), ["4: case c: found no output Y, expected Y below outputs:"]),
+        (other("operator: Relu, inputs: {X: 1.0}, outputs: {Y: 1.0}, node_outputs: [Y]"), [
+            "4: case c: node_outputs: found node_outputs, expected none in a case with outputs"
+        ]),
+        (other("operator: Relu, inputs: {X: 1.0}, node_outputs: [Y, Z]"), [
+            "4: case c: node_outputs: found Z, expected some of Y"
+        ]),
+        (other("operator: Scaler, domain: ai.onnx.ml, inputs: {X: [1.0]}"), [
+            "4: case c: found no outputs, expected them, because onnx infers no type for Y"
+        ]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
             "4: case c: outputs: rejected by onnx: Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
         ]),

@@ -59,6 +59,36 @@ def test_outputs_of_an_operator_with_a_formula_are_optional(tmp_path):
     assert only_case(tmp_path, text).stored is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "types"),
+    [
+        ("Relu, inputs: {X: [-1.0, 1.0]}", {"Y": "float32[2]"}),
+        ("Cast, attributes: {to: 10}, inputs: {input: 1.0}", {"output": "float16[]"}),
+        (
+            "MaxPool, attributes: {kernel_shape: [1]}, inputs: {X: [[[3.0]]]}",
+            {"Y": "float32[1,1,1]"},
+        ),
+        (
+            "TopK, inputs: {X: [5.0, 7.0], K: [1]}, node_outputs: [Indices, Values]",
+            {"Values": "float32[1]", "Indices": "int64[1]"},
+        ),
+        (
+            "Split, inputs: {input: [5.0, 6.0], split: [1, 1]}, node_outputs: [outputs1, outputs2]",
+            {"outputs1": "float32[1]", "outputs2": "float32[1]"},
+        ),
+    ],
+)
+def test_outputs_of_an_operator_of_onnx_are_optional(tmp_path, monkeypatch, onnxopt, fields, types):
+    (tmp_path / "file.yaml").write_text(
+        f"onnxopt: 1\nsuite: s\ncases: [{{name: c, operator: {fields}}}]"
+    )
+    monkeypatch.chdir(tmp_path)
+    answer = onnxopt("run", "file.yaml", "-b", "onnx-reference", "-v")
+    assert answer.code == 0
+    for name, type_name in types.items():
+        assert f"{name}  {type_name}  as expected" in answer.out
+
+
 def test_inputs_are_sorted_into_the_specification_s_order(tmp_path):
     text = """
         onnxopt: 1

@@ -249,14 +249,23 @@ def inferred_output(
     concrete = _with_inputs(model, inputs)
     for info in concrete.graph.output:
         info.type.Clear()
-    try:
-        inferred = _inferred(concrete)
-    except (NodeError, OnnxRefusal):
+    declared = inferred_outputs(concrete).get(name)
+    if declared is None or not declared.HasField("tensor_type"):
         return None
-    for info in inferred.graph.output:
-        if info.name == name and info.type.HasField("tensor_type"):
-            return info.type.tensor_type
-    return None
+    return declared.tensor_type
+
+
+def inferred_outputs(model: onnx.ModelProto) -> dict[str, TypeProto]:
+    """Return the types of the graph's outputs that onnx infers or that the graph declares.
+
+    The result is empty if onnx rejects the model.
+    """
+    try:
+        inferred = _inferred(model)
+    except (NodeError, OnnxRefusal):
+        return {}
+    outputs = inferred.graph.output
+    return {info.name: info.type for info in outputs if info.type.WhichOneof("value")}
 
 
 def input_fault(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:

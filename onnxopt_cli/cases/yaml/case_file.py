@@ -272,8 +272,6 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         fields.forbid(["steps", "graph"], f", {only_formula}")
         fields.forbid(["node_outputs"], ", expected none in a case with model")
         return model_case(fields)
-    if not fields.rejects:
-        fields.forbid(["node_outputs"], ", expected none in a case without rejects: true")
     inherited = ("operator", "domain", "version", "opset")
     named = {name: fields.node.field(name) or file.field(name) for name in inherited}
     if any(id(node) in fields.broken for node in named.values()):
@@ -289,6 +287,9 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         declared = by_name.get(str(operator.scalar))
     with fields.collecting():
         if declared is not None:
+            if not fields.rejects:
+                expected = "expected none in a case of this operator without rejects: true"
+                fields.forbid(["node_outputs"], f", {expected}")
             if version is not None and version.scalar != declared.version:
                 raise unexpected(version, f"{declared.version}, the version of {declared.domain}")
             fields.forbid_version(opset, f"the domain of {declared.name} is {declared.domain}")

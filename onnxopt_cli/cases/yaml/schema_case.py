@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ import onnx
 from onnx import defs
 from onnx.defs import OpSchema
 
-from onnxopt_cli.cases.onnx.model_check import model_fault
+from onnxopt_cli.cases.onnx.model_check import inferred_outputs, model_fault
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
 from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
@@ -28,6 +28,7 @@ from onnxopt_cli.cases.yaml.case_fields import (
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
+    listed,
     number,
     unexpected,
 )
@@ -47,6 +48,9 @@ _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 
 def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator that onnx defines.
+
+    A case without ``outputs`` has the outputs of the node that ``node_outputs`` lists, or else all
+    outputs that the schema requires. onnx infers their types, and the oracle computes their values.
 
     Args:
         schema: the operator's schema.
@@ -70,10 +74,19 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
     nodes = {name: node for name, node in fields.mapping("attributes").items() if name in kinds}
     attributes = declare_attributes(fields, nodes, lambda name, _: kinds[name])
     input_places = _arranged("inputs", schema.inputs, fields)
-    output_places = _arranged("outputs", schema.outputs, fields)
     bound: dict[str, np.dtype[Any]] = {}
     inputs = _values("inputs", input_places, fields, bound)
-    outputs = _values("outputs", output_places, fields, bound)
+    outputs = None
+    if fields.node.field("outputs") is None:
+        output_infos = _untyped_outputs(schema, fields)
+    else:
+        fields.forbid(["node_outputs"], ", expected none in a case with outputs")
+        output_places = _arranged("outputs", schema.outputs, fields)
+        outputs = _values("outputs", output_places, fields, bound)
+        fields.finish()
+        output_infos = [
+            value_info(name, outputs[name]) if name else None for _, name in output_places
+        ]
     fields.finish()
 
     def model() -> onnx.ModelProto:
@@ -81,20 +94,54 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
             schema,
             version,
             inputs=[value_info(name, inputs[name]) if name else None for _, name in input_places],
-            outputs=[
-                value_info(name, outputs[name]) if name else None for _, name in output_places
-            ],
+            outputs=output_infos,
             attributes=[make() for make in attributes],
             graph_name=fields.text("name"),
         )
 
+    if outputs is None:
+        types = inferred_outputs(model())
+        for info in filter(None, output_infos):
+            if info.name in types:
+                info.type.CopyFrom(types[info.name])
+            else:
+                why = f"onnx infers no type for {info.name}"
+                fields.add_error(fields.node, f"found no outputs, expected them, because {why}")
+        fields.finish()
     # onnx's shape inference validates the types and shapes of the outputs.
     if fault := model_fault(model()):
         place = fields.node.field("outputs") or fields.node
         fields.add_error(place, f"rejected by onnx: {fault}")
     fields.finish()
+    names = tuple(info.name for info in output_infos if info)
     make = partial(one_step_problem, model, inputs, outputs)
-    return DeclaredCase((schema.name,), tuple(outputs), {"": make})
+    return DeclaredCase((schema.name,), names, {"": make})
+
+
+def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInfoProto | None]:
+    """Return declarations, without types, of the node's outputs in a case without ``outputs``.
+
+    None stands for an omitted output. An error about an output that the schema does not have is
+    collected in `fields`.
+    """
+    single = OpSchema.FormalParameterOption.Single
+    names = [formal.name for formal in schema.outputs if formal.option == single]
+    names = names or [formal.name for formal in schema.outputs[:1]]
+    stated = fields.node.field("node_outputs")
+    if stated is not None and id(stated) not in fields.broken:
+        names = [str(item.scalar) for item in stated.items or ()]
+    places: list[str] = []
+    for formal in schema.outputs:
+        if formal.option == OpSchema.FormalParameterOption.Variadic:
+            places += _variadic(formal.name, names)
+        else:
+            places.append(formal.name if formal.name in names else "")
+    while places and not places[-1]:
+        places.pop()
+    if stated is not None and (unknown := [name for name in names if name not in places]):
+        valid = listed(formal.name for formal in schema.outputs)
+        fields.add_error(stated, f"found {listed(unknown)}, expected some of {valid}")
+    return [onnx.ValueInfoProto(name=name) if name else None for name in places]
 
 
 def find_schema(
@@ -200,7 +247,7 @@ def _arranged(
     return places
 
 
-def _variadic(name: str, names: Mapping[str, Node]) -> list[str]:
+def _variadic(name: str, names: Collection[str]) -> list[str]:
     """Return the names that a case uses for a variadic parameter, in order and without gaps.
 
     They are ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; or ``data_0, data_1``
