@@ -41,9 +41,9 @@ from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.implementation import Implementation, both
+from onnxopt_cli.mutation.equivalence import distinct
 from onnxopt_cli.mutation.known_mistakes import (
     all_known_mistakes,
-    distinct,
     ignores_attribute,
     is_likely,
 )

@@ -6,7 +6,6 @@ signature. Defects that no output shows, such as writing to an input, are not kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
@@ -17,9 +16,8 @@ from onnxopt_cli.interpret.implementation import (
     both,
     unchanged,
 )
-from onnxopt_cli.mutation.equivalence import equivalent
+from onnxopt_cli.mutation.equivalence import distinct, equivalent
 from onnxopt_cli.mutation.general_mistakes import generated
-from onnxopt_cli.mutation.probes import probes
 from onnxopt_cli.operators.operator import KnownMistake, Operator
 from onnxopt_cli.operators.rewrite import rewrite
 
@@ -85,28 +83,6 @@ def ignores_attribute(operator: Operator, mistake: Implementation) -> bool:
     """Return whether a mistake takes an attribute as its default or another fixed value."""
     prefixes = tuple(f"{attribute.name} taken as" for attribute in operator.attributes)
     return mistake.name.startswith(prefixes)
-
-
-def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit implementations whose outputs equal an earlier one's on every probe, bit for bit."""
-    groups = [list(implementations)]
-    for probe in probes(operator):
-        subgroups: list[list[Implementation]] = []
-        for group in groups:
-            if len(group) == 1:
-                subgroups.append(group)
-                continue
-            by_outputs: dict[object, list[Implementation]] = {}
-            for implementation in group:
-                outputs = implementation.run(probe.call)
-                key = tuple(
-                    (output.dtype.str, output.shape, output.tobytes()) for output in outputs
-                )
-                by_outputs.setdefault(key, []).append(implementation)
-            subgroups += by_outputs.values()
-        groups = subgroups
-    firsts = {id(group[0]) for group in groups}
-    return [implementation for implementation in implementations if id(implementation) in firsts]
 
 
 def _implementation(
