@@ -77,8 +77,12 @@ from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, finite_like
 from onnxopt_cli.oracle.function_body import CALLED, published_body, subtracting_operators
 from onnxopt_cli.oracle.patching import corrected, replaced
-from onnxopt_cli.oracle.rounding.coordinates import GRIDS, coordinate_errors, moved_coordinates
 from onnxopt_cli.oracle.rounding.injection import SHORT_UNITS, SINGLE_ROUNDOFF, UNITS
+from onnxopt_cli.oracle.rounding.intermediate_values import (
+    GRIDS,
+    coordinate_errors,
+    moved_coordinates,
+)
 from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeKind
 from onnxopt_cli.oracle.rounding.operator_identities import identities, identities_in
 from onnxopt_cli.oracle.rounding.scales import WINDOWS

@@ -31,9 +31,7 @@ from onnxopt_cli.oracle.evaluator import (
     sequential_sums,
 )
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
-from onnxopt_cli.oracle.rounding.coordinates import GRIDS
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
-from onnxopt_cli.oracle.rounding.flushed_terms import with_flushed_root
 from onnxopt_cli.oracle.rounding.injection import (
     SHORT_UNITS,
     SINGLE_ROUNDOFF,
@@ -43,12 +41,13 @@ from onnxopt_cli.oracle.rounding.injection import (
     VisitedNode,
     has_long_sums,
 )
+from onnxopt_cli.oracle.rounding.intermediate_values import GRIDS
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass
 from onnxopt_cli.oracle.rounding.operator_identities import WITHIN
-from onnxopt_cli.oracle.rounding.overflowing_sums import MEANS, may_overflow, with_overflow
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
 from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import dtypes_of, requests_short_sums
+from onnxopt_cli.oracle.rounding.sums import MEANS, may_overflow, with_flushed_root, with_overflow
 from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
 

@@ -28,16 +28,14 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, describe, total_bytes
 from onnxopt_cli.oracle.evaluator import Compute, Visitor, compute_only
-from onnxopt_cli.oracle.rounding.coordinates import (
+from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
+from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
+from onnxopt_cli.oracle.rounding.intermediate_values import (
     GRIDS,
     coordinate_errors,
+    moved_activations,
     moved_coordinates,
 )
-from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
-from onnxopt_cli.oracle.rounding.direct_bounds import direct_bound
-from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
-from onnxopt_cli.oracle.rounding.flushed_terms import flushed_error
-from onnxopt_cli.oracle.rounding.gates import moved_activations
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
     NodeClass,
@@ -65,6 +63,7 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     accumulates_in_single,
     takes_exact_operands,
 )
+from onnxopt_cli.oracle.rounding.sums import direct_bound, flushed_error
 from onnxopt_cli.oracle.stacked import (
     Stacked,
     array_of,

@@ -1,4 +1,17 @@
-"""Perturbed coordinates of operators that interpolate or select by coordinates."""
+"""Perturbed intermediate values of nodes: the activations of recurrent cells, and coordinates.
+
+The error of a gate or candidate of a recurrent cell is relative to the range of its activation, 1,
+not to its value. The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distance
+of h from H. Therefore the activations are perturbed, not the outputs.
+
+ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
+Their error is at most 4u if the operand is not clamped. The result for a clamped operand is not
+exactly 0 or 1: in tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
+
+A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
+elements. In a node that selects elements, the error may select another one. Therefore the
+coordinates are perturbed as well.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +23,13 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.patching import replaced
+from onnxopt_cli.oracle.patching import reference_modules, replaced
+
+# An activation is saturated if its distance from its limit is at most this number of roundings.
+_SATURATION = 32.0
+# The share of a rounding by which an activation moves that is not saturated. With a tolerance of 16
+# units, 4 roundings are accepted.
+_INTERIOR_SHARE = 1 / 4
 
 # In these modes a coordinate is a quotient by the scale, which is exact if the scale is a power of
 # two.
@@ -26,6 +45,29 @@ _WEIGHT_SHARE = 1 / 16
 
 #: The index of the operand that states coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
+
+
+def moved_activations(
+    roundoff: float, move: Callable[[Array], Array]
+) -> AbstractContextManager[None]:
+    """Perturb the activations of a GRU in a block.
+
+    Args:
+        roundoff: the unit roundoff of the model's type.
+        move: returns the movements of activations, of at most one rounding of the number 1.
+    """
+    cell = reference_modules().op_gru.CommonGRU
+
+    def moved(activation: Callable[[Any, Array], Array], low: float) -> Callable[..., Array]:
+        def moved_activation(node: Any, operand: Array) -> Array:
+            value = activation(node, operand)
+            distance = np.minimum(np.abs(value - low), np.abs(1 - value))
+            saturated = distance <= _SATURATION * roundoff
+            return value + move(value) * np.where(saturated, 1.0, _INTERIOR_SHARE)
+
+        return moved_activation
+
+    return replaced((cell, "f", moved(cell.f, 0.0)), (cell, "g", moved(cell.g, -1.0)))
 
 
 def coordinate_errors(op_type: str, grid: Array) -> Array:

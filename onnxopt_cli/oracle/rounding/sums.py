@@ -1,0 +1,358 @@
+"""Sums of products: their error bound, their overflow, and terms that devices flush to zero.
+
+*Error bound.* In a sum of n terms, in any order, each term is part of at most n roundings. The
+usual tolerance, 16 times the effect of one rounding, exceeds the error of a short sum. The
+tolerance of a node that rounds few times is therefore limited to the error of its most inaccurate
+direct evaluation.
+
+*Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the
+positive terms are added first. The specification of ONNX prescribes no order. Therefore an infinity
+is correct if the sum of the terms of its sign exceeds the range of the type, and NaN is correct if
+the sums of both signs do. A fast algorithm adds elements of a whole image or line; such a sum may
+exceed the range although no output element does.
+
+*Flushed terms.* A device that flushes subnormal numbers replaces each product, and each partial
+sum, whose magnitude is below the smallest normal number by zero. A sum of n terms then has an error
+of up to n times that number, although the sum itself may be normal. If even the sum of the
+magnitudes is subnormal, the device returns zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf, prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.oracle.evaluator import Compute
+from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
+from onnxopt_cli.oracle.rounding.scales import transformed_axis
+from onnxopt_cli.oracle.rounding.short_floats import CHAINED
+from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
+
+# Operators that sum terms or products. A sum of n terms has n roundings and this number of further
+# ones: of the product or scale of a term, of the division of a mean, and of alpha, beta and C of
+# Gemm.
+_FURTHER_ROUNDINGS = {
+    "AveragePool": 3,
+    "CausalConvWithState": 2,
+    "CumSum": 1,
+    "Gemm": 6,
+    "GlobalAveragePool": 3,
+    "MatMul": 2,
+    "Mean": 3,
+    "ReduceL1": 1,
+    "ReduceMean": 3,
+    "ReduceSum": 1,
+    "ReduceSumSquare": 2,
+    "Sum": 1,
+}
+# The error of a longer sum grows with the square root of the number of terms, which the perturbed
+# runs estimate better than this bound.
+_MAX_TERMS = 16
+_BATCH_OPERANDS = 5
+# Gemm multiplies the first two operands, and may add a third one.
+_GEMM_FACTORS = 2
+_ACTIVATION_ROUNDINGS, _GRID_ROUNDINGS = 8.0, 8.0
+_DEFAULT_EPSILON = 1e-5
+#: Operators that divide the sum of their terms by their number.
+MEANS = frozenset({"AveragePool", "GlobalAveragePool", "Mean", "ReduceMean"})
+_DIRECT_KINDS = frozenset({NodeKind.COMBINE, NodeKind.MIX})
+# Winograd's transforms of tiles of 8 x 8 elements multiply an element by at most 10 along each of
+# the two axes.
+_TILE_GROWTH = 100.0
+# Operators that sum powers of the elements.
+_POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
+# Operators that return the root of their sum.
+_ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
+# Kinds that multiply each element by a coefficient that they compute, and the assumed least
+# magnitude of such a coefficient.
+_WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
+_LEAST_WEIGHT = 2.0**-24
+_SUMMING_KINDS = _WEIGHTED_KINDS | {
+    NodeKind.COMBINE,
+    NodeKind.CONVOLVE,
+    NodeKind.GATES,
+    NodeKind.MIX,
+}
+_DEFAULT_POWER = 2
+# At most this share of the sum in a norm counts as lost, which already makes a quotient by the norm
+# inconclusive.
+_MAX_LOST_SHARE = 0.99
+
+
+def direct_bound(
+    node: Any, node_class: NodeClass, compute: Compute, operands: Sequence[Any], output: Any
+) -> Array | None:
+    """Return the largest error of a node's direct evaluations, in units of the unit roundoff.
+
+    Args:
+        node: the node, as the evaluator has it.
+        node_class: its kind, and the number of terms of its sums.
+        compute: runs it with other inputs.
+        operands: its inputs, floats as doubles.
+        output: its first output.
+
+    Returns:
+        The bound of each element, or None if the node rounds more often than a direct evaluation.
+    """
+    if not is_wide(output):
+        return None
+    if node.op_type == "BatchNormalization":
+        has_statistics = node_class.terms <= 1 and len(operands) == _BATCH_OPERANDS
+        by_channel = output.ndim > 1 and np.shape(operands[1]) == output.shape[1:2]
+        return (
+            _normalization_bound(node, operands, output) if has_statistics and by_channel else None
+        )
+    if node.op_type == "AffineGrid" and is_wide(operands[0]):
+        return _grid_bound(operands[0], output)
+    if node.op_type not in _FURTHER_ROUNDINGS or not is_wide(operands[0]) or not output.size:
+        return None
+    terms = _most_terms(node, operands, output)
+    if terms > _MAX_TERMS:
+        return None
+    bound = (terms + _FURTHER_ROUNDINGS[node.op_type]) * _sum_of_magnitudes(node, compute, operands)
+    if node.op_type == "CausalConvWithState":
+        # compute() applies SiLU to the sum m of magnitudes, which returns at least m / 2. The
+        # derivative of SiLU is at most 1.1, hence 2.2; SiLU itself also rounds.
+        bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
+    return np.asarray(bound)
+
+
+def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
+    """Return the first output of a node that sums terms, with each term replaced by its magnitude.
+
+    ``Gemm`` subtracts C from the products if exactly one of alpha and beta is negative; then C is
+    replaced by -|C|.
+    """
+    magnitudes = [np.abs(operand) if is_wide(operand) else operand for operand in operands]
+    if node.op_type == "Gemm" and is_wide(magnitudes[-1]):
+        factors = {item.name: item.f for item in node.onnx_node.attribute}
+        subtracts = factors.get("alpha", 1.0) * factors.get("beta", 1.0) < 0
+        if subtracts and len(operands) > _GEMM_FACTORS:
+            magnitudes[-1] = -magnitudes[-1]
+    (total, *_) = compute(*magnitudes)
+    return np.asarray(np.abs(total))
+
+
+def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
+    """Return the largest number of terms of an element of an output."""
+    attributes = {item.name: item for item in node.onnx_node.attribute}
+    x = operands[0]
+    if node.op_type == "MatMul":
+        return int(x.shape[-1])
+    if node.op_type == "Gemm":
+        transposed = "transA" in attributes and attributes["transA"].i
+        return int(x.shape[0 if transposed else 1])
+    if node.op_type == "AveragePool":
+        return prod(attributes["kernel_shape"].ints)
+    if node.op_type == "CausalConvWithState":
+        return int(operands[1].shape[-1])
+    if node.op_type == "CumSum":
+        return int(x.shape[int(operands[1])]) if x.ndim else 1
+    if node.op_type in {"Mean", "Sum"}:
+        return len(operands)
+    return -(-x.size // output.size)
+
+
+def _grid_bound(theta: Array, output: Array) -> Array:
+    """Return the bound of a grid: 5 roundings of each coordinate, and 3 of the sum of terms."""
+    bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
+    shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
+    return np.broadcast_to(bound.reshape(shape), output.shape)
+
+
+def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> Array:
+    """Return the bound of a normalization by given statistics: f (x - m) + b or f x + (b - f m).
+
+    The factor f has an error of up to 4.5 roundings, which is the same in both terms of the second
+    form. The other roundings of that form are relative to f x, f m and b. The bound is twice the
+    sum of these errors.
+    """
+    shape = (1, -1, *[1] * (output.ndim - 2))
+    x = operands[0]
+    scale, bias, mean, variance = (np.reshape(operand, shape) for operand in operands[1:])
+    stated = [item.f for item in node.onnx_node.attribute if item.name == "epsilon"]
+    factor = np.abs(scale) / np.sqrt(variance + (stated[0] if stated else _DEFAULT_EPSILON))
+    shifted = 2 * np.abs(x) + 4 * np.abs(mean)
+    return np.asarray(
+        factor * (9 * np.abs(x - mean) + shifted) + 2 * np.abs(bias) + 2 * np.abs(output)
+    )
+
+
+def may_overflow(op_type: str, operands: Sequence[Any]) -> bool:
+    """Return whether a sum of products of finite operands may exceed the range of its type."""
+    tensors = [v for v in operands if isinstance(v, np.ndarray) and v.dtype in ROUNDOFF and v.size]
+    if not tensors:
+        return False
+    bound = _TILE_GROWTH * sum(tensor.size for tensor in tensors)
+    for tensor in tensors:
+        real = np.abs(tensor) if tensor.dtype.kind == "c" else tensor
+        largest = max(float(real.max()), -float(real.min()))
+        if not largest < inf:
+            largest = float(np.abs(real[np.isfinite(real)]).max(initial=0))
+        bound *= max(1.0, largest)
+    return bound > _limit(op_type, tensors)
+
+
+def with_overflow(
+    node: Any,
+    node_class: NodeClass,
+    compute: Compute,
+    operands: Sequence[Any],
+    output: Any,
+    special: float,
+) -> Any:
+    """Return an output with an infinity or NaN where some order of the terms yields that value.
+
+    Args:
+        node: the node, as the evaluator has it.
+        node_class: its kind, and the number of terms of its sums.
+        compute: runs it with other inputs.
+        operands: its inputs.
+        output: its output in the model's own types.
+        special: the infinity or NaN.
+    """
+    if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF or not output.size:
+        return output
+    limit = _limit(node.op_type, [output])
+    doubles: list[Any] = [widened_value(operand) for operand in operands]
+    magnitudes = [np.abs(v) if is_wide(v) else v for v in doubles]
+    kind = node_class.kind
+    may_be: Any
+    if kind is NodeKind.CONVOLVE:
+        may_be = _image_bound(node, magnitudes, output) > limit
+    elif kind is NodeKind.TRANSFORM:
+        axes = (transformed_axis(node, operands), -1)
+        may_be = magnitudes[0].sum(axis=axes, keepdims=True) > limit
+    elif kind in _DIRECT_KINDS:
+        count = max(ceil(node_class.terms), len(operands)) if node.op_type in MEANS else 1
+        try:
+            total = count * _sum_of_magnitudes(node, compute, doubles)
+            exact = count * compute(*doubles)[0]
+        except Exception:  # noqa: BLE001 - the node may not be defined there
+            return output
+        positive, negative = ((total + sign * exact) / 2 > limit for sign in (1, -1))
+        may_be = positive if special > 0 else negative if special < 0 else positive & negative
+    else:
+        return output
+    if not np.isnan(special):
+        # If an operand is infinite, an infinite output keeps its sign.
+        finite_operands = all(np.isfinite(v).all() for v in magnitudes if is_wide(v))
+        may_be = may_be & (finite_operands | np.isfinite(output))
+    return np.where(may_be, np.asarray(special, output.dtype), output)
+
+
+def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
+    """Return a bound of the intermediate results of a convolution, per image and channel."""
+    x, w = magnitudes[:2]
+    integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
+    group = integers.get("group", 1)
+    images = x.reshape(len(x), group, -1)
+    kernels = w.reshape(group, -1, *w.shape[1:])
+    if node.op_type == "ConvTranspose":
+        kernels = kernels.swapaxes(1, 2)
+    kernels = kernels.reshape(*kernels.shape[:2], -1)
+    mixed = images.sum(-1) + _TILE_GROWTH * images.max(-1)
+    bound = mixed[..., None] * np.maximum(1.0, kernels.sum(-1))
+    return np.asarray(bound.reshape(*output.shape[:2], *[1] * (output.ndim - 2)))
+
+
+def _limit(op_type: str, tensors: Sequence[Array]) -> float:
+    """Return the largest number of the type in which an operator adds tensors.
+
+    16-bit tensors are added in float32, except by operators that add whole tensors one after
+    another.
+    """
+    if op_type in CHAINED:
+        return max(float(ml_dtypes.finfo(tensor.dtype).max) for tensor in tensors)  # type: ignore[no-untyped-call]
+    is_double = any(tensor.dtype in (np.float64, np.complex128) for tensor in tensors)
+    return float(np.finfo(np.float64 if is_double else np.float32).max)
+
+
+def flushed_error(
+    node: Any,
+    node_class: NodeClass,
+    compute: Compute,
+    operands: Sequence[Any],
+    output: Array,
+    tiny: float,
+) -> Any:
+    """Return the largest error of each element of an output if its terms are flushed to zero.
+
+    Args:
+        node: the node, as the evaluator has it.
+        node_class: its kind, and the number of terms of its sums.
+        compute: runs it with other inputs.
+        operands: its inputs, floats as doubles.
+        output: its output.
+        tiny: the smallest normal number of the type in which the node computes.
+    """
+    if node_class.kind not in _SUMMING_KINDS:
+        return 0.0
+    power = _power_of(node)
+    if _smallest_term(node_class.kind, operands, power) >= tiny:
+        return 0.0
+    error = node_class.terms * tiny
+    if node.op_type in _ROOTS:
+        size = np.abs(output)
+        loss = size - np.maximum(size**power - error, 0.0) ** (1 / power)
+        return np.where(size**power < tiny, 0.0, loss)
+    if node.op_type == "LpNormalization":
+        total = np.sum(np.abs(operands[0]) ** power, axis=_axis_of(node), keepdims=True)
+        lost = np.minimum(error / np.maximum(total, error), _MAX_LOST_SHARE)
+        return np.where(total < tiny, 0.0, np.abs(output) * ((1 - lost) ** (-1 / power) - 1))
+    magnitudes = _sum_of_magnitudes(node, compute, operands)
+    is_normal = magnitudes >= tiny if magnitudes.shape == output.shape else True
+    return np.where(is_normal, error, 0.0)
+
+
+def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
+    """Return an output with zeros where the sum of powers under a root is subnormal.
+
+    Such a sum is flushed to zero, and ``LpNormalization`` returns zeros if the norm is zero.
+    """
+    if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
+        return output
+    # Narrower types are summed in float32.
+    summed_in = np.dtype(np.float64 if output.dtype == np.float64 else np.float32)
+    norm = np.abs(output).astype(np.float64)
+    if node.op_type == "LpNormalization":
+        powers = np.abs(np.asarray(operands[0], np.float64)) ** _power_of(node)
+        norm = np.sum(powers, axis=_axis_of(node), keepdims=True) ** (1 / _power_of(node))
+    flushes = norm < smallest_normal(summed_in) ** (1 / _power_of(node))
+    return np.where(flushes, output.dtype.type(0), output)
+
+
+def _power_of(node: Any) -> float:
+    """Return the exponent of the powers that an operator sums; 1 if it sums no powers."""
+    if node.op_type not in _POWERS:
+        return 1
+    for attribute in node.onnx_node.attribute:
+        if attribute.name == "p":
+            # Version 1 of LpPool and GlobalLpPool has a float.
+            return float(helper.get_attribute_value(attribute))
+    return _DEFAULT_POWER
+
+
+def _axis_of(node: Any) -> int:
+    axes = [attribute.i for attribute in node.onnx_node.attribute if attribute.name == "axis"]
+    return int(axes[0]) if axes else -1
+
+
+def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> float:
+    """Return a lower bound of the magnitudes of terms that are not zero."""
+    smallest = sorted(
+        float(np.min(size, initial=np.inf, where=size > 0))
+        for size in (np.abs(operand) for operand in operands if is_wide(operand))
+    )
+    if power > 1 or not smallest:
+        return float(np.float64(smallest[0]) ** power) if smallest else np.inf
+    if kind in _WEIGHTED_KINDS:
+        return smallest[0] * _LEAST_WEIGHT
+    # A term may be a product of operands, or a single operand such as the bias of a convolution.
+    return min(smallest[0], smallest[0] * min([*smallest[1:], 1.0]))
