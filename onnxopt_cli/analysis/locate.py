@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from time import monotonic
 
 import numpy as np
@@ -23,14 +25,14 @@ import onnx
 
 from onnxopt_cli.analysis.explain import explain
 from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, ValueStore, count_nodes, name_nodes
-from onnxopt_cli.analysis.subgraph import smallest_failing
+from onnxopt_cli.analysis.subgraph import SearchEndedError, smallest_failing
 from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import BeyondLimit, UsageError
+from onnxopt_cli.errors import BeyondLimit, Fault, UsageError
 from onnxopt_cli.operators.call import sole_operator
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes, inline_functions
 from onnxopt_cli.operators.nodes import spell_out_defaults
@@ -47,8 +49,15 @@ from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import LIMIT
 from onnxopt_cli.run.runner import Plan, run, run_case
 
-# Bytes of values that are kept in memory if the user sets no limit.
-_USUAL_BYTES = 256 << 20
+# Bytes of values that are kept in memory; others are written to files.
+_KEPT_BYTES = 256 << 20
+# A node is judged if its values take this part of the memory limit. Judging needs several copies of
+# them, in double precision, and two nodes may be judged at a time.
+_PART_OF_MEMORY = 8
+# Wrong nodes beyond this number have no test directory.
+_MAX_REPRODUCTIONS = 100
+# Limit on the judged subgraphs in the search for a smallest one.
+_MAX_SUBGRAPHS = 2_000
 _MAX_REASON_CHARS = 300
 # Smaller contributions are not named.
 _LEAST_SHARE = 0.05
@@ -77,7 +86,8 @@ class LocatedNode:
             error is allowed, None if an output has another structure or is missing.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
-        problem: the case that reproduces the failure.
+        problem: the case that reproduces the failure; None for nodes beyond a limit of number or
+            memory.
         result: the result of that case.
     """
 
@@ -87,7 +97,7 @@ class LocatedNode:
     error_over_tolerance: float | None
     cause: str
     backend: str
-    problem: Problem
+    problem: Problem | None
     result: Result
 
 
@@ -170,7 +180,7 @@ class Located:
         wrong: the wrong nodes in the order of the graph.
         not_judged: the nodes that cannot be judged.
         subgraph: names of nodes that fail together, although each is right alone; by backend.
-        reproductions: the case of each subgraph, by backend.
+        reproductions: the case of each subgraph, by backend, unless it exceeds a limit of memory.
         whole: the result of the whole model, by backend; empty if it was not judged.
         contributions: the largest contributions of nodes to the tolerances, largest first.
         error_contributions: the same to the errors of each backend.
@@ -198,7 +208,8 @@ def locate(
     Args:
         case: the model with its inputs; stored outputs are ignored.
         plan: the backends, which have started, and the reference oracle; its cases are ignored.
-        memory: bytes of intermediate values that are kept in memory; 0 for the usual limit.
+        memory: limit of the memory of this process, which determines the largest values that are
+            judged; 0 for no limit.
         open_progress: opens a progress display.
 
     Raises:
@@ -209,8 +220,9 @@ def locate(
         problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
     except BeyondLimit as error:
         raise UsageError(f"{LIMIT}{error.message}") from error
-    with ValueStore(memory or _USUAL_BYTES) as store:
-        return _Search(case, problem, plan, store, open_progress).locate()
+    with ValueStore(_KEPT_BYTES) as store:
+        most_bytes = memory // _PART_OF_MEMORY
+        return _Search(case, problem, plan, store, open_progress, most_bytes).locate()
 
 
 def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
@@ -225,8 +237,9 @@ def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | No
         InvalidCase: if the case cannot be loaded.
     """
     problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
-    with ValueStore(_USUAL_BYTES) as store:
-        return _Search(case, problem, plan, store, hide_progress).first_wrong(monotonic() + seconds)
+    with ValueStore(_KEPT_BYTES) as store:
+        search = _Search(case, problem, plan, store, hide_progress, _KEPT_BYTES)
+        return search.first_wrong(monotonic() + seconds)
 
 
 class _Search:
@@ -237,7 +250,10 @@ class _Search:
         plan: Plan,
         store: ValueStore,
         open_progress: OpenProgress,
+        most_bytes: int,
     ) -> None:
+        # The number and bytes of the problems that may still be kept for test directories.
+        self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, most_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress = open_progress
         model = _without_functions(problem.model)
@@ -248,6 +264,7 @@ class _Search:
             partial(self._values, partial(self._of_oracle, NODE_VALUES)),
             partial(self._values, plan.backends[0].submit),
             _inferred_types(model),
+            most_bytes,
         )
 
     def locate(self) -> Located:
@@ -347,7 +364,7 @@ class _Search:
         :data:`RETURNED`.
         """
         returned: dict[str, Value] = {}
-        remaining, end = _USUAL_BYTES, monotonic() + _MEASURE_SECONDS
+        remaining, end = _KEPT_BYTES, monotonic() + _MEASURE_SECONDS
         with self._open_progress("measuring", "nodes") as tick:
             for count, node_run in enumerate(self._walk.runs, start=1):
                 model, inputs = self._walk.model_of([node_run])
@@ -452,7 +469,7 @@ class _Search:
             default=None,
         )
         share = None if worst is None or worst.structure else worst.tolerance_used
-        problem = self._problem_of([node_run], stored=True)
+        problem = self._reproduction([node_run])
         return LocatedNode(
             node_run.name,
             node_run.operator,
@@ -464,8 +481,10 @@ class _Search:
             result,
         )
 
-    def _cause(self, result: Result, problem: Problem) -> str:
+    def _cause(self, result: Result, problem: Problem | None) -> str:
         """Return the wrong elements, and for an operator with a formula a known mistake."""
+        if problem is None:
+            return result.message
         if sole_operator(problem.model) is None or result.outcome is not Outcome.FAIL:
             return result.message
         case = Case(result.case, result.location, lambda: replace(problem, stored=None))
@@ -512,12 +531,15 @@ class _Search:
             ]
             with self._open_progress("reducing", "subgraphs") as tick:
                 fails = _Counted(partial(self._fails, executor), tick)
-                smallest = smallest_failing(runs, fails) if fails(runs) else []
+                smallest: list[NodeRun] = []
+                with suppress(SearchEndedError):
+                    smallest = smallest_failing(runs, fails) if fails(runs) else []
                 if len(smallest) == 1:
                     further += self._wrong_again(executor, smallest[0])
                 elif smallest:
                     subgraphs[executor.name] = tuple(node_run.name for node_run in smallest)
-                    reproductions[executor.name] = self._problem_of(smallest, stored=True)
+                    if (problem := self._reproduction(smallest)) is not None:
+                        reproductions[executor.name] = problem
         return replace(
             located,
             wrong=(*located.wrong, *further),
@@ -534,9 +556,13 @@ class _Search:
             yield replace(finding, cause=f"{_RIGHT_AT_FIRST}{finding.cause}")
 
     def _fails(self, executor: Executor, runs: Sequence[NodeRun]) -> bool:
-        """Return whether some nodes together are wrong on a backend."""
+        """Return whether some nodes together are wrong on a backend.
+
+        Raises:
+            SearchEndedError: if the user has interrupted the search.
+        """
         if self._plan.interruption.signal:
-            return False
+            raise SearchEndedError
         return self._result_together(executor, runs).outcome is Outcome.FAIL
 
     def _result_together(self, executor: Executor, runs: Sequence[NodeRun]) -> Result:
@@ -546,10 +572,34 @@ class _Search:
         return result
 
     def _problem_of(self, runs: Sequence[NodeRun], *, stored: bool = False) -> Problem:
-        """Return the problem of some nodes, with expected outputs for a test directory."""
+        """Return the problem of some nodes, with expected outputs for a test directory.
+
+        Raises:
+            BeyondLimit: if its values exceed the limit of memory.
+        """
+        size, most_bytes = self._bytes_of(runs), self._walk.most_bytes
+        if most_bytes and size > most_bytes:
+            what = f"its values have {size} bytes; at most {most_bytes} are judged"
+            raise BeyondLimit([Fault(str(self._case.location), what)])
         model, inputs = self._walk.model_of(runs, outputs=self._read_elsewhere(runs))
         outputs = {info.name: self._walk.store[info.name] for info in model.graph.output}
         return Problem(model, inputs, outputs if stored else None)
+
+    def _reproduction(self, runs: Sequence[NodeRun]) -> Problem | None:
+        """Return the problem of some nodes with expected outputs; None beyond the limits."""
+        size = self._bytes_of(runs)
+        if not self._reproductions_left or size > self._bytes_left:
+            return None
+        self._reproductions_left -= 1
+        self._bytes_left -= size
+        return self._problem_of(runs, stored=True)
+
+    def _bytes_of(self, runs: Sequence[NodeRun]) -> int:
+        """Return the bytes of the values that some nodes read and return, together."""
+        produced = {key for node_run in runs for key in node_run.outputs}
+        read = {key for node_run in runs for key in node_run.read} - produced
+        keys = read | self._read_elsewhere(runs)
+        return sum(map(self._walk.store.bytes_of, keys & self._walk.store.keys()))
 
     def _read_elsewhere(self, runs: Sequence[NodeRun]) -> set[str]:
         """Return the outputs of some nodes that others read, or that are outputs of the model."""
@@ -618,17 +668,20 @@ def _size(value: Value) -> float:
 
 
 class _Counted:
-    """Judges subgraphs, each once, and shows their number."""
+    """Judges subgraphs, each once and up to a limit, and shows their number."""
 
     def __init__(
         self, fails: Callable[[Sequence[NodeRun]], bool], tick: Callable[[int, int], object]
     ) -> None:
         self._fails, self._tick = fails, tick
-        self._known: dict[tuple[int, ...], bool] = {}
+        self._known: dict[bytes, bool] = {}
 
     def __call__(self, runs: Sequence[NodeRun]) -> bool:
-        key = tuple(map(id, runs))
+        # A digest: the identifiers of all nodes in all subgraphs may take much memory.
+        key = sha256(array("Q", map(id, runs))).digest()
         if key not in self._known:
+            if len(self._known) == _MAX_SUBGRAPHS:
+                raise SearchEndedError
             self._known[key] = self._fails(runs)
             self._tick(len(self._known), 0)
         return self._known[key]

@@ -3,27 +3,30 @@
 The values come from the reference oracle, rounded to the model's types. The outputs of operators
 that the oracle cannot compute come from the backend. Beyond a limit of memory, values are kept in
 temporary files. The walk includes the branch of an If that is taken, and the first iterations of a
-Loop or Scan. Functions must have been inlined.
+Loop or Scan. Functions must have been inlined. A node whose values exceed a limit has no outputs.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxopt_cli.cases.tensors.proto_values import array_of, tensor_of
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.nodes import (
     defined_names,
     nodes_within,
@@ -40,10 +43,17 @@ NO_OPERAND = "an operand has no value"
 # Iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-# Limits of the nodes that one request computes: their number, and the bytes of their constants.
-_MAX_TOGETHER, _MAX_CONSTANT_BYTES = 256, 64 << 20
+# The nodes of bodies and branches are walked only until this number of nodes has run: nested loops
+# double the number with each level.
+_MAX_ENTERED_RUNS = 20_000
+# Limits of the nodes that one request computes: their number, and the bytes that they read.
+_MAX_TOGETHER, _MAX_READ_BYTES = 256, 64 << 20
+# Limit of the bytes of all values together, most of which are in temporary files.
+_MAX_STORED_BYTES = 16 << 30
 # Domains of the operators that are computed together.
 _DOMAINS_TOGETHER = frozenset({"", "ai.onnx.ml"})
+# Memory of an element of a sequence or map, in addition to its data.
+_ELEMENT_BYTES = 128
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
 
@@ -64,14 +74,19 @@ class ValueStore(MutableMapping[str, Value]):
     """Values by name. Numeric tensors beyond a limit of memory are written to files.
 
     Args:
-        memory: bytes of tensors that are kept in memory.
+        memory: bytes of values that are kept in memory.
+
+    Attributes:
+        stored_bytes: bytes of all values, including those in files.
     """
 
     def __init__(self, memory: int) -> None:
+        self.stored_bytes = 0
         self._remaining = memory
         self._values: dict[str, Value] = {}
         self._files: dict[str, tuple[Path, np.dtype[Any], tuple[int, ...]]] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -87,17 +102,31 @@ class ValueStore(MutableMapping[str, Value]):
             self._folder.cleanup()
 
     def __setitem__(self, name: str, value: Value) -> None:
-        if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
+        """Store a value.
+
+        Raises:
+            UsageError: if a file cannot be written.
+        """
+        if name in self:
+            del self[name]
+        size = held_bytes(value)
+        self.stored_bytes += size
+        if size <= self._remaining or not _is_numeric(value):
+            self._remaining -= size
             self._values[name] = value
             return
-        if value.nbytes <= self._remaining:
-            self._remaining -= value.nbytes
-            self._values[name] = value
-            return
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="onnxopt-values-")
-        path = Path(self._folder.name, str(len(self._files)))
-        path.write_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        try:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="onnxopt-values-")
+            path = Path(self._folder.name, str(self._count))
+            path.write_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise UsageError(
+                f"cannot keep the value {printable(name)} of {size} bytes in a temporary file: "
+                f"{error.strerror or error}",
+                hint="TMPDIR=FOLDER names another place for temporary files",
+            ) from error
+        self._count += 1
         self._files[name] = path, value.dtype, value.shape
 
     def __getitem__(self, name: str) -> Value:
@@ -107,20 +136,20 @@ class ValueStore(MutableMapping[str, Value]):
         return np.fromfile(path, np.uint8).view(dtype).reshape(shape)
 
     def bytes_of(self, name: str) -> int:
-        """Return the size of a numeric tensor, without reading its file; 0 for another value."""
+        """Return the size of a value, without reading its file."""
         if name in self._files:
             _, dtype, shape = self._files[name]
             return dtype.itemsize * math.prod(shape)
-        value = self._values[name]
-        return value.nbytes if isinstance(value, np.ndarray) and value.dtype.kind != "O" else 0
+        return held_bytes(self._values[name])
 
     def __delitem__(self, name: str) -> None:
+        size = self.bytes_of(name)
+        self.stored_bytes -= size
         if name in self._files:
             self._files.pop(name)[0].unlink()
             return
-        value = self._values.pop(name)
-        if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-            self._remaining += value.nbytes
+        self._values.pop(name)
+        self._remaining += size
 
     def __iter__(self) -> Iterator[str]:
         yield from self._values
@@ -128,6 +157,21 @@ class ValueStore(MutableMapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self._values) + len(self._files)
+
+
+def held_bytes(value: Value) -> int:
+    """Return about the bytes of memory that a value holds."""
+    if isinstance(value, list):
+        return sum(_ELEMENT_BYTES + held_bytes(element) for element in value)
+    if isinstance(value, dict):
+        return sum(_ELEMENT_BYTES + sys.getsizeof(entry) for entry in value.values())
+    if not isinstance(value, np.ndarray):
+        return 0
+    return value.nbytes + (0 if _is_numeric(value) else sum(map(sys.getsizeof, value.flat)))
+
+
+def _is_numeric(value: Value) -> TypeGuard[Array]:
+    return isinstance(value, np.ndarray) and value.dtype.kind != "O"
 
 
 @dataclass(eq=False, slots=True)
@@ -229,6 +273,7 @@ class ModelWalk:
             stands for the outputs of those that it leaves out.
         backend: as the reference, on the backend.
         types: inferred types of values by name.
+        most_bytes: limit of the bytes that one node reads and returns; 0 for no limit.
         runs: the nodes that ran, in order.
         outputs: the keys of the model's outputs.
     """
@@ -239,6 +284,7 @@ class ModelWalk:
     reference_of_nodes: Compute
     backend: Compute
     types: Mapping[str, onnx.TypeProto]
+    most_bytes: int = 0
     runs: list[NodeRun] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     _scopes: int = 0
@@ -251,7 +297,7 @@ class ModelWalk:
         Args:
             inputs: the inputs of the model.
         """
-        scope: dict[str, Tensor] = {}
+        scope: ChainMap[str, Tensor] = ChainMap()
         for name, value in inputs.items():
             self.store[name] = value
             scope[name] = Tensor(name)
@@ -263,7 +309,7 @@ class ModelWalk:
     def _graph(
         self,
         graph: onnx.GraphProto,
-        scope: dict[str, Tensor],
+        scope: ChainMap[str, Tensor],
         prefix: str,
         holders: tuple[NodeRun, ...],
         *,
@@ -294,7 +340,7 @@ class ModelWalk:
         self,
         node: onnx.NodeProto,
         label: str,
-        scope: dict[str, Tensor],
+        scope: ChainMap[str, Tensor],
         prefix: str,
         holders: tuple[NodeRun, ...],
         *,
@@ -336,17 +382,17 @@ class ModelWalk:
         """Compute the first of some nodes by one request, and return how many were computed."""
         together: list[NodeRun] = []
         known: set[str] = set()
-        constant_bytes = 0
+        read_bytes = 0
         for run in runs:
             is_plain = run.operator != "Optional" and (
                 plain_domain(run.node.domain) in _DOMAINS_TOGETHER
             )
             if not is_plain or not all(key in known or key in self.store for key in run.read):
                 break
-            constant_bytes += sum(
-                self.store.bytes_of(key) for key in run.constants - known if key in self.store
+            read_bytes += sum(
+                self.store.bytes_of(key) for key in {*run.read} - known if key in self.store
             )
-            if constant_bytes > _MAX_CONSTANT_BYTES:
+            if read_bytes > _MAX_READ_BYTES:
                 break
             known |= {*run.read, *run.outputs}
             together.append(run)
@@ -361,7 +407,7 @@ class ModelWalk:
         count = 0
         for run in together:
             outputs = [computed.get(key) for key in run.outputs]
-            if any(output is None for output in outputs):
+            if any(output is None for output in outputs) or self._excess(run, outputs):
                 break
             for key, value in zip(run.outputs, outputs, strict=True):
                 self.store[key] = self._of_declared_type(key, value)
@@ -372,17 +418,18 @@ class ModelWalk:
         return count
 
     def _control_flow(
-        self, node: onnx.NodeProto, run: NodeRun, scope: dict[str, Tensor]
+        self, node: onnx.NodeProto, run: NodeRun, scope: ChainMap[str, Tensor]
     ) -> Iterator[NodeRun]:
         """Walk the branch of an If, or the first iterations of a body."""
         graphs = {item.name: item.g for item in node.attribute}
-        if node.op_type == "If":
+        is_entered = len(self.runs) < _MAX_ENTERED_RUNS
+        if node.op_type == "If" and is_entered:
             condition: Any = self.store.get(scope[node.input[0]].key)
             if condition is None:
                 run.missing = "its condition is unknown"
                 return
             branch = graphs["then_branch" if np.all(condition) else "else_branch"]
-            inner = dict(scope)
+            inner = scope.new_child()
             prefix = self._prefix(run)
             yield from self._graph(
                 branch, inner, prefix, (*run.holders, run), repeated=run.repeated
@@ -390,6 +437,9 @@ class ModelWalk:
             for name, info in zip(node.output, branch.output, strict=False):
                 key = inner[info.name].key if info.name in inner else ""
                 if name and key in self.store:
+                    if excess := self._excess(run, [self.store[key]]):
+                        run.missing = excess
+                        continue
                     self.store[scope[name].key] = self.store[key]
                     # Later nodes read the value of the branch, so that the If may be left out.
                     scope[name] = inner[info.name]
@@ -398,9 +448,10 @@ class ModelWalk:
             return
         self._compute(run)
         body = graphs.get("body")
-        if body is not None:
+        # The nodes of a body without results are not computed: they may run forever, too.
+        if body is not None and is_entered and any(key in self.store for key in run.outputs):
             for values in self._iterations(node, scope):
-                inner = dict(scope)
+                inner = scope.new_child()
                 prefix = self._prefix(run)
                 for info, value in zip(body.input, values, strict=False):
                     inner[info.name] = Tensor(f"{prefix}{info.name}")
@@ -459,6 +510,9 @@ class ModelWalk:
             # onnx's reference returns a list with the element.
             self.store[run.outputs[0]] = self.store[run.read[0]]
             return
+        if excess := self._excess(run, ()):
+            run.missing = excess
+            return
         model, inputs = self.model_of([run], typed=False)
         values = self.reference(model, inputs)
         if isinstance(values, str):
@@ -466,8 +520,21 @@ class ModelWalk:
             values = self.backend(model, inputs)
             if isinstance(values, str):
                 return
+        if excess := self._excess(run, values):
+            run.missing = excess
+            return
         for key, value in zip(run.outputs, values, strict=False):
             self.store[key] = self._of_declared_type(key, value)
+
+    def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
+        """Return which limit the values of a node exceed; empty if none."""
+        output_bytes = sum(map(held_bytes, outputs))
+        size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
+        if self.most_bytes and size > self.most_bytes:
+            return f"its values have {size} bytes; at most {self.most_bytes} are judged"
+        if self.store.stored_bytes + output_bytes > _MAX_STORED_BYTES:
+            return f"the values of the model have more than {_MAX_STORED_BYTES} bytes"
+        return ""
 
     def _of_declared_type(self, key: str, value: Value) -> Value:
         """Return a value in the inferred type: some of the reference's operators return another."""

@@ -7,12 +7,17 @@ remain, all of their connected subsets are judged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import combinations
 
 from onnxopt_cli.analysis.model_walk import NodeRun
 
 # All connected subsets are judged if at most this many nodes remain.
 _MAX_ENUMERATED = 6
+
+
+class SearchEndedError(Exception):
+    """The search for a failing subgraph ends before it is smallest."""
 
 
 def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
@@ -23,6 +28,9 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
         for key in run.read:
             first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
             second = part_of[id(run)]
+            if len(first) < len(second):
+                # Move the nodes of the smaller component, so that a node moves only log n times.
+                first, second = second, first
             if first is not second:
                 first += second
                 for moved in second:
@@ -40,19 +48,22 @@ def smallest_failing(
     Args:
         runs: nodes that fail together.
         fails: judges some nodes by themselves. A single node fails only on a backend that keeps
-            state, because each node was right when it ran first.
+            state, because each node was right when it ran first. If it raises
+            :class:`SearchEndedError`, the smallest set found until then is returned.
     """
     failing, pieces = [*runs], 2
-    while len(failing) > 1:
-        reduced = _reduced(failing, min(pieces, len(failing)), fails)
-        if reduced is not None:
-            failing, is_subset = reduced
-            pieces = 2 if is_subset else max(pieces - 1, 2)
-        elif pieces < len(failing):
-            pieces = min(2 * pieces, len(failing))
-        else:
-            break
-    return _smallest_subset(failing, fails)
+    with suppress(SearchEndedError):
+        while len(failing) > 1:
+            reduced = _reduced(failing, min(pieces, len(failing)), fails)
+            if reduced is not None:
+                failing, is_subset = reduced
+                pieces = 2 if is_subset else max(pieces - 1, 2)
+            elif pieces < len(failing):
+                pieces = min(2 * pieces, len(failing))
+            else:
+                break
+        return _smallest_subset(failing, fails)
+    return failing
 
 
 def _smallest_subset(

@@ -13,7 +13,14 @@ from typing import Any
 import onnx
 from rich.text import Text
 
-from onnxopt_cli.analysis.locate import Located, LocatedNode
+from onnxopt_cli.analysis.locate import (
+    Disagreement,
+    ErrorContribution,
+    Located,
+    LocatedNode,
+    NodeContribution,
+    NotJudged,
+)
 from onnxopt_cli.analysis.model_walk import NO_OPERAND
 from onnxopt_cli.backends.specification import backend_name
 from onnxopt_cli.cases.case import Problem
@@ -21,7 +28,7 @@ from onnxopt_cli.cases.onnx.data_set import directory_files, write_directory
 from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import number_to_json
 from onnxopt_cli.core.result import NOT_ITS_FAULT, Outcome, short_error
-from onnxopt_cli.core.text import clipped, command_line, printable
+from onnxopt_cli.core.text import clipped, command_line, printable, some_of
 from onnxopt_cli.core.tolerance import ErrorBound
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.report.html import page_environment, page_parts
@@ -71,7 +78,8 @@ def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str],
     """
     folders: dict[tuple[str, str], Path] = {}
     for finding in located.wrong:
-        folders[finding.node, finding.backend] = _written(parent, finding.node, finding.problem)
+        if finding.problem is not None:
+            folders[finding.node, finding.backend] = _written(parent, finding.node, finding.problem)
     for backend, problem in located.reproductions.items():
         folders["", backend] = _written(parent, "subgraph", problem)
     return folders
@@ -132,13 +140,14 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
 
 
 def _finding_json(finding: LocatedNode, folders: Folders) -> dict[str, Any]:
+    folder = folders.get((finding.node, finding.backend))
     return {
         "node": finding.node,
         "operator": finding.operator,
         "output": finding.output,
         "error_over_tolerance": number_to_json(finding.error_over_tolerance),
         "cause": finding.cause,
-        "case": str(folders[finding.node, finding.backend]),
+        "case": str(folder) if folder else None,
         "backend": finding.backend,
     }
 
@@ -168,22 +177,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         Lines that may be wrapped, and commands, which have :attr:`rich.text.Text.no_wrap` set.
     """
     several = len(backends) > 1
-    texts = {backend_name(text): text for text in backends}
-    for finding in located.wrong:
-        on = f" on {printable(finding.backend)}" if several else ""
-        yield Text.assemble(
-            ("wrong ", "bold red"),
-            f"{printable(finding.node)} ({finding.operator}){on}: {_error(finding)}",
-        )
-        yield Text(f"  {printable(finding.cause, lines=True)}")
-        yield _again_line(folders[finding.node, finding.backend], texts[finding.backend])
-    for backend, names in located.subgraph.items():
-        on = f" on {printable(backend)}" if several else ""
-        yield Text.assemble(
-            ("wrong together ", "bold red"), f"{', '.join(map(printable, names))}{on}"
-        )
-        yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
-        yield _again_line(folders["", backend], texts[backend])
+    yield from _wrong_lines(located, folders, backends)
     if not located.wrong and not located.subgraph:
         for backend, result in located.whole.items():
             if result.outcome not in _RIGHT and result.message:
@@ -203,7 +197,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         on = f" on {printable(entry.backend)}" if several else ""
         yield Text.assemble(
             ("not judged ", "yellow"),
-            f"{printable(entry.node)} ({entry.operator}){on}: {printable(entry.reason)}",
+            f"{_title(entry)}{on}: {printable(entry.reason)}",
         )
     if after_others:
         count = len({entry.node for entry in after_others})
@@ -214,6 +208,35 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         yield Text(f"{more} not judged; --json lists all", "dim")
     yield from _differences(located)
     yield from _summary(located)
+
+
+def _wrong_lines(located: Located, folders: Folders, backends: Sequence[str]) -> Iterator[Text]:
+    """Yield lines for the wrong nodes and subgraphs."""
+    several = len(backends) > 1
+    texts = {backend_name(text): text for text in backends}
+    for finding in located.wrong:
+        on = f" on {printable(finding.backend)}" if several else ""
+        yield Text.assemble(
+            ("wrong ", "bold red"),
+            f"{_title(finding)}{on}: {_error(finding)}",
+        )
+        yield Text(f"  {printable(finding.cause, lines=True)}")
+        if folder := folders.get((finding.node, finding.backend)):
+            yield _again_line(folder, texts[finding.backend])
+    for backend, names in located.subgraph.items():
+        on = f" on {printable(backend)}" if several else ""
+        yield Text.assemble(("wrong together ", "bold red"), f"{some_of(names, _MAX_LISTED)}{on}")
+        yield Text("  each node is right alone: the backend replaces or reorders them wrongly")
+        if folder := folders.get(("", backend)):
+            yield _again_line(folder, texts[backend])
+
+
+def _title(
+    entry: LocatedNode | NotJudged | Disagreement | NodeContribution | ErrorContribution,
+) -> str:
+    """Return the name and the operator of a node."""
+    name = printable(entry.node)
+    return f"{name} ({printable(entry.operator)})" if entry.operator else name
 
 
 def _error(finding: LocatedNode) -> str:
@@ -241,22 +264,19 @@ def _differences(located: Located) -> Iterator[Text]:
         errors = ", ".join(
             f"{printable(backend)} {error:.2g}" for backend, error in entry.errors.items()
         )
-        yield Text(
-            f"differs {printable(entry.node)} ({entry.operator}): error / tolerance {errors}"
-        )
+        yield Text(f"differs {_title(entry)}: error / tolerance {errors}")
     for contribution in located.contributions[:_MAX_DIFFERENCES]:
         share, digits = contribution.share, contribution.digits_lost
-        operator = f" ({contribution.operator})" if contribution.operator else ""
         cancels = f": it cancels {digits:.0f} digits" if digits >= 1 else ""
         yield Text(
             f"{share:.0%} of the tolerance of {printable(contribution.output)} comes from "
-            f"{printable(contribution.node)}{operator}{cancels}"
+            f"{_title(contribution)}{cancels}"
         )
 
     for error in located.error_contributions[:_MAX_DIFFERENCES]:
         yield Text(
             f"{error.share:.0%} of the error of {printable(error.output)} on "
-            f"{printable(error.backend)} comes from {printable(error.node)} ({error.operator})"
+            f"{printable(error.backend)} comes from {_title(error)}"
         )
 
 
@@ -316,13 +336,18 @@ def write_located_page(
         (
             finding,
             ResultView(finding.result, {}),
-            _drawing(finding, model),
+            _drawing(finding, finding.problem.model.graph.node[0], model),
             _again(folders[finding.node, finding.backend], texts[finding.backend]),
         )
         for finding in located.wrong
+        if finding.problem is not None
     ]
     subgraphs = [
-        (backend, names, _again(folders["", backend], texts[backend]))
+        (
+            backend,
+            names,
+            _again(folders["", backend], texts[backend]) if ("", backend) in folders else "",
+        )
         for backend, names in located.subgraph.items()
     ]
     page = (
@@ -331,6 +356,7 @@ def write_located_page(
         .render(
             **page_parts(),
             located=located,
+            conforms=exit_code(located) == 0 and not located.interrupted,
             findings=findings,
             subgraphs=subgraphs,
             several=len(backends) > 1,
@@ -344,13 +370,12 @@ def _again(folder: Path, backend: str) -> str:
     return command_line(["onnxopt", "run", str(folder), "-b", backend])
 
 
-def _drawing(finding: LocatedNode, model: onnx.ModelProto) -> _Drawing:
+def _drawing(finding: LocatedNode, node: onnx.NodeProto, model: onnx.ModelProto) -> _Drawing:
     """Draw a node with its neighbours in the main graph of the model.
 
     A node of an inlined function or of a nested graph has no neighbours there; its inputs are drawn
     as values.
     """
-    (node, *_) = finding.problem.model.graph.node
     nodes = model.graph.node
     producers: Mapping[str, onnx.NodeProto] = {
         output: producer for producer in nodes for output in producer.output if output

@@ -8,14 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxopt_cli.analysis import locate as locate_module
+from onnxopt_cli.analysis import model_walk
 from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.oracle.estimate.reference_values import (
     NoReferenceError,
     reference_values,
@@ -463,6 +468,94 @@ def test_bodies_of_loops_are_searched(locate):
     assert {item["operator"] for item in found["wrong"]} == {"LeakyRelu"}
 
 
+def test_bodies_are_searched_up_to_a_number_of_nodes(locate, monkeypatch):
+    monkeypatch.setattr(model_walk, "_MAX_ENTERED_RUNS", 2)
+    graph, value = node("Neg", "v0", "w0"), helper.make_tensor_value_info
+    for level in range(3):
+        infos = [value(f"i{level}", 7, []), value(f"go{level}", 9, [])]
+        state = value(f"v{level}", 1, [4, 4])
+        out = [value(f"go{level}", 9, []), value(f"w{level}", 1, [4, 4])]
+        body = helper.make_graph([graph], "body", [*infos, state], out)
+        output = f"w{level + 1}" if level < 2 else "y"
+        operand = f"v{level + 1}" if level < 2 else "x"
+        graph = node("Loop", f"two yes {operand}", output, body=body)
+    ran, found = locate(model_of([graph], two=np.array(2), yes=np.array(True)), "Right")
+    assert (ran.code, found["not_judged"]) == (0, [])
+    # Without a limit, the walk has 15 nodes.
+    assert found["nodes"] < 8
+
+
+DOUBLING = {
+    "tensors": [
+        *(helper.make_node("Concat", [a, a], [b], axis=0) for a, b in ("xa", "ab", "bc")),
+        node("Exp", "c", "y"),
+    ],
+    "sequence": [
+        helper.make_node("SequenceConstruct", ["x"] * 4, ["b"]),
+        helper.make_node("ConcatFromSequence", ["b"], ["c"], axis=0),
+        node("Exp", "c", "y"),
+    ],
+    "strings": [
+        helper.make_node("Cast", ["x"], ["a"], to=onnx.TensorProto.STRING),
+        helper.make_node("StringConcat", ["a", "a"], ["b"]),
+        node("Cast", "b", "y", to=1),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", DOUBLING)
+def test_values_beyond_the_limit_of_memory_are_not_judged(locate, monkeypatch, kind):
+    monkeypatch.setattr(locate_module, "_PART_OF_MEMORY", (4 << 30) // 500)
+    model = model_of(DOUBLING[kind])
+    model.opset_import[0].version = 20
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    _, found = locate(model, "Right")
+    reasons = [entry["reason"] for entry in found["not_judged"]]
+    assert re.fullmatch(r"its values have \d+ bytes; at most 500 are judged", reasons[0])
+    assert set(reasons[1:]) == {model_walk.NO_OPERAND}
+
+
+def test_values_of_all_nodes_together_are_limited(locate, monkeypatch):
+    monkeypatch.setattr(model_walk, "_MAX_STORED_BYTES", 200)
+    _, found = locate(model_of(nodes_of("a = Neg(x); b = Neg(a); c = Neg(b); y = Neg(c)")), "Right")
+    reasons = [entry["reason"] for entry in found["not_judged"]]
+    assert reasons == ["the values of the model have more than 200 bytes", model_walk.NO_OPERAND]
+
+
+def test_wrong_nodes_beyond_a_number_are_named_but_not_written(locate, monkeypatch):
+    monkeypatch.setattr(locate_module, "_MAX_REPRODUCTIONS", 1)
+    nodes = nodes_of("a = MatMul(x, w); b = LeakyRelu(a); c = Neg(a); d = LeakyRelu(c)")
+    model = model_of([*nodes, node("Add", "b d", "y")], w=W)
+    ran, found = locate(model, "Leaky", "--html", "l.html")
+    assert [entry["node"] for entry in found["wrong"]] == ["the_b", "the_d"]
+    assert [bool(entry["case"]) for entry in found["wrong"]] == [True, False]
+    assert (ran.code, ran.out.count("wrong the_"), ran.out.count("again:")) == (1, 2, 1)
+    assert "2 of 5 nodes wrong" in Path("l.html").read_text(encoding="utf-8")
+    assert len([*Path("located").iterdir()]) == 1
+
+
+def test_search_for_a_subgraph_ends_after_a_number_of_subgraphs(locate, monkeypatch):
+    monkeypatch.setattr(locate_module, "_MAX_SUBGRAPHS", 2)
+    nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); d = Tanh(c); y = Mul(d, x)")
+    ran, found = locate(model_of(nodes, w=W), "Fusing")
+    assert ran.code == 1
+    assert {"the_b", "the_c"} < {*found["subgraph"]}
+
+
+def test_names_of_unknown_operators_are_shown_as_text(locate):
+    domain = "vendor\x1b[31m\u202e"
+    model = model_of([helper.make_node("Bad\x1b[2J", ["x"], ["y"], "::error::", domain=domain)])
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+    ran, _ = locate(model, "Right", "--html", "l.html")
+    assert not {"\x1b", "\u202e"} & {*ran.text, *Path("l.html").read_text(encoding="utf-8")}
+
+
+def test_full_disk_is_named(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "missing")
+    with ValueStore(0) as store, pytest.raises(UsageError, match="cannot keep the value a of 8"):
+        store["a"] = np.zeros(1)
+
+
 def test_functions_are_searched(locate):
     function = helper.make_function(
         "mine",
@@ -489,6 +582,7 @@ def test_node_that_cannot_be_judged_is_listed_and_not_counted_as_right(locate):
 
 def test_lines_other_than_commands_are_wrapped(locate):
     nodes = [node("RandomNormalLike", "x", "a"), node("LeakyRelu", "a", "y")]
+    Path("findings/" + "of-a-long-name/" * 4).mkdir(parents=True)
     ran, _ = locate(model_of(nodes), "Leaky", "-o", "findings/" + "of-a-long-name/" * 5)
     commands = [line for line in ran.out.splitlines() if line.startswith("  again: ")]
     assert [command.endswith("-b python:backend.py:Leaky") for command in commands] == [True]
@@ -556,7 +650,9 @@ def test_command_judges_a_case_of_a_training_operator(tmp_path, monkeypatch):
 
 
 def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
-    ran, found = locate(model_of([node("Abs", "x", "a"), node("Exp", "a", "y")]), "OneNodeOnly")
+    model = model_of([node("Abs", "x", "a"), node("Exp", "a", "y")])
+    ran, found = locate(model, "OneNodeOnly", "--html", "l.html")
+    assert '"verdict bad">0 of 2 nodes wrong' in Path("l.html").read_text(encoding="utf-8")
     assert (ran.code, found["wrong"], found["not_judged"]) == (1, [], [])
     assert found["whole"] == {"python:backend.py:OneNodeOnly": "error"}
     assert "RuntimeError: too many" in ran.out
