@@ -54,10 +54,9 @@ from onnxopt_cli.suites.operators.boundaries.directed_draws import (
     directed_draws,
     directed_generator,
 )
-from onnxopt_cli.suites.operators.choices_source import SeededChoices
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.suites.operators.generators import FAMILIES, GENERATORS, draw_with, schemas
-from onnxopt_cli.suites.operators.node_draft import Unsuitable, tensor_types
+from onnxopt_cli.suites.operators.node_draft import SeededChoices, Unsuitable, tensor_types
 from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected_seeds
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS

@@ -26,8 +26,7 @@ from onnxopt_cli.fuzz.choices import NAME, Source
 from onnxopt_cli.operators.nodes import untyped_model
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
-from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
-from onnxopt_cli.suites.operators.node_draft import Unsuitable
+from onnxopt_cli.suites.operators.node_draft import Choices, SeededChoices, Unsuitable
 
 _OPSET = 17
 _MIN_NODES, _MAX_NODES = 2, 12

@@ -21,13 +21,12 @@ from onnxopt_cli.suites.operators.boundaries.boundary_sums import boundary_sums
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.boundaries.directed_draws import directed_draws
-from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
 from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
 from onnxopt_cli.suites.operators.image_nodes import IMAGE
 from onnxopt_cli.suites.operators.indexing_nodes import INDEXING
 from onnxopt_cli.suites.operators.ml_nodes import ML
-from onnxopt_cli.suites.operators.node_draft import NodeDraft
+from onnxopt_cli.suites.operators.node_draft import Choices, NodeDraft, SeededChoices
 from onnxopt_cli.suites.operators.normalization_nodes import NORMALIZATION
 from onnxopt_cli.suites.operators.quantized_nodes import QUANTIZED
 from onnxopt_cli.suites.operators.recurrent_nodes import RECURRENT

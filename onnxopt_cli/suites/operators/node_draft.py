@@ -1,11 +1,17 @@
-"""A node that a generator draws: its attributes, inputs and outputs under the operator's schema."""
+"""A node that a generator draws: its attributes, inputs and outputs under the operator's schema.
+
+Choices are the only source of randomness of the generators. In the suite, they follow from a seed;
+in a search for failures, hypothesis chooses them, and shrinks an example by choosing simpler ones.
+The first option is the simplest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod
-from typing import Any, TypeVar
+from random import Random
+from typing import Any, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +26,6 @@ from onnxopt_cli.core.values import (
     dtype_named,
     random_state,
 )
-from onnxopt_cli.suites.operators.choices_source import Choices
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -57,6 +62,30 @@ _iinfo: Any = ml_dtypes.iinfo
 
 class Unsuitable(Exception):
     """The choices lead to no valid node; other choices do."""
+
+
+class Choices(Protocol):
+    """Makes the choices of a generator."""
+
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer from least to most; the simplest is the one nearest to zero."""
+        ...
+
+
+class SeededChoices:
+    """Choices that follow from a seed; the same in every version of Python.
+
+    Args:
+        seed: a text that identifies the node.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._random = Random(seed)  # noqa: S311 - test data
+
+    def integer(self, least: int, most: int) -> int:
+        """Return an integer from least to most."""
+        # The stream of random() is the only one that Python guarantees.
+        return least + int(self._random.random() * (most - least + 1))
 
 
 class NodeDraft:

@@ -20,8 +20,7 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.core.values import Array, dtype_name
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
-from onnxopt_cli.suites.operators.choices_source import Choices, SeededChoices
-from onnxopt_cli.suites.operators.node_draft import ANY, NodeDraft, Shape
+from onnxopt_cli.suites.operators.node_draft import ANY, Choices, NodeDraft, SeededChoices, Shape
 
 SEEDS = "directed_seeds.json"
 # The largest length of an axis in drafts of a high rank, and of the short axes beside a long one.
