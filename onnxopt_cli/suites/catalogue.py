@@ -46,7 +46,6 @@ from onnxopt_cli.suites.conformance import beyond_pairs, conformance
 from onnxopt_cli.suites.extremes import many_sizes
 from onnxopt_cli.suites.gallery.gallery_suite import GALLERY, gallery_cases
 from onnxopt_cli.suites.gradients import GRADIENTS, gradient_cases, gradient_directories
-from onnxopt_cli.suites.operators.generators import NOT_COVERED
 from onnxopt_cli.suites.operators.operator_suite import (
     OPERATORS,
     operator_cases,
@@ -282,6 +281,8 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
     if name in suites():
         return onnx_files(name) if form == "onnx" else yaml_files(name)
     if name == OPERATORS:
+        from onnxopt_cli.suites.operators.generators import NOT_COVERED
+
         contents, count = operator_directories() if form == "onnx" else operator_files()
         left_out = {
             f"{reason}: {', '.join(names)}": len(names) for reason, names in NOT_COVERED.items()

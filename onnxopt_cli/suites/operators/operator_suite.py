@@ -1,4 +1,7 @@
-"""The suite ``operators``: nodes of selected seeds and at boundaries, in memory and as files."""
+"""The suite ``operators``: nodes of selected seeds and at boundaries, in memory and as files.
+
+The generators are imported when cases are made, since every run needs the name of the suite.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,14 +21,9 @@ from onnxopt_cli.cases.tensors.proto_values import array_of
 from onnxopt_cli.cases.yaml.case_writer import NodeCase, node_yaml_text
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Location
-from onnxopt_cli.suites.operators.generated_node import GeneratedNode
-from onnxopt_cli.suites.operators.generators import (
-    boundaries,
-    domain_of,
-    draw_boundary,
-    draw_seeded,
-    schemas,
-)
+
+if TYPE_CHECKING:
+    from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 
 #: The name of the suite.
 OPERATORS = "operators"
@@ -48,6 +47,13 @@ def selected_seeds() -> Mapping[str, Mapping[int, Sequence[int]]]:
 
 def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
     """Yield the nodes of an operator in the suite, with the names of their cases."""
+    from onnxopt_cli.suites.operators.generators import (
+        boundaries,
+        draw_boundary,
+        draw_seeded,
+        schemas,
+    )
+
     selected = selected_seeds()[operator]
     for schema in schemas(operator):
         for seed in selected.get(schema.since_version, ()):
@@ -108,6 +114,8 @@ def operator_files() -> tuple[list[tuple[str, bytes]], int]:
 
     The model of a node with subgraphs is a file beside the case file.
     """
+    from onnxopt_cli.suites.operators.generators import domain_of
+
     files: list[tuple[str, bytes]] = []
     count = 0
     for operator in selected_seeds():
