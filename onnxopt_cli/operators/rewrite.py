@@ -11,7 +11,9 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
+from copy import copy
 from difflib import ndiff
+from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,7 +37,7 @@ def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
         ValueError: if the formula lacks an old expression or statement, or a text is not Python.
     """
     exchange = _Replacement(replace)
-    tree = exchange.visit(formula_tree(formula))
+    tree = exchange.replaced(_own_tree(formula))
     if exchange.unseen:
         raise ValueError(
             f"{formula.__name__} has no {' and no '.join(sorted(map(repr, exchange.unseen)))}"
@@ -49,10 +51,15 @@ def formula_tree(formula: Formula) -> ast.FunctionDef:
     Raises:
         ValueError: if the source is not available, or the formula is not a plain function.
     """
+    tree: ast.FunctionDef = _copied(_own_tree(formula))
+    return tree
+
+
+def _own_tree(formula: Formula) -> ast.FunctionDef:
+    """Return the formula's syntax tree, which may share nodes with those of other formulas."""
     if formula not in _TREES:
         _TREES[formula] = _parse_function(formula)
-    tree: ast.FunctionDef = _copied(_TREES[formula])
-    return tree
+    return _TREES[formula]
 
 
 def compile_tree(tree: ast.FunctionDef, like: Formula) -> Formula:
@@ -88,8 +95,11 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
     return tree
 
 
-class _Replacement(ast.NodeTransformer):
+class _Replacement:
     """Replaces the nodes of a syntax tree that equal old expressions or statements.
+
+    The result shares the unchanged nodes with the tree, because copying a tree takes longer than
+    replacing its nodes.
 
     Attributes:
         unseen: old expressions and statements that have not occurred.
@@ -111,13 +121,29 @@ class _Replacement(ast.NodeTransformer):
         # Dumping a node is slow, so only nodes of the kinds of the old nodes are dumped.
         self._kinds = {key.partition("(")[0] for key in self._new}
 
-    def visit(self, node: ast.AST) -> Any:
-        key = ast.dump(node) if type(node).__name__ in self._kinds else ""
-        if key not in self._new:
-            return self.generic_visit(node)
-        old, new = self._new[key]
-        self.unseen.discard(old)
-        return _copied(new)
+    def replaced(self, part: Any) -> Any:
+        """Return a node, or a list of nodes, with replacements; itself if nothing is replaced."""
+        if isinstance(part, list):
+            new_items: list[Any] = []
+            for item in part:
+                new_item = self.replaced(item)
+                new_items += new_item if isinstance(new_item, list) else [new_item]
+            same = len(new_items) == len(part) and all(map(is_, new_items, part))
+            return part if same else new_items
+        if not isinstance(part, ast.AST):
+            return part
+        key = ast.dump(part) if type(part).__name__ in self._kinds else ""
+        if key in self._new:
+            old, new = self._new[key]
+            self.unseen.discard(old)
+            return _copied(new)
+        result = part
+        for name, value in ast.iter_fields(part):
+            new_value = self.replaced(value)
+            if new_value is not value:
+                result = copy(part) if result is part else result
+                setattr(result, name, new_value)
+        return result
 
 
 def _copied(part: Any) -> Any:
