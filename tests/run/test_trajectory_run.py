@@ -158,10 +158,10 @@ def test_suite_detects_wrong_backends(onnxopt, workplace):
 def test_suite_of_trajectories_can_be_written_as_models_with_loops(onnxopt, workplace, monkeypatch):
     suite = suites()["trajectories"]
     small = suite._replace(
-        templates=lambda operator: [
-            template for template in suite.templates(operator) if template.name == "quadratic"
-        ]
-        * (operator.name == "Adagrad")
+        templates=lambda operator: (
+            [template for template in suite.templates(operator) if template.name == "quadratic"]
+            * (operator.name == "Adagrad")
+        )
     )
     by_name = {**suites(), "trajectories": small}
     monkeypatch.setattr("onnxopt_cli.suites.catalogue.suites", lambda: by_name)
