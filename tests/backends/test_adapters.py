@@ -455,6 +455,17 @@ def test_folder_that_others_can_write_to_is_not_used(place, onnxopt, empty_cache
     assert "everybody may write to it" in answer.err
 
 
+@pytest.mark.parametrize("manifest", ["[" * 100_000, "{", '{"packages": 1}', "9" * 5_000])
+def test_environment_with_a_damaged_manifest_is_not_used(manifest, place, empty_cache):
+    environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+    for folder in (environment.folder, environment.folder / "environment"):
+        folder.chmod(0o700)
+    (environment.folder / "environment/onnxopt.json").write_text(manifest)
+    assert environment.packages() is None
+
+
 @pytest.mark.parametrize("shared", [".", "adapters"])
 def test_environment_in_a_folder_that_others_can_write_to_is_not_used(
     shared, place, onnxopt, empty_cache

@@ -44,6 +44,7 @@ from onnxopt_cli.backends.adapter.installation import (
 from onnxopt_cli.backends.protocol import misused, unavailable
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.cache import CACHE_VARIABLE, cache_folder, exposure, make_private_folder
+from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.locks import locked
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.text import command_line, printable, some_of
@@ -133,7 +134,7 @@ class AdapterEnvironment:
                 or not self.python.exists()
             ):
                 return None
-            manifest = json.loads(read_regular_file(environment / _MANIFEST, _MAX_MANIFEST_BYTES))
+            manifest = read_json(read_regular_file(environment / _MANIFEST, _MAX_MANIFEST_BYTES))
             return {str(name): str(version) for name, version in manifest["packages"].items()}
         except (OSError, Malformed, ValueError, TypeError, LookupError, AttributeError):
             return None

@@ -449,7 +449,8 @@ _TYPED_FIELDS = [
 ]
 _BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
-_MAX_RANK = 64
+#: The number of dimensions that NumPy supports.
+MAX_RANK = 64
 _MAX_ELEMENTS = 2**58
 
 
@@ -591,8 +592,8 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
     shape = tuple(tensor.dims)
     if shape and min(shape) < 0:
         raise Malformed(f"has a negative dimension: {list(shape)}")
-    if len(shape) > _MAX_RANK:
-        raise Malformed(f"has {len(shape)} dimensions; at most {_MAX_RANK} were expected")
+    if len(shape) > MAX_RANK:
+        raise Malformed(f"has {len(shape)} dimensions; at most {MAX_RANK} were expected")
     # NumPy rejects huge dimensions even if another dimension of zero makes the tensor empty.
     if math.prod(filter(None, shape)) > _MAX_ELEMENTS:
         raise Malformed(f"has impossible dimensions: {list(shape)}")

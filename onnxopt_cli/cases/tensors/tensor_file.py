@@ -18,7 +18,13 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxopt_cli.cases.tensors.declared import PromisedTensor, too_large
-from onnxopt_cli.cases.tensors.proto_values import array_of, elements, parse_message, read_message
+from onnxopt_cli.cases.tensors.proto_values import (
+    MAX_RANK,
+    array_of,
+    elements,
+    parse_message,
+    read_message,
+)
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.core.values import (
@@ -152,13 +158,20 @@ def _header(stream: IO[bytes], size: int) -> _Header:
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     try:
-        reader = readers[np.lib.format.read_magic(stream)]
+        version = np.lib.format.read_magic(stream)
+    except ValueError:
+        raise Malformed("is not .npy data") from None
+    if version not in readers:
+        raise Malformed(f"is .npy data of version {version[0]}; version 1 or 2 was expected")
+    try:
         with warnings.catch_warnings():
             # NumPy warns about files that Python 2 wrote.
             warnings.simplefilter("ignore", UserWarning)
-            shape, fortran, dtype = reader(stream, max_header_size=_MAX_HEADER_BYTES)
+            shape, fortran, dtype = readers[version](stream, max_header_size=_MAX_HEADER_BYTES)
     except _HEADER_ERRORS:
-        raise Malformed("is not .npy data of version 1 or 2") from None
+        raise Malformed("has a malformed .npy header") from None
+    if len(shape) > MAX_RANK:
+        raise Malformed(f"has {len(shape)} dimensions; at most {MAX_RANK} are supported")
     if not all(type(dimension) is int for dimension in shape):
         # In Python, True is an int.
         raise Malformed(f"has a dimension that is not an integer: {clipped(repr(shape))}")
