@@ -150,7 +150,7 @@ class Display:
         beside = Columns(filter(None, counts), padding=(0, 4)) if any(counts) else None
         tables: list[RenderableType | None] = [beside]
         if self._verbose:
-            tables.append(terminal.accuracy_table(view))
+            tables.extend(terminal.accuracy_tables(view))
         if self._config.durations:
             tables.append(terminal.duration_table(results, self._config.durations))
         for table in filter(None, tables):

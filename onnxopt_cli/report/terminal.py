@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -407,13 +407,16 @@ def capability_table(view: RunView) -> Table | None:
     return plain_table(rows, ["cases that need"], used)
 
 
-def accuracy_table(view: RunView) -> Table | None:
-    """Return the accuracy by backend and output as a table; None without a tolerance."""
-    rows = [
-        (backend, f"{operator} {output}", *measures)
-        for backend, operator, output, *measures in accuracy_rows(view.accuracy)
-    ]
-    return plain_table(rows, ("backend", "output", COLUMNS[3]), COLUMNS[4:]) if rows else None
+def accuracy_tables(view: RunView) -> Iterator[Table]:
+    """Yield a table for each backend with the accuracy of its outputs, titled by the backend."""
+    rows_by_backend: dict[str, list[Sequence[str]]] = {}
+    for backend, operator, output, *measures in accuracy_rows(view.accuracy):
+        rows_by_backend.setdefault(backend, []).append((f"{operator} {output}", *measures))
+    for backend, rows in rows_by_backend.items():
+        table = plain_table(rows, COLUMNS[2:4], COLUMNS[4:])
+        table.title = Text(printable(backend))
+        table.title_justify = "left"
+        yield table
 
 
 def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text]:
