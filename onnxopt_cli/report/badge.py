@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.report.view.run_view import RunView
+from onnxopt_cli.core.text import printable
+from onnxopt_cli.report.view.run_view import RunView, declared_math
 from onnxopt_cli.report.view.verdict import in_words
 
 
@@ -14,7 +15,8 @@ def badge_report(view: RunView) -> str:
 
     The badge is yellow if the run conforms with expected failures, green if it conforms and has
     passes, grey if it conforms without any, as a shard without cases does, and red otherwise. It
-    shows counts if all cases have been judged, else the verdict.
+    shows counts if all cases have been judged, else the verdict; then the capabilities that were
+    left out, and a declared precision that widens tolerances.
     """
     good = view.record.exit_code == 0
     color = "red"
@@ -22,13 +24,14 @@ def badge_report(view: RunView) -> str:
         passing = Outcome.PASS in view.counts
         color = "yellow" if view.expected_failures else "brightgreen" if passing else "lightgrey"
     judged = good or (view.record.exit_code == 1 and view.counts)
-    message = (in_words(view.counts) or "no cases") if judged else view.verdict
-    if view.scope:
-        message += f" ({view.scope})"
+    parts = [(in_words(view.counts) or "no cases") if judged else view.verdict]
+    parts += [f"without {name}" for name in view.record.left_out]
+    declared = dict.fromkeys(map(declared_math, view.record.backends))
+    parts += [f"math={math}" for math in declared if math]
     badge = {
         "schemaVersion": 1,
         "label": "onnxopt",
-        "message": message,
+        "message": printable(", ".join(parts)),
         "color": color,
         "isError": not good,
     }

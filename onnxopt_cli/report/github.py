@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from onnxopt_cli.core.files import shown_path
@@ -18,7 +19,7 @@ from onnxopt_cli.core.result import RAISED_AT, Location, Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault
-from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
+from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView, failure_text
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import in_words
 
@@ -59,11 +60,14 @@ def github_report(view: RunView) -> str:
         else:
             result = item.result
             title = f"{item.word}: {result.case} on {result.backend}"
-            text = clipped(item.text(ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
+            raising_line = _raising_line(result)
+            if raising_line and result.printed == f"{RAISED_AT}{raising_line}":
+                # GitHub shows the annotation at this line.
+                result = replace(result, printed="")
+            text = clipped(failure_text(result, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
             again = f"again: {printable(item.again)}"
             message = f"{text}\n{again}" if text else again
-            location = _raising_line(result) or result.location
-            lines.append(_error(location, title, message))
+            lines.append(_error(raising_line or result.location, title, message))
     if hidden := len(items) - len(annotated_items):
         title = f"{hidden} more failures and problems are not annotated"
         where = f"the job's summary shows the most informative of {len(items)}, and {ELSEWHERE}"

@@ -11,6 +11,7 @@ import pytest
 from demo import run_arguments, write_demo
 from report_records import every_outcome, hostile, record, rendered, result
 
+from onnxopt_cli.core.record import BackendIdentity
 from onnxopt_cli.core.result import Location, Outcome, Standing
 from onnxopt_cli.errors import Fault
 
@@ -192,7 +193,9 @@ def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
     raising = (workplace / "vendor.py").read_text().splitlines().index(
         '            raise ValueError("no luck")'
     )  # fmt: skip
-    assert f"::error file=vendor.py,line={raising + 1},title=error%3A demo/demo/b" in answer.out
+    title = "title=error%3A demo/demo/b on python%3Avendor.py%3ARaisesAtB"
+    place = f"file=vendor.py,line={raising + 1}"
+    assert f"::error {place},{title}::ValueError: no luck%0Aagain: " in answer.out
     assert "::error file=demo.yaml,line=" in answer.out
 
 
@@ -215,6 +218,16 @@ def test_annotation_of_a_run_shows_the_raising_line(workplace, onnxopt):
             ),
             "1 pass, 2 expected failures, 1 skip",
             "yellow",
+        ),
+        (
+            record(
+                result(),
+                backends=(BackendIdentity("onnxruntime,math=tf32", ""),),
+                versions={"suite spec": "4"},
+                left_out={"double": "the target has no such type"},
+            ),
+            "1 pass, without double, math=tf32",
+            "brightgreen",
         ),
         (record(result(), exit_code=None), "did not finish", "red"),
         (record(result(), exit_code=130), "was interrupted", "red"),

@@ -322,7 +322,7 @@ class RunView:
         parts += [
             f"{backend.name} judged as math={math}"
             for backend in record.backends
-            if (math := _declared_math(backend))
+            if (math := declared_math(backend))
         ]
         passes = [
             result for result in record.results if result.note and result.outcome is Outcome.PASS
@@ -386,7 +386,7 @@ class RunView:
         return tuple(map(self.result, sorted(self.nonconforming, key=rank)))
 
 
-def _declared_math(backend: BackendIdentity) -> str:
+def declared_math(backend: BackendIdentity) -> str:
     """Return the option ``math`` of a backend; empty if it is absent."""
     if ",math=" in backend.text:
         # The specification in a log may be invalid.
