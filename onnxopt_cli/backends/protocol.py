@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from reprlib import repr as shortened
 from typing import Any
 
@@ -119,6 +120,20 @@ def misused(backend: str, problem: str, hint: str = "") -> UsageError:
 def unavailable(backend: str, problem: str, hint: str = "") -> BackendUnavailable:
     """Return the error for a backend that does not start."""
     return BackendUnavailable(f"backend {_shortened(backend)}{problem}", hint=hint)
+
+
+def start_problem(error: BackendUnavailable, *names: str) -> str:
+    """Return why a backend does not start, without the name of the backend.
+
+    Args:
+        error: the error.
+        names: the names of the backend that the error may use.
+    """
+    for name, end in product(names, (" does not start: ", ": ")):
+        beginning = f"backend {_shortened(name)}{end}"
+        if error.message.startswith(beginning):
+            return error.message.removeprefix(beginning)
+    return error.message
 
 
 def _shortened(backend: str) -> str:

@@ -21,6 +21,7 @@ from onnxopt_cli.backends.host import (
     is_formula,
 )
 from onnxopt_cli.backends.plugin import require_plugin_file
+from onnxopt_cli.backends.protocol import start_problem
 from onnxopt_cli.backends.resolve import require_known_name
 from onnxopt_cli.backends.specification import (
     Specification,
@@ -421,8 +422,9 @@ class NotStarted:
 
     def submit(self, _: Request) -> Pending:
         """Return the reason why the case does not run."""
-        reason = f"{NOT_STARTED}{self._error.message}"
-        return lambda: reason
+        # The result names the backend.
+        problem = start_problem(self._error, self.name, self.specification.text)
+        return lambda: f"{NOT_STARTED}{problem}"
 
     def renew(self) -> None:
         """Do nothing."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxopt_cli import _api as api
+from onnxopt_cli.backends.protocol import start_problem
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import operators_of
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, Judging, RunConfig
@@ -146,9 +147,7 @@ class _BackendRuns:
                 self._run_suite(ResultKey.here(specification, version), suite, cases)
         except BackendUnavailable as error:
             # The label already names the backend.
-            reason = error.message
-            for text in (f"backend {specification}: ", f"backend {specification} does not start: "):
-                reason = reason.removeprefix(text)
+            reason = start_problem(error, specification)
             message = "\n".join(filter(None, (reason, error.hint)))
             self._store.keep_failed_start(specification, message)
             self._conditions.tell(f"{label} could not be started: {reason}")

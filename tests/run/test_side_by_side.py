@@ -85,7 +85,10 @@ def test_backend_that_does_not_start_does_not_stop_the_others(demo, onnxopt):
         assert answer.code == 4
         assert "numpy conforms: 6 pass" in answer.out
         assert "python:broken.py:Backend could not be started: 6 not-run" in answer.out
-        assert "no device" in answer.out
+        reason = (
+            "python:broken.py:Backend: the backend could not be started: RuntimeError: no device"
+        )
+        assert f"not-run 6 on {reason}" in " ".join(answer.out.split())
         report = onnxopt("report", "render", f"{isolation}.jsonl", "--report", "badge=-")
         assert '"color": "red"' in report.out
     answer = onnxopt("run", "demo.yaml", "-b", "python:broken.py:Backend")
