@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +18,9 @@ import numpy as np
 
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.config.run_config import Filters
-from onnxopt_cli.core.cache import cache_folder
+from onnxopt_cli.core.cache import cache_folder, write_cached
 from onnxopt_cli.core.codec import read_json
-from onnxopt_cli.core.files import working_folder, write_atomically
+from onnxopt_cli.core.files import working_folder
 from onnxopt_cli.core.result import (
     OUTSIDE_IDS,
     Outcome,
@@ -146,7 +147,7 @@ def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str
 def remember(results: Sequence[Result]) -> None:
     """Store which cases failed; keep the stored state of cases that did not run."""
     path = cache_folder() / _FAILURES_FILE
-    if not path.exists() and all(result.conforms for result in results):
+    if not os.path.lexists(path) and all(result.conforms for result in results):
         return
     folders = _read(path)
     before = folders.pop(working_folder(), {})
@@ -164,7 +165,7 @@ def remember(results: Sequence[Result]) -> None:
     with suppress(OSError, OnnxoptError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         data = json.dumps(dict([*folders.items()][-_MAX_FOLDERS:])).encode()
-        write_atomically(path, data if len(data) <= _MAX_FILE_BYTES else b"{}")
+        write_cached(path, data if len(data) <= _MAX_FILE_BYTES else b"{}")
 
 
 def operators_of(case: Case) -> tuple[str, ...]:

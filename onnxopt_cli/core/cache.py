@@ -93,6 +93,18 @@ def exposure(folder: Path) -> str:
     return "" if is_private(status) else "other users have access to it"
 
 
+def write_cached(path: Path, data: bytes) -> None:
+    """Write a file of the cache, in place of anything else with its name, such as a pipe or a link.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    with suppress(OSError):
+        if not _signature(path):
+            path.unlink()
+    write_atomically(path, data)
+
+
 @dataclass(frozen=True)
 class _Entry:
     """A row of the index: the signature and the SHA-256 digest of a file."""
@@ -150,7 +162,7 @@ class Cache:
             return
         try:
             make_private_folder(self._folder)
-            _write(self._folder / key, data)
+            write_cached(self._folder / key, data)
             signature = _signature(self._folder / key)
         except (OSError, UsageError) as error:
             self.unusable = getattr(error, "strerror", None) or str(error)
@@ -177,7 +189,7 @@ class Cache:
                 total_bytes -= entries.pop(oldest).size
                 (self._folder / oldest).unlink(missing_ok=True)
             rows = {key: [*entry.signature, entry.digest] for key, entry in entries.items()}
-            _write(self._folder / _INDEX, json.dumps(rows).encode())
+            write_cached(self._folder / _INDEX, json.dumps(rows).encode())
         self._new = set()
 
     def _warn(self) -> None:
@@ -205,14 +217,6 @@ class Cache:
             }
         except (OSError, Malformed, ArithmeticError, ValueError, TypeError, AttributeError):
             return {}
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file, in place of anything else with its name, such as a pipe or a link."""
-    with suppress(OSError):
-        if not _signature(path):
-            path.unlink()
-    write_atomically(path, data)
 
 
 def _signature(path: Path) -> tuple[int, ...]:

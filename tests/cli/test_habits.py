@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from contextlib import redirect_stderr
 from io import StringIO
@@ -138,6 +139,19 @@ def test_run_does_not_need_a_writable_cache(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--ff")
     assert (answer.code, "5 fail" in answer.out) == (1, True)
     assert (demo / "cache").read_text().startswith("a file")
+
+
+def test_last_failures_replace_a_pipe_in_the_place_of_their_file(demo, onnxopt):
+    memory = demo / "cache" / "last-failures.json"
+    memory.parent.mkdir()
+    os.mkfifo(memory)
+    onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND)
+    assert memory.is_file()
+
+
+def test_run_does_not_need_a_cache_with_a_valid_path(demo, monkeypatch, onnxopt):
+    monkeypatch.setenv("ONNXOPT_CACHE_DIR", "x" * 5_000)
+    assert onnxopt("run", "demo.yaml", *IN_PROCESS).code == 0
 
 
 def cut(path, lines):
