@@ -17,8 +17,8 @@ The second command runs the cases of ``right_forms.py`` in float32, float16 and 
 of up to 3e6 deviations, terms that cancel, and terms that are subnormal. It injects ten times the
 largest error that a right implementation has in an output, and at least ten roundings of the type.
 An element is judged if its tolerance is below half of its magnitude. The command counts the judged
-elements in which the error is detected, and those in which a result that is NaN, negated, halved or
-zero passes.
+elements in which the error is detected. It also counts the judged elements in which a wrong result
+passes: NaN, 0, or the negated or halved right result.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int
 def add_typed(
     selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]
 ) -> None:
-    """Add draws of each element type that kill the mutants which other types' cases kill."""
+    """Add draws until each element type kills the mutants that cases of other types kill."""
     version = schemas(operator)[0].since_version
     cases = [node for node in nodes if node.schema.since_version == version]
     shown_by_name = dict(type_draws(operator))

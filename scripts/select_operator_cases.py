@@ -406,7 +406,7 @@ def covering(
     features_of: Callable[[GeneratedNode], Iterable[Hashable]] = features,
     present: AbstractSet[Hashable] = frozenset(),
 ) -> list[int]:
-    """Return seeds whose nodes cover features greedily, at most a number of them.
+    """Choose seeds greedily so that their nodes cover many features, up to a number of seeds.
 
     Args:
         nodes: the nodes of an operator's version by seed.

@@ -71,7 +71,7 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
         UsageError: if the source names neither a module nor a file, or the plugin's interface
             lacks one of the options.
         BackendUnavailable: if there is no such module, file or attribute, or if the object has
-            neither interface or does not support the device.
+            neither interface or lacks support for the device.
     """
     if entry_point is None:
         plugin, version = _import_attribute(specification)

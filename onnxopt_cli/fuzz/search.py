@@ -603,7 +603,7 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
 
 
 def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-    """Yield groups with a part of the elements, or for one element with tensors of lower rank."""
+    """Yield groups with fewer elements; for a single element, groups with tensors of lower rank."""
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:

@@ -515,7 +515,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results of another process; their repeated strings become those of this process."""
+    """Review results of another process, and replace repeated strings by those of this process."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)

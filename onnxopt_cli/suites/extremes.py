@@ -31,7 +31,7 @@ _FAR_COUNTS = (
 )  # fmt: skip
 #: The subset of _FAR_COUNTS for suites that run in seconds.
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
-#: Of these, the values of T at which attributes near 1 / T are tested, too.
+#: The subset of _FEW_COUNTS for which attributes near 1 / T are also tested.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Values of T whose parity a double represents, since powers may be computed in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
@@ -241,7 +241,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     for name, (word, share) in product(author.limits, (("1e_6", 1e-8), ("1e_30", 1e-32))):
         value = author.within(name, share)
         about = f"{name} = {value:g}: detects rounding to its limit."
-        # The rank lies between those of the smallest and the next element.
+        # The rank lies between the ranks of the smallest and of the second smallest element.
         still = dict.fromkeys(names, np.zeros(5)) | {author.first: np.array([1e-36, 3, -1, 2, 5])}
         yield author.template(
             f"magnitude_{word}_{name}", about, changed={name: value}, tensors=still

@@ -29,8 +29,8 @@ from onnxopt_cli.core.process_control import can_become_subreaper, can_close_to_
 if TYPE_CHECKING:
     import psutil
 
-#: Whether backends can run in processes of their own. Windows does not let a process inherit a
-#: socket, or read a pipe with a deadline.
+#: Whether backends can run in processes of their own. On Windows, processes cannot inherit sockets
+#: and cannot read pipes with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
 # A process has no descendants left if two consecutive lists of them are empty.
@@ -228,7 +228,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _stat(process: int) -> list[bytes]:
-    """Return the fields of a process's ``stat`` file on Linux from the third, its state, on."""
+    """Return the fields of a process's ``stat`` file on Linux from the third, the state."""
     # The second field, the program's name in parentheses, may contain any character.
     return read_proc(f"/proc/{process}/stat").rpartition(b")")[2].split()
 

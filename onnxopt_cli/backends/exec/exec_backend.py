@@ -218,7 +218,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class Command:
-    """A command, started by the first request. Its standard error is that of this process.
+    """A command, started by the first request. It inherits the standard error of this process.
 
     A command that dies, hangs or violates the protocol is killed; the next request restarts it.
 

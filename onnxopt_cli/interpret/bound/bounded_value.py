@@ -231,7 +231,7 @@ def _rounded(operand: Bounded | Mixed, precision: Precision) -> Bounded:
 
 
 def covering(first: Any, other: Any = None) -> Any:
-    """Return the first result of a choice, with an error that extends to the other result.
+    """Return the first result of a choice, with an error bound that includes the other result.
 
     Args:
         first: the first result.
@@ -343,7 +343,7 @@ def _of_all(
 
 
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
-    """Return the precision of an operation: the coarsest of the operands of the highest level."""
+    """Return the coarsest precision among the operands of the highest level."""
     first = operands[0].precision
     if all(operand.precision is first for operand in operands):
         return first

@@ -206,7 +206,7 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
 
 
 def _also_right(trajectory: Trajectory, first: Call[Array], divided: bool) -> list[list[AlsoRight]]:
-    """Return NaN and infinities that are also accepted in the outputs of recorded steps."""
+    """Return the NaN and infinities that the outputs of the recorded steps may also contain."""
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return _evaluated(trajectory, replace(first, operator=operator), change)

@@ -197,7 +197,7 @@ def least_errors(call: Call[Any]) -> list[float]:
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings that its error contains for all inputs."""
+    """An operand that counts the roundings that affect its value whatever the inputs are."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -421,8 +421,8 @@ def _written(
 
     Args:
         operator: the operator.
-        rougher_with: values of the attributes; only reformulations that are less accurate than the
-            formula with these values are used. None to use all reformulations.
+        rougher_with: values of the attributes. If given, only the reformulations are used that are
+            less accurate than the formula at these values.
     """
     for reformulation in operator.reformulations:
         if rougher_with is not None and not reformulation.accurate:

@@ -363,7 +363,7 @@ class Recorder:
         """Return the recorded nodes on which outputs depend.
 
         Args:
-            outputs: for each name that the graph expects, the name of the symbol with its value.
+            outputs: the symbols of the outputs, by the names that the graph gives the outputs.
         """
         needed = set(outputs.values())
         nodes: list[onnx.NodeProto] = []

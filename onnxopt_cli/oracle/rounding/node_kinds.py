@@ -357,7 +357,8 @@ def _row_or_column(inputs: Sequence[Array], place: int, element: int) -> tuple[l
         element: the index of its element.
 
     Returns:
-        The operands, of which one is a single row or column; and the index of the element in it.
+        The operands, one of them reduced to a single row or column, and the index of the element in
+        this row or column.
     """
     row, column = divmod(element, inputs[place].shape[1])
     if place == 0:

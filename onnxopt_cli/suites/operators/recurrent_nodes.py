@@ -26,7 +26,7 @@ _FURTHER_ACTIVATIONS = (
     "ScaledTanh",
     "Affine",
 )
-#: Numbers of parameters of activations: alpha, and beta.
+#: The parameters alpha and beta of activations; None if an activation has no such parameter.
 _PARAMETERS = {
     "HardSigmoid": (0.25, 0.625),
     "LeakyRelu": (0.125, None),

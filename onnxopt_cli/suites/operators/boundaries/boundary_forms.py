@@ -1,7 +1,7 @@
 """Nodes in forms that random draws seldom have.
 
-Scalars on either side and as results, tensors of many axes, optional inputs of which only a later
-one is present, subgraphs that declare their outputs in another order than they compute them, and
+Scalars on either side and as results, tensors of many axes, an optional input that is present after
+omitted ones, subgraphs that declare their outputs in another order than they compute them, and
 sequences of empty tensors.
 """
 
@@ -478,7 +478,7 @@ def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _overhanging(lengths: Sequence[int]) -> dict[str, Any]:
-    """Return windows of which the last ones extend beyond the padding."""
+    """Return windows, the last of which extend beyond the padding."""
     rank = len(lengths)
     kernel = [length - 1 if length > 2 else 2 for length in lengths]  # noqa: PLR2004
     return {"kernel_shape": kernel, "strides": [2] * rank, "ceil_mode": 1, "pads": [1] * 2 * rank}

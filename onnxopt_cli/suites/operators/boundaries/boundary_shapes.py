@@ -141,7 +141,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
 
 
 def _ceil_pool(draft: NodeDraft, *, include: int, strides: Sequence[int]) -> None:
-    """Draw windows of which the last ones extend beyond the padding."""
+    """Draw windows, the last of which extend beyond the padding."""
     draft.require(draft.has("ceil_mode"))
     draft.add(_range((1, 1, 6, 5), -7.0))
     draft.set("kernel_shape", [3, 3])
@@ -249,7 +249,7 @@ def _copied_dimensions(draft: NodeDraft, *, target: Sequence[int]) -> None:
 
 
 def _uneven_parts(draft: NodeDraft, *, length: int, count: int, axis: int) -> None:
-    """Draw parts of which the last is smaller."""
+    """Split a tensor into equal parts and a smaller last part."""
     shape = [2, 2]
     shape[axis] = length
     draft.add(_range(tuple(shape)))
