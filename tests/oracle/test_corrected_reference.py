@@ -246,6 +246,21 @@ EXAMPLES = {
         *("LpPool", 22, [f32([[1, np.nan, 3, 4]])], {"kernel_shape": [2], "pads": [1, 0]}),
         [f32([[1, np.nan, np.nan, 5]])],
     ),
+    "Gemm of integers that double rounds": (
+        "Gemm",
+        13,
+        # 2^53 + 1 + 2 * 5 - 4 * 3 and 3 + 7 * 5 - 4 * 3
+        [np.array([[2**53 + 1, 2], [3, 7]]), np.array([[1], [5]]), np.array([-4])],
+        {"beta": 3.0},
+        [np.array([[2**53 - 1], [26]])],
+    ),
+    "Gemm of integers that wrap around": (
+        "Gemm",
+        13,
+        [np.array([[-23]]), np.array([[1]]), np.array([-(2**63)])],
+        {},
+        [np.array([[2**63 - 23]])],
+    ),
     "AveragePool with SAME_UPPER and dilations": (
         "AveragePool",
         22,

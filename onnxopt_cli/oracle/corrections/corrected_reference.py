@@ -69,6 +69,7 @@ _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")
 # decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
+_LARGEST_INTEGER = 2.0**63
 # The value PROBIT of the attribute post_transform: a text, or a number in TreeEnsemble.
 _PROBIT = (b"PROBIT", 4)
 # A coordinate whose distance from an integer is smaller is replaced by that integer.
@@ -435,13 +436,26 @@ def _convolved(original: Any, *args: Any) -> Array:
     return _in_single(partial(windows.convolved_in_blocks, original), *args)
 
 
-@accelerates("op_matmul.numpy_matmul", *_GEMM)
+@accelerates("op_matmul.numpy_matmul")
 def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
     """Convert 16-bit operands to float32, because NumPy accumulates 16-bit operands slowly."""
     if not isinstance(x, np.ndarray) or dtype_name(x.dtype) not in _SHORT_TYPES:
         return np.asarray(original(x, y, *args))
     wide = (v.astype(np.float32) if isinstance(v, np.ndarray) else v for v in (x, y, *args))
     return np.asarray(original(*wide)).astype(x.dtype)
+
+
+@replaces(*_GEMM)
+def _with_whole_factors(original: Any, a: Array, b: Array, c: Any, *factors: float) -> Array:
+    """Multiply integers by a whole alpha and beta without rounding to double."""
+    is_integer = isinstance(a, np.ndarray) and a.dtype.kind in "iu"
+    if not is_integer or not all(
+        float(factor).is_integer() and abs(factor) < _LARGEST_INTEGER for factor in factors
+    ):
+        return _in_single(original, a, b, c, *factors)
+    # Negative factors of unsigned integers wrap around, as all integers do.
+    whole = [np.array(int(factor)).astype(a.dtype) for factor in factors]
+    return np.asarray(original(a, b, c, *whole))
 
 
 @replaces("op_quantize_linear._CommonQuantizeLinear._run")
