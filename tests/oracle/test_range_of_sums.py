@@ -207,6 +207,28 @@ def test_an_infinite_scale_may_be_folded_with_the_mean():
     assert accepted == [True, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("operator", "attributes", "scaled"),
+    [
+        ("InstanceNormalization", {}, np.s_[:, 0]),
+        ("GroupNormalization", {"num_groups": 2}, np.s_[:, 0]),
+        ("LayerNormalization", {"axis": 2}, np.s_[:, :, 0]),
+    ],
+)
+def test_an_infinite_scale_may_be_folded_with_a_computed_mean(operator, attributes, scaled):
+    x = np.array([[[3, -1], [3, -1]]], F)
+    scale = np.array([np.inf, 1], F)
+    inputs = {"x": x, "scale": scale, "bias": np.zeros(2, F)}
+    signs = np.array([[[1, -1], [1, -1]]], F)
+    factors = scale if operator == "LayerNormalization" else scale[:, None]
+    exact = signs * factors * F(2 / np.sqrt(4 + 1e-5))
+    folded, elsewhere, other_sign = exact.copy(), np.full_like(exact, np.nan), exact.copy()
+    folded[scaled] = np.nan
+    other_sign[scaled] = -exact[scaled]
+    results = [exact, folded, elsewhere, other_sign]
+    assert accepts(operator, inputs, attributes, results) == [True, True, False, False]
+
+
 def test_batch_normalization_of_each_activation_is_estimated():
     x = np.array([[[2, -2], [3, -5]]], F)
     names = ["scale", "bias", "mean", "variance"]

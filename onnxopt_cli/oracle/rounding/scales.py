@@ -42,6 +42,15 @@ _ANGLE_ERROR = 2 / 16
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
+# Normalizations whose second operand may be folded with the mean: (x - m) f + b = x f + (b - m f).
+_FOLDED_SCALES = frozenset(
+    {
+        "BatchNormalization",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LayerNormalization",
+    }
+)
 #: For each window, the coefficients of the cosines of the angle and of its double.
 WINDOWS = {
     "BlackmanWindow": (0.5, 0.08),
@@ -212,9 +221,9 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
     """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
 
-    An infinite scale of ``BatchNormalization`` is spread if the scale is folded with the mean.
+    An infinite scale of a normalization is spread if the scale is folded with the mean.
     """
-    if node.op_type == "BatchNormalization":
+    if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())
     count = {"Conv": 2, "ConvTranspose": 2, "DFT": 1, "STFT": 1}.get(node.op_type, 0)
     mixed = [operand for operand in inputs[:count] if operand.dtype.kind in "fV"]
@@ -232,13 +241,9 @@ def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> A
     if node.op_type in {"DFT", "STFT"}:
         axes = (transformed_axis(node, inputs), -1)
         mixed = ~np.isfinite(size).all(axes, keepdims=True) & ~np.isnan(size)
-    elif node.op_type == "BatchNormalization":
-        infinite = np.isinf(inputs[1].astype(np.float64))
-        by_channel = output.ndim > 1 and infinite.shape == output.shape[1:2]
-        shape = (-1, *[1] * (output.ndim - 2))
+    elif node.op_type in _FOLDED_SCALES:
         # x f + (b - m f) subtracts an infinity from another one.
-        mixed = np.isinf(size) & np.isnan(special) & by_channel
-        mixed = mixed & infinite.reshape(shape) if by_channel else mixed
+        mixed = np.isinf(size) & np.isnan(special) & _has_infinite_scale(node, inputs[1], output)
     else:
         x, w = (~np.isfinite(operand.astype(np.float64)) for operand in inputs[:2])
         integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
@@ -252,6 +257,19 @@ def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> A
         if np.isinf(special):
             mixed = mixed & np.isfinite(size)
     return np.where(mixed, np.asarray(special, output.dtype), output)
+
+
+def _has_infinite_scale(node: Any, scale: Array, output: Array) -> Array:
+    """Return which elements of the output of a normalization have an infinite scale."""
+    infinite = np.isinf(scale.astype(np.float64))
+    if node.op_type != "LayerNormalization":
+        # The scales are those of channels or, in GroupNormalization before version 21, of groups.
+        channels = output.shape[1] if output.ndim > 1 else 0
+        if infinite.ndim != 1 or not infinite.size or channels % infinite.size:
+            return np.zeros(output.shape, bool)
+        infinite = np.repeat(infinite, channels // infinite.size)
+        infinite = infinite.reshape(-1, *[1] * (output.ndim - 2))
+    return np.broadcast_to(infinite, output.shape)
 
 
 def _finite(array: Array) -> Array:
