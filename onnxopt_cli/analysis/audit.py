@@ -291,7 +291,7 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # Every batch draws its own further nodes, so tasks are divided only if processes share them.
+    # Each batch draws further nodes of its own, so a single process takes all tasks as one batch.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(

@@ -696,7 +696,7 @@ class _Search:
         return f", unless {predicted}" if predicted else ""
 
     def _wrong_share(self, conditions: Sequence[Condition], met: Sequence[Sample]) -> float:
-        """Return the median share of the elements meeting the conditions that are wrong."""
+        """Return the median share of wrong elements among those that meet the conditions."""
         shares = []
         for each in met:
             table, labels = self._table(each)

@@ -233,7 +233,7 @@ def named_code(text: str) -> Iterator[Path]:
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, and the bytecode that Python loads instead of them, with its folders."""
+    """Yield files, the bytecode that Python loads instead of them, and the folders of bytecode."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file

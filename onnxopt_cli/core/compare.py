@@ -283,7 +283,8 @@ class _Elements:
 
     Attributes:
         places: indices into the flat tensor.
-        expected: expected values; of several accepted results, the nearest in units of the limit.
+        expected: expected values. If several results are accepted, the one with the smallest ratio
+            of distance to limit.
         actual: actual values.
         distance: absolute distances, float64.
         size: magnitudes of the expected values, float64.

@@ -30,8 +30,8 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.rewrite import Formula
 
-#: Names of mistakes and their changes. The hook to which the rows are passed makes the changes in
-#: one place, and defines the parameters of a change.
+#: Changes by the name of the mistake. Each hook makes its changes at one place of a call, and
+#: defines the parameters of these changes.
 Rows = dict[str, Any]
 Operands = dict[str, Any]
 Results = tuple[Any, ...]

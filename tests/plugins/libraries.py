@@ -2,7 +2,7 @@
 
 Each step is transcribed from the library. The adapter passes the node's attributes, and T as the
 library's own count of steps; attributes without a corresponding argument are ignored. Tensors are
-computed in their own types, scalars derived from rates and counts in double.
+computed in their own types. Scalars that derive from rates and counts are computed in double.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ _LARGE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16
 # digits in base 128, the lowest first; the high bit is set in all but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
-# Kinds of values in the order of the numbers, starting with 1, that elem_type of SequenceProto and
-# OptionalProto uses. Names of fields begin with the kind: tensor_type, tensor_value, tensor_values.
+# Kinds of values. The elem_type of SequenceProto and OptionalProto is the place of a kind in this
+# order, counted from 1. Names of fields begin with the kind: tensor_type, tensor_value,
+# tensor_values.
 _KINDS: dict[str, type[Message] | None] = {
     "tensor": TensorProto,
     "sparse_tensor": None,

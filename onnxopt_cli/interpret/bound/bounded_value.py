@@ -484,7 +484,7 @@ def _doubt(
 ) -> Any:
     """Return the error for comparisons: zero for exact results of exact operands.
 
-    Returns None if no result is exact, so that the error for comparisons is the error itself.
+    Returns None if no result is exact; comparisons then use the error of the value.
     """
     if precision.dtype is None:
         return None

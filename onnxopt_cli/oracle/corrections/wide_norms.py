@@ -36,7 +36,7 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
     if operator not in _NORMS and operator != "LpNormalization":
         return compute
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    # Version 1 of LpPool and GlobalLpPool has a float.
+    # In version 1 of LpPool and GlobalLpPool, p is a float.
     power = attributes.get("p", _DEFAULT_POWER)
     if power <= 0:
         return compute

@@ -148,7 +148,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     if tiled is not None:
         error = tiled
         if transposed and "output_shape" not in attributes:
-            # The padding of the output is cut off, either before or after it is divided into tiles.
+            # An algorithm may cut off the padding before or after dividing the output into tiles.
             starts = list(attributes["pads"].ints if "pads" in attributes else ())
             starts = (starts or [0] * (output.ndim - 2))[: output.ndim - 2]
             error = _part(tiled, starts, output.shape[2:])

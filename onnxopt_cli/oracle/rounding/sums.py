@@ -334,7 +334,7 @@ def _power_of(node: Any) -> float:
         return 1
     for attribute in node.onnx_node.attribute:
         if attribute.name == "p":
-            # Version 1 of LpPool and GlobalLpPool has a float.
+            # In version 1 of LpPool and GlobalLpPool, p is a float.
             return float(helper.get_attribute_value(attribute))
     return _DEFAULT_POWER
 

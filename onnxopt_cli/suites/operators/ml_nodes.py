@@ -293,7 +293,7 @@ def _tree_rows(draft: NodeDraft, features: int) -> Array:
 
 
 def _set_weights(draft: NodeDraft, kind: str, places: list[tuple[int, int, int]]) -> None:
-    """Set the weights of leaves: tree, node, and class or target of each."""
+    """Set the weights of leaves; a leaf is given by its tree, its node, and its class or target."""
     draft.set(f"{kind}_treeids", [tree for tree, _, _ in places])
     draft.set(f"{kind}_nodeids", [node for _, node, _ in places])
     draft.set(f"{kind}_ids", [number for _, _, number in places])

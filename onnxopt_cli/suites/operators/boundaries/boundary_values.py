@@ -327,7 +327,7 @@ def _one_hot_fractions(draft: NodeDraft) -> None:
 
 
 def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
-    """Draw a map in which the last of equal keys counts."""
+    """Draw a map with repeated keys, the last of which counts."""
     draft.require(draft.has("keys_tensor"))
     pool: Mapping[str, list[Any]] = {
         "int64s": [5, -1, 5, 9],
