@@ -77,15 +77,19 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path):
-    """Yield each module that a file imports, and whether it does so when the file is loaded."""
+@cache
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Return each module that a file imports, and whether it does so when the file is loaded."""
     tree = parsed(path)
-    deferred = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If))
-        for inner in ast.walk(node)
-    }
+    found = []
+    immediate: list[ast.AST] = [tree]
+    for node in immediate:
+        immediate += (
+            inner
+            for inner in ast.iter_child_nodes(node)
+            if not isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If, ast.expr))
+        )
+    at_load = set(immediate)
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.ImportFrom):
@@ -93,8 +97,8 @@ def imports(path: Path):
             names = [node.module]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        for name in names:
-            yield name, node not in deferred
+        found += [(name, node in at_load) for name in names]
+    return found
 
 
 def test_imports_go_one_way():

@@ -67,7 +67,8 @@ def test_wired_case_is_judged_by_the_names_of_its_graph(onnxopt, workplace):
     (workplace / "mine.yaml").write_text(WIRED)
     (workplace / "by_place.py").write_text(BY_PLACE)
     assert onnxopt("run", "mine.yaml", "-b", "numpy", "-b", "onnxruntime").code == 0
-    assert onnxopt("run", "mine.yaml", "-b", "python:by_place.py:run").code == 1
+    answer = onnxopt("run", "mine.yaml", "-b", "python:by_place.py:run", "--no-explain")
+    assert answer.code == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_values_of_one_name_must_be_equal(onnxopt, workplace):
 
 def test_suites_reject_a_backend_that_ignores_names(onnxopt, workplace):
     (workplace / "by_place.py").write_text(BY_PLACE)
-    wired = ("run", "conformance", "-k", "*/momentum/wired*", "--no-explain")
+    wired = ("run", "conformance/momentum", "-k", "*/wired*", "--no-explain")
     answer = onnxopt(*wired, "-b", "python:by_place.py:run")
     assert answer.code == 1
     assert "inputs_reversed" in answer.out

@@ -266,11 +266,9 @@ def test_title_of_a_failure_is_shown_completely(double, columns):
     assert f"FAIL{double.case}on{double.backend}".replace(" ", "") in panel
 
 
-def test_run_without_a_target_names_its_default_target(workplace, onnxopt, monkeypatch):
+def test_run_without_a_target_names_the_suites_if_there_is_no_folder_of_cases(workplace, onnxopt):
     selected = ("-k", "spec/momentum/momentum", "--isolation", "none")
     assert "from spec, conformance" in onnxopt("run", *selected).out
-    monkeypatch.chdir(REPOSITORY)
-    assert "from cases/ on numpy" in onnxopt("run", *selected).out
 
 
 STEPS = """\
