@@ -15,6 +15,7 @@
 # ///
 """tract, with the optimizations of its command line."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,10 @@ import numpy as np
 import tract
 
 from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types
+
+# With RUST_BACKTRACE=1, every error would otherwise contain a stack trace of several kilobytes.
+# Those of panics remain.
+os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 
 class Backend:

@@ -59,11 +59,12 @@ _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer texts are shortened, to limit the size of the site.
+# Longer texts are shortened, to limit the size of the site; the messages of cases are folded.
 _MAX_MESSAGE_CHARS = 300
 _MAX_BRIEF_CHARS = 150
-_MAX_VALUE_CHARS = 80
 _MAX_CONTENT_CHARS = 500
+# Inputs whose values are longer are shown by type and shape only.
+_MAX_VALUE_CHARS = 80
 # The colors of a badge, each with the smallest share of passes for it.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # The values of environment variables may be secrets.
@@ -190,6 +191,7 @@ class _Site:
             "case_link": self._case_link,
             "anchor": anchor,
             "details": self._details,
+            "split_message": _split_message,
             "by_row": self._by_row,
             "is_contested": is_contested,
             "pass_": Outcome.PASS,
@@ -402,7 +404,7 @@ def _content(results: Sequence[tuple[Column, Result]]) -> str:
         return ""
     parts = [f"{node} {attributes}".strip() for node, attributes in content.nodes]
     parts += [
-        f"{name}: {kind} {clipped(values, _MAX_VALUE_CHARS)}".strip()
+        f"{name}: {kind} {values if len(values) <= _MAX_VALUE_CHARS else ''}".strip()
         for name, kind, values in content.inputs
     ]
     return clipped("; ".join(parts), _MAX_CONTENT_CHARS)
@@ -418,8 +420,15 @@ def _public(text: str) -> str:
     return _VARIABLE.sub(r"\1...", text)
 
 
-def _clip(text: str, *, brief: bool = False) -> str:
-    return clipped(text, _MAX_BRIEF_CHARS if brief else _MAX_MESSAGE_CHARS)
+def _split_message(view: ResultView) -> tuple[str, str]:
+    """Return the beginning of a message, and its remainder, which the page folds."""
+    message = _public(view.message).strip()
+    longest = _MAX_MESSAGE_CHARS if view.outputs else _MAX_BRIEF_CHARS
+    return message[:longest], message[longest:]
+
+
+def _clip(text: str) -> str:
+    return clipped(text, _MAX_MESSAGE_CHARS)
 
 
 def _bits(number: float) -> str:
