@@ -194,6 +194,15 @@ def test_norms_of_doubles_are_judged_as_doubles():
     assert accepts("ReduceL2", {"x": tiny, **ALONG}, {}, results) == [True, False, False]
 
 
+def test_double_is_inconclusive_if_a_perturbation_overflows():
+    """Some runs overflow, and two terms may move identically in all others."""
+    largest = np.finfo(D).max
+    inputs = {"x": row(0.5, -7, -0.5, dtype=D)[None], "w": row(largest, 1, largest, dtype=D)[None]}
+    assert accepts("Conv", inputs, {}, [[[[-7]]], [[[0]]], [[[1e300]]]]) == [True, True, True]
+    halved = inputs | {"w": row(largest / 2, 1, largest / 2, dtype=D)[None]}
+    assert accepts("Conv", halved, {}, [[[[-7]]], [[[0]]], [[[1e300]]]]) == [True, True, False]
+
+
 def test_an_infinite_scale_may_be_folded_with_the_mean():
     """x f + (b - m f) is NaN in the channel of an infinite factor f, and nowhere else."""
     x = np.array([[[2, -2], [2, -2]]], F)

@@ -290,6 +290,11 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         beyond = np.where(jumped, value, exact)
         if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
             values.append(beyond)
+    if getattr(evaluation.native, "dtype", None) == np.float64:
+        # Doubles are perturbed in double, so a run may overflow where the exact value is finite.
+        # The remaining runs may be those in which two cancelling terms move identically.
+        infinite = [np.isinf(value) for _, value in movements]
+        unit = np.where(np.isfinite(exact) & np.any(infinite, axis=0), np.inf, unit)
     return unit / evaluation.step, values
 
 
