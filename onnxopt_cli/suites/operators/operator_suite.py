@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The name of the suite.
 OPERATORS = "operators"
 #: Incremented when a case is added, removed or changed.
-VERSION = "6"
+VERSION = "7"
 _SELECTION = "selected_seeds.json"
 
 

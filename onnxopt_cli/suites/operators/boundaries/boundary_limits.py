@@ -223,6 +223,7 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
         ("string_int64", numbers, "int64"),
         ("float32_bool_exceptional", exceptional.astype(np.float32), "bool"),
         ("float64_bool_exceptional", exceptional, "bool"),
+        ("float64_int64_precise", np.array([2**24 + 1.5, 2**40 + 0.75, 1 - 2.0**53]), "int64"),
         ("float64_float32_exceptional", np.array([_NAN, _INF, 1e300, -1e300, -0.0]), "float32"),
         ("float64_bfloat16_between", between, "bfloat16"),
         ("float64_float16_between", np.array([1 + 3 * 2**-12, 65519.0, 1e-9]), "float16"),
@@ -379,7 +380,8 @@ def _results() -> Iterator[tuple[str, str, Generator]]:
     tall = np.arange(67 * 5, dtype=np.float32).reshape(67, 5) + 1
     yield "Trilu", "tall", fixed_node(tall, np.array(-3, np.int64))
     yield "EyeLike", "large", fixed_node(np.zeros((67, 70), np.float32), k=2)
-    yield "Binarizer", "double_threshold", fixed_node(np.array([0.5, 0.5 + 2**-40]), threshold=0.5)
+    features = np.array([1.5, -2.0, 3.0, 0.25], np.float32)
+    yield "ArrayFeatureExtractor", "one_axis", fixed_node(features, np.array([2, 0]))
     for dtype in ("int32", "int64"):
         rows = np.array([[1, -2], [3, 0], [-1, 5]], DTYPES[dtype])
         classifier = fixed_node(

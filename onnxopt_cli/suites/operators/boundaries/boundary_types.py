@@ -171,6 +171,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
             yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
     yield from _computed()
     yield from _thresholds()
+    yield from _extreme_trees()
     yield from _neighbors()
     yield from _smallest()
     yield from _ranges()
@@ -250,6 +251,28 @@ def _thresholds() -> Iterator[tuple[str, str, Generator]]:
         yield "TreeEnsembleClassifier", f"threshold_{dtype}", fixed_node(x, outputs=2, **trees)
 
 
+def _extreme_trees() -> Iterator[tuple[str, str, Generator]]:
+    """Yield the least and the largest of the results of two trees."""
+    trees: dict[str, Any] = {
+        "nodes_treeids": [0, 0, 0, 1, 1, 1],
+        "nodes_nodeids": [0, 1, 2] * 2,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * 2,
+        "nodes_featureids": [0, 0, 0, 1, 0, 0],
+        "nodes_values": [0.5, 0.0, 0.0, -0.5, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0] * 2,
+        "nodes_falsenodeids": [2, 0, 0] * 2,
+        "target_treeids": [0, 0, 1, 1],
+        "target_nodeids": [1, 2, 1, 2],
+        "target_ids": [0] * 4,
+        "target_weights": [1.0, -2.0, 0.5, 3.0],
+        "n_targets": 1,
+    }
+    x = np.array([[0, 0], [0, -1], [1, 0], [1, -1]], np.float32)
+    for name in ("MIN", "MAX"):
+        tree = fixed_node(x, aggregate_function=name, **trees)
+        yield "TreeEnsembleRegressor", f"two_trees_{name.lower()}", tree
+
+
 def _neighbors() -> Iterator[tuple[str, str, Generator]]:
     """Yield comparisons of numbers that narrower types do not distinguish."""
     steps = {"float64": 2.0**-40, "float32": 2.0**-20}
@@ -260,16 +283,30 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
             yield operator, f"neighbors_{dtype}", fixed_node(x, x[:, :1].copy())
         for operator in ("ArgMax", "ArgMin"):
             yield operator, f"neighbors_{dtype}", fixed_node(x, axis=1)
+        if dtype == "float64":
+            yield "Hardmax", f"neighbors_{dtype}", fixed_node(x, axis=1)
+            yield "TopK", f"neighbors_{dtype}", fixed_node(x, np.array([2]), axis=1)
+            pooled = fixed_node(x[:, None], kernel_shape=[2], outputs=2)
+            yield "MaxPool", f"neighbors_{dtype}", pooled
+            # The updates are the next elements, of which float32 equates each with its own.
+            updates = np.roll(x, -1, axis=1)
+            rows, columns = np.array([[0], [1]]), np.array([[0, 1, 2]] * 2)
+            for reduction in ("max", "min"):
+                scattered = fixed_node(x, rows, updates, reduction=reduction)
+                yield "ScatterND", f"neighbors_{dtype}_{reduction}", scattered
+                scattered = fixed_node(x, columns, updates, axis=1, reduction=reduction)
+                yield "ScatterElements", f"neighbors_{dtype}_{reduction}", scattered
     small, large = np.array([[3, -1], [2, 5]]), np.array([[2**53 + 1, 2], [3, 2**24 + 1]])
     yield "MatMul", "large_second", fixed_node(small, large)
     yield "Gemm", "large_second", fixed_node(small, large, np.array([2**53 + 1, -(2**24) - 1]))
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for extreme elements, among which are the limits of the type."""
+    """Yield searches for the limits of a type, each after a number that floats equate with it."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
-        x = np.array([[5, info.min, info.max, 0], [info.max, 1, 0, 2]], DTYPES[dtype])
+        rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]
+        x = np.array(rows, DTYPES[dtype])
         for largest, stem in enumerate(("smallest", "largest")):
             top = fixed_node(x, np.array([2]), largest=largest, axis=1)
             yield "TopK", f"{stem}_{dtype}", top

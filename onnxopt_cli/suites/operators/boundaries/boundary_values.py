@@ -15,7 +15,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INF, _NAN = np.inf, np.nan
@@ -37,40 +37,40 @@ def _both_signs(values: Sequence[float]) -> tuple[float, ...]:
 #: Exceptional arguments by operator, where the result follows from the function's limits.
 EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Acos": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
-    "Acosh": (1.0, 0.5, -2.0, *_HUGE, _INF, _NAN),
+    "Acosh": (1.0, 0.5, -2.0, 99.0, *_HUGE, _INF, _NAN),
     "Asin": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
-    "Asinh": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, _NAN),
-    "Atan": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, _NAN),
+    "Asinh": (*_both_signs((1e-20, 99.0, *_HUGE, _INF)), 0.0, _NAN),
+    "Atan": (*_both_signs((1e-20, 99.0, *_HUGE, _INF)), 0.0, _NAN),
     "Atanh": (*_both_signs((1.0, 1e-20, 1.5, _INF)), 0.0, _NAN),
     "Ceil": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Celu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
+    "Celu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
     "Cos": (_INF, -_INF, _NAN, 0.0, 1e-20),
     "Cosh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
-    "Elu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
-    "Erf": (*_both_signs((10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
+    "Elu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
+    "Erf": (*_both_signs((2.5, 3.25, 10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     # Only overflow and underflow are tested, not the reduction of large arguments.
-    "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -87.0),
+    "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -9.0, -87.0),
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Gelu": (100.0, 1000.0, _INF, 0.0, _NAN),
+    "Gelu": (3.5, -3.5, 100.0, 1000.0, _INF, 0.0, _NAN),
     "HardSigmoid": (*_both_signs((2.5, 3.0, *_FAR_ARGUMENTS)), 0.0),
     "HardSwish": (*_both_signs((3.0, 100.0, 1000.0)), _INF, 0.0),
     "LeakyRelu": (*_both_signs((1.0, *_HUGE, _INF)), 0.0),
     "Log": (0.0, -0.0, 1.0, -1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
-    "Mish": (100.0, 1000.0, _INF, 0.0, _NAN),
+    "Mish": (9.0, -9.0, 100.0, 1000.0, _INF, 0.0, _NAN),
     "Reciprocal": (*_both_signs((0.0, 1.0, 1e20, 1e-20, _INF)), _NAN),
     "Relu": (*_both_signs((0.0, 1e-20, *_HUGE, _INF)),),
     "Round": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Selu": (*_both_signs((100.0, 1000.0)), _INF, 0.0),
-    "Sigmoid": (*_both_signs((1000.0, _INF)), 0.0, _NAN),
+    "Selu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
+    "Sigmoid": (*_both_signs((9.0, 1000.0, _INF)), 0.0, _NAN),
     "Sign": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, -0.0),
     "Sin": (_INF, -_INF, _NAN, 0.0, 1e-20),
     "Sinh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
-    "Softplus": (100.0, 1000.0, _INF, -1000.0, -_INF, 0.0, _NAN),
-    "Softsign": (*_both_signs((1e20, 1e-20, 1.0)), 0.0, _NAN),
+    "Softplus": (9.0, -9.0, 100.0, 1000.0, _INF, -1000.0, -_INF, 0.0, _NAN),
+    "Softsign": (*_both_signs((1e20, 1e-20, 1.0, 99.0)), 0.0, _NAN),
     "Sqrt": (0.0, -0.0, -1.0, 1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
-    "Swish": (100.0, 1000.0, _INF, 0.0, -1000.0, _NAN),
+    "Swish": (9.0, -9.0, 100.0, 1000.0, _INF, 0.0, -1000.0, _NAN),
     "Tan": (_INF, -_INF, _NAN, 0.0, 1e-20, 1.5703125, -1.5703125),
-    "Tanh": (*_both_signs((20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
+    "Tanh": (*_both_signs((4.5, 20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     "ThresholdedRelu": (*_both_signs((1.0, 2.0, 1e20, _INF)), 0.0),
     "IsInf": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
     "IsNaN": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
@@ -104,12 +104,17 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
         draft.attribute("approximate", (None, "tanh"))
 
 
-def _threshold(draft: NodeDraft, *, name: str, value: float, further: Mapping[str, float]) -> None:
-    near = [value + step / 4 for step in (-2, -1, 0, 1, 2)]
+def _threshold(
+    draft: NodeDraft, *, dtype: str, name: str, value: float, further: Mapping[str, float]
+) -> None:
+    """Draw elements around a threshold; the nearest ones of float64 equal it in float32."""
+    kind = _typed(draft, dtype)
+    distances = {"float32": (0.25, 0.5), "float64": (2.0**-40, 0.5)}[dtype]
+    near = [value, *(value + step for distance in distances for step in (-distance, distance))]
     draft.set(name, value)
     for attribute, attribute_value in further.items():
         draft.set(attribute, attribute_value)
-    draft.add(np.array(_both_signs(near), np.float32))
+    draft.add(np.array(_both_signs(near), kind))
 
 
 def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
@@ -331,14 +336,18 @@ def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
     draft.require(draft.has("keys_tensor"))
     pool: Mapping[str, list[Any]] = {
         "int64s": [5, -1, 5, 9],
-        "strings": ["a", "ab", "a", ""],
+        "strings": ["a", "transformation 1", "a", ""],
         "floats": [0.5, _NAN, 0.5, 2.0],
     }
     mapped: Mapping[str, list[Any]] = {"strings": ["p", "q", "r", "s"], "int64s": [1, 2, 3, 4]}
     draft.set(f"keys_{keys}", pool[keys])
     draft.set(f"values_{values}", mapped[values])
     dtype = {"int64s": np.int64, "strings": object, "floats": np.float32}[keys]
-    unknown: Mapping[str, list[Any]] = {"int64s": [7], "strings": ["b"], "floats": [1.0]}
+    unknown: Mapping[str, list[Any]] = {
+        "int64s": [7],
+        "strings": ["transformation 2"],
+        "floats": [1.0],
+    }
     draft.add(np.array([*pool[keys], *unknown[keys]], dtype))
 
 
@@ -365,8 +374,11 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
             draw = partial(_exceptional, values=arguments, dtype=dtype)
             yield operator, f"exceptional_{dtype}", draw
     for operator, (name, value, further) in THRESHOLDS.items():
-        draw = partial(_threshold, name=name, value=value, further=further)
-        yield operator, "threshold", draw
+        for dtype in ("float32", "float64"):
+            draw = partial(_threshold, dtype=dtype, name=name, value=value, further=further)
+            yield operator, f"threshold_{dtype}", draw
+    gates = np.array([9.0, -9.0, 100.0, 1000.0, -1000.0, 0.0], np.float32)
+    yield "SwiGLU", "far_gates", fixed_node(gates, np.array([2, 3, -4, 5, 6, 7], np.float32))
     yield "Clip", "infinite", partial(_clip, values=(-1.0, 2.0), dtype="float32")
     yield "Clip", "exchanged", partial(_clip, values=(2.0, -1.0), dtype="float64")
     for operator in ("Add", "Sub", "Mul", "Div", "Max", "Min", *_COMPARISONS):
