@@ -184,6 +184,12 @@ def test_a_square_that_underflows_is_not_rounded_up():
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, True, False, False]
 
 
+def test_norm_of_equal_terms_may_be_summed_sequentially():
+    x = np.full((1, 1000), 3e6, F)
+    sequential = x / np.cumsum(x)[-1]
+    assert accepts("LpNormalization", {"x": x}, {"axis": 1, "p": 1}, [sequential]) == [True]
+
+
 def test_norms_of_doubles_are_judged_as_doubles():
     """The published body converts to float32 before the root, because it takes integers, too."""
     x = row(3, 4, dtype=D)

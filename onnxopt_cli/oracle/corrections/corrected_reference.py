@@ -219,9 +219,16 @@ def _determinant(_node: Any, _original: Any, x: Array) -> tuple[Array]:
 
 
 @replaces("op_lp_normalization.LpNormalization._run")
-def _normalized_magnitudes(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
+def _normalized_magnitudes(
+    node: Any, _original: Any, x: Array, axis: Any = None, p: Any = None
+) -> tuple[Array]:
     """Divide by the norm of the magnitudes. The reference's norm for p = 1 is a sum with signs."""
-    return (np.copysign(original(node, np.abs(x), *args, **kwargs)[0], x),)
+    axis, p = axis or node.axis, p or node.p
+    sizes = np.abs(x)
+    # The evaluator replaces numpy.sum, but not the method, to add terms sequentially.
+    norm = np.power(np.sum(np.power(sizes, p), axis=axis, keepdims=True), 1.0 / p)
+    quotients = np.where(norm == 0, 0, sizes / norm)
+    return (np.copysign(quotients, x).astype(x.dtype),)
 
 
 @replaces("op_lrn.LRN._run")
