@@ -44,9 +44,9 @@ from onnxopt_cli.workers.forked_processes import parallel
 
 #: A case with more elements runs on a mutant only if fewer than two other cases reject that mutant.
 LARGE_ELEMENTS = 40
-#: An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
-#: thorough, no further case runs on the mutant.
-CLEAR_ERROR_RATIO = 1e7
+# An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
+# thorough, no further case runs on the mutant.
+_CLEAR_ERROR_RATIO = 1e7
 #: Number of implementations of one operator that a process tests in one task.
 _BATCH = 16
 
@@ -401,7 +401,7 @@ def outcome(
         # Reformulations run on all cases.
         if is_mutant and rejections > 1 and trial.call.size > LARGE_ELEMENTS:
             continue
-        if is_mutant and largest > CLEAR_ERROR_RATIO and not thorough:
+        if is_mutant and largest > _CLEAR_ERROR_RATIO and not thorough:
             break
         excess[index] = ratio = trial.excess(audited.run(trial.call))
         largest, rejections = max(largest, ratio), rejections + (ratio > 1)

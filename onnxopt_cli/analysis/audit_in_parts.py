@@ -47,8 +47,8 @@ from onnxopt_cli.workers.cluster.dask_client import (
 )
 from onnxopt_cli.workers.cluster.sidecar import Handler
 
-#: Largest file of a shard.
-MAX_SHARD_BYTES = 1 << 28
+# Largest file of a shard.
+_MAX_SHARD_BYTES = 1 << 28
 #: An operator, a kind of implementation and an implementation's name; empty for INCONCLUSIVE.
 _OutcomeKey: TypeAlias = tuple[str, str, str]
 #: Arguments for a worker of a cluster: references to the cases of each operator, how outputs are
@@ -205,7 +205,7 @@ def _read_shard(path: Path) -> _Shard:
     """
     outcomes: dict[_OutcomeKey, Any] = {}
     try:
-        document = read_json(read_regular_file(path, MAX_SHARD_BYTES), MAX_SHARD_BYTES)
+        document = read_json(read_regular_file(path, _MAX_SHARD_BYTES), _MAX_SHARD_BYTES)
         digests = {score["operator"]: score["asked"] for score in document["operators"]}
         for score in document["operators"]:
             name = score["operator"]

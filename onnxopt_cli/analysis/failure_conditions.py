@@ -49,54 +49,54 @@ from onnxopt_cli.operators.call import Call
 #: Submits a node to a backend; returns None if the backend returns no outputs.
 SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
-#: Number of rounds of inputs that distinguish conditions; inputs drawn and submitted in each round.
-LEARNING_ROUNDS = 6
+# Number of rounds of inputs that distinguish conditions; inputs drawn and submitted in each round.
+_LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
-#: Generated inputs derive from the smaller half of the known inputs, or from this number of them.
-MIN_BASES = 8
+# Generated inputs derive from the smaller half of the known inputs, or from this number of them.
+_MIN_BASES = 8
 #: Number of attempts to prove a condition. Each draws at most MAX_DRAWN_TO_PROVE inputs. It submits
 #: up to SUBMITTED_TO_PROVE that meet the condition, and as many that do not.
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
-#: Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
-#: such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
-#: also needs at least MIN_OTHERS inputs that do not meet the condition.
-MIN_PROVEN = 11
-#: Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
-#: formula for all of them, and if it does so for all but one. If the backend returned other outputs
-#: for a tenth of such inputs, this would be observed with a probability below 5 %.
-MIN_ALIKE = (29, 46)
-#: A condition for part of the failures must account for more failing inputs than this.
-MIN_SUPPORT = 4
-#: Steps of the bisection that narrows a threshold.
-BISECTIONS = 24
-#: A threshold is narrow if its gap is at most this share of it.
-NARROW_GAP = 0.01
-#: Share of generated inputs in which a value lies near a threshold.
-NEAR_THRESHOLD = 0.25
+# Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
+# such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
+# also needs at least MIN_OTHERS inputs that do not meet the condition.
+_MIN_PROVEN = 11
+# Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
+# formula for all of them, and if it does so for all but one. If the backend returned other outputs
+# for a tenth of such inputs, this would be observed with a probability below 5 %.
+_MIN_ALIKE = (29, 46)
+# A condition for part of the failures must account for more failing inputs than this.
+_MIN_SUPPORT = 4
+# Steps of the bisection that narrows a threshold.
+_BISECTIONS = 24
+# A threshold is narrow if its gap is at most this share of it.
+_NARROW_GAP = 0.01
+# Share of generated inputs in which a value lies near a threshold.
+_NEAR_THRESHOLD = 0.25
 #: Number of first conditions that are continued with a second one, and of paths that are kept.
 BEAM_WIDTH, MAX_PATHS = 40, 200
 #: A path is an alternative to the plainest one if neither its cost nor its share of disagreeing
 #: elements exceeds that of the plainest one by more than these margins.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
-#: Conditions count as equal if at most this share of inputs meets only one of them.
-DIFFERENT_SHARE = 0.01
-#: A fault is assumed visible where it changes a result by this many units of rounding.
-VISIBLE_ROUNDINGS = 100
+# Conditions count as equal if at most this share of inputs meets only one of them.
+_DIFFERENT_SHARE = 0.01
+# A fault is assumed visible where it changes a result by this many units of rounding.
+_VISIBLE_ROUNDINGS = 100
 #: If no backend can run generated nodes, a condition requires this many failing cases.
 MIN_FAILING_CASES = 4
-#: A condition must account for this share of the run's failing cases.
-MIN_CASES_SHARE = 0.25
-#: A condition that holds for a larger share of inputs and of their elements is not informative.
-MAX_INPUTS_SHARE = 0.9
+# A condition must account for this share of the run's failing cases.
+_MIN_CASES_SHARE = 0.25
+# A condition that holds for a larger share of inputs and of their elements is not informative.
+_MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack only one part: the number that must pass, the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
-#: Of inputs that lack only one part, the share that may fail if failures have several reasons.
-MAX_OTHER_REASONS = 0.4
-#: "Only where" statements: the smallest share of inputs that fail if they meet the condition.
-MIN_FAILURE_RATE = 0.5
-#: "Only where" statements: the largest share of the passing cases that meet the condition.
-MAX_PASSING_SHARE = 0.5
+# Of inputs that lack only one part, the share that may fail if failures have several reasons.
+_MAX_OTHER_REASONS = 0.4
+# "Only where" statements: the smallest share of inputs that fail if they meet the condition.
+_MIN_FAILURE_RATE = 0.5
+# "Only where" statements: the largest share of the passing cases that meet the condition.
+_MAX_PASSING_SHARE = 0.5
 #: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
 #: which pass. If one in ten of such inputs failed, all would pass with a probability of
 #: 0.9 ** 29 = 5 %.
@@ -195,7 +195,7 @@ class _Search:
         self._tables: dict[Sample, tuple[Array, Array]] = {}
         self._partial = False
         self._paths: list[_Path] = []
-        self._rounds = LEARNING_ROUNDS
+        self._rounds = _LEARNING_ROUNDS
 
     def run(self) -> FailureCondition | None:
         """Search for a condition of all failures, and if none is found, of part of them."""
@@ -271,7 +271,7 @@ class _Search:
         """Return how many failing samples a path must account for."""
         if not self._partial:
             return len({*self._wrong_owners.tolist()})
-        return max(1, int(np.ceil(MIN_CASES_SHARE * self._given)))
+        return max(1, int(np.ceil(_MIN_CASES_SHARE * self._given)))
 
     def _level(self, wrong: Array, right: Array, parent: Condition | None = None) -> _Level:
         """Return all conditions on the elements of one branch of the tree.
@@ -412,7 +412,7 @@ class _Search:
             if wide:
                 base = mixed(self._random, base, self._random.choice(passing))
             call = changed(self._random, base, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
-            if call and self._paths and self._random.random() < NEAR_THRESHOLD:
+            if call and self._paths and self._random.random() < _NEAR_THRESHOLD:
                 call = self._near_threshold(call)
             if call is None:
                 continue
@@ -489,7 +489,7 @@ class _Search:
             conditions = self._paths[0].conditions
             part = conditions[place]
             feature = self._features[part.feature]
-            for _ in range(BISECTIONS):
+            for _ in range(_BISECTIONS):
                 if not part.gap or not feature.vary or _is_narrow(part, feature):
                     break
                 number = _middle(*part.gap)
@@ -564,11 +564,11 @@ class _Search:
         rivals = [
             (path, row)
             for path, row in zip(near, predicted, strict=True)
-            if np.mean(row != predicted[0]) > DIFFERENT_SHARE
+            if np.mean(row != predicted[0]) > _DIFFERENT_SHARE
         ]
         if rivals:
             other_path, other_row = rivals[0]
-            has_third = any(np.mean(row != other_row) > DIFFERENT_SHARE for _, row in rivals)
+            has_third = any(np.mean(row != other_row) > _DIFFERENT_SHARE for _, row in rivals)
             # If a third condition is possible, or if no new inputs were submitted, the cause may be
             # neither of the two.
             if has_third or self._submit is None:
@@ -599,13 +599,13 @@ class _Search:
         self, conditions: Sequence[Condition], candidates: Sequence[Sample], predicted: Array
     ) -> bool:
         """Return whether nearly all elements of nearly all inputs meet the conditions."""
-        if np.mean(predicted) <= MAX_INPUTS_SHARE:
+        if np.mean(predicted) <= _MAX_INPUTS_SHARE:
             return False
         shares = [
             np.mean(_holds(conditions, self._table(candidate)[0]).all(axis=0))
             for candidate in candidates
         ]
-        return bool(np.nanmean(shares) > MAX_INPUTS_SHARE)
+        return bool(np.nanmean(shares) > _MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
         """Return whether a condition accounts for enough failures, if it need not explain all."""
@@ -615,9 +615,9 @@ class _Search:
         cases_share = sum(each in reached for each in failing[: self._given]) / max(1, self._given)
         failing_outside = (len(failing) - len(met)) / max(1, len(self._samples) - len(met))
         return (
-            len(met) > MIN_SUPPORT
-            and cases_share >= MIN_CASES_SHARE
-            and failing_outside <= MAX_OTHER_REASONS
+            len(met) > _MIN_SUPPORT
+            and cases_share >= _MIN_CASES_SHARE
+            and failing_outside <= _MAX_OTHER_REASONS
         )
 
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
@@ -640,7 +640,7 @@ class _Search:
             ):
                 for place in self._lacking(conditions, sample):
                     outcomes[place][sample.failed] += 1
-        share = MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
+        share = _MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
         return all(
             counts[False] >= MIN_PASSING and counts[True] <= share * counts.total()
             for counts in outcomes
@@ -722,11 +722,11 @@ class _Search:
         """
         self._partial = False
         for candidate in self._drawn(DRAWN_TO_LEARN):
-            if sum(each.failed for each in self._samples) > 2 * MIN_SUPPORT:
+            if sum(each.failed for each in self._samples) > 2 * _MIN_SUPPORT:
                 break
             self._observe(candidate.call)
         self._fit()
-        if sum(each.failed for each in self._samples) <= 2 * MIN_SUPPORT:
+        if sum(each.failed for each in self._samples) <= 2 * _MIN_SUPPORT:
             return None
         condition = self._best_necessary()
         if condition and condition.gap:
@@ -750,7 +750,7 @@ class _Search:
         if len(self._passing_cases) < MIN_OTHERS:
             return False
         met = sum(self._meets(conditions, each) for each in self._passing_cases)
-        return met > MAX_PASSING_SHARE * len(self._passing_cases)
+        return met > _MAX_PASSING_SHARE * len(self._passing_cases)
 
     def _best_necessary(self) -> Condition | None:
         """Return the condition that all failing samples and the fewest passing ones meet."""
@@ -780,7 +780,7 @@ def supports_wherever(meeting: int, others: int) -> bool:
         meeting: number of inputs that meet the condition, all of which fail.
         others: number of inputs that do not meet it, none of which fails for this reason.
     """
-    return meeting >= MIN_PROVEN and others >= MIN_OTHERS
+    return meeting >= _MIN_PROVEN and others >= MIN_OTHERS
 
 
 def supports_change(alike: int, unlike: int) -> bool:
@@ -791,7 +791,7 @@ def supports_change(alike: int, unlike: int) -> bool:
             which are wrong.
         unlike: number of other inputs for which these outputs are wrong.
     """
-    return unlike < len(MIN_ALIKE) and alike + unlike >= MIN_ALIKE[unlike]
+    return unlike < len(_MIN_ALIKE) and alike + unlike >= _MIN_ALIKE[unlike]
 
 
 def supports_only_where(failing: int, meeting: int, others: int) -> bool:
@@ -802,7 +802,9 @@ def supports_only_where(failing: int, meeting: int, others: int) -> bool:
         meeting: number of inputs that meet the condition.
         others: number of inputs that do not meet it.
     """
-    return meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= MIN_FAILURE_RATE * meeting
+    return (
+        meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= _MIN_FAILURE_RATE * meeting
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -841,7 +843,7 @@ class _Level:
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
     """Return the first half of calls sorted by size, which run fastest; at least MIN_BASES."""
-    return calls[: max(MIN_BASES, len(calls) // 2)]
+    return calls[: max(_MIN_BASES, len(calls) // 2)]
 
 
 def _cost(conditions: Sequence[Condition]) -> float:
@@ -893,7 +895,7 @@ def _is_narrow(part: Condition, feature: Feature) -> bool:
     if feature.kind == "count":
         return abs(right - wrong) <= 1
     largest = max(abs(right), abs(wrong), float(np.finfo(np.float32).tiny))
-    return abs(right - wrong) <= NARROW_GAP * largest
+    return abs(right - wrong) <= _NARROW_GAP * largest
 
 
 def _middle(low: float, high: float) -> float:
@@ -904,7 +906,7 @@ def _middle(low: float, high: float) -> float:
 
 
 def _visible_limit(output: Array) -> Array:
-    step = VISIBLE_ROUNDINGS * np.finfo(output.dtype).eps * np.abs(output)
+    step = _VISIBLE_ROUNDINGS * np.finfo(output.dtype).eps * np.abs(output)
     return np.where(np.isfinite(output), step, 0)
 
 

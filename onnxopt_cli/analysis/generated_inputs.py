@@ -22,21 +22,35 @@ SHAPES = (
     (), (1, 1), (2, 3), (3, 4), (1, 5), (4, 1), (2, 3, 4), (2, 1, 3, 2), (2, 2, 2, 1, 2), (16, 3),
     (3, 17), (33, 2), (2, 33), (65, 3), (3, 65), (129, 2), (2, 129), (16, 16),
 )  # fmt: skip
-TENSOR_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 33)
+_TENSOR_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 33)
 STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2**24 + 1, 2**31 + 5,
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
-ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
+_ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
 #: Positions within the limits of an attribute that has limits.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
-SPECIAL_VALUES = (0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0)
-SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
-MAX_INPUT_ELEMENTS = 1 << 18
-MAX_TENSORS = 512
+_SPECIAL_VALUES = (
+    0.0,
+    1.0,
+    -0.8,
+    np.nan,
+    np.inf,
+    -np.inf,
+    1e-30,
+    1e-8,
+    1e8,
+    1e20,
+    -3.0,
+    1e-3,
+    50.0,
+)
+_SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
+_MAX_INPUT_ELEMENTS = 1 << 18
+_MAX_TENSORS = 512
 #: Steps of the search for a scale, and the relative accuracy that it must reach.
 MAX_SCALINGS, EXPECTED_ACCURACY = 8, 1e-3
-#: Doubles of at least this magnitude are not exact as int64.
-INT64_LIMIT = 2.0**63
+# Doubles of at least this magnitude are not exact as int64.
+_INT64_LIMIT = 2.0**63
 
 
 def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Array] | None:
@@ -60,7 +74,7 @@ def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Ar
 
 def checked(call: Call[Array]) -> Call[Array] | None:
     """Return a node that the operator accepts; None if it does not or if the node is large."""
-    if sum(tensor.size for tensor in call.inputs) > MAX_INPUT_ELEMENTS:
+    if sum(tensor.size for tensor in call.inputs) > _MAX_INPUT_ELEMENTS:
         return None
     try:
         return bind(call.operator, call.inputs, call.attributes, omitted=call.omitted)
@@ -108,7 +122,7 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
     with np.errstate(over="ignore"):
         for place, item in enumerate(operator.scalars):
             if item.name == name:
-                if "int64" in item.dtypes and not abs(number) < INT64_LIMIT:
+                if "int64" in item.dtypes and not abs(number) < _INT64_LIMIT:
                     return None
                 scalars[place] = np.full_like(scalars[place], number)
         if name in attributes:
@@ -165,7 +179,7 @@ def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | 
 def with_length(call: Call[Array], number: float) -> Call[Array] | None:
     """Return a node whose tensors are vectors of the given length."""
     length = int(number)
-    if not 0 < length <= MAX_INPUT_ELEMENTS:
+    if not 0 < length <= _MAX_INPUT_ELEMENTS:
         return None
     return checked(_mapped(call, lambda _, tensor: np.resize(tensor, length)))
 
@@ -173,7 +187,7 @@ def with_length(call: Call[Array], number: float) -> Call[Array] | None:
 def with_tensor_count(call: Call[Array], number: float) -> Call[Array] | None:
     """Return a node with another number of tensors."""
     count = int(number)
-    if not 0 < count <= MAX_TENSORS:
+    if not 0 < count <= _MAX_TENSORS:
         return None
     attributes = {
         name: tuple(islice(cycle(value), count))
@@ -217,7 +231,7 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
     elif item.default is not None and random.randrange(3) == 0:
         value, omitted = item.default, omitted | {item.name}
     else:
-        value = number = float(np.float32(random.choice(ATTRIBUTE_VALUES)))
+        value = number = float(np.float32(random.choice(_ATTRIBUTE_VALUES)))
         if undefined_at(call.operator, {item.name: number}):
             return call
     return replace(call, attributes={**call.attributes, item.name: value}, omitted=omitted)
@@ -241,7 +255,7 @@ def _types(random: Random, call: Call[Array]) -> Call[Array]:
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:
     """Change the number of tensors; sometimes some of them have no element."""
     near = [max(1, len(call.groups) + step) for step in (-1, 1)]
-    chosen = random.choices(call.groups, k=random.choice((*TENSOR_COUNTS, *near * 3)))
+    chosen = random.choices(call.groups, k=random.choice((*_TENSOR_COUNTS, *near * 3)))
     if random.randrange(3) == 0:
         # The first of several tensors keeps its elements, in which a fault may be visible.
         first = random.randrange(min(1, len(chosen) - 1), len(chosen))
@@ -292,7 +306,7 @@ def _values(random: Random, call: Call[Array]) -> Call[Array]:
     names, nonnegative = call.operator.tensors, nonnegative_tensors(call.operator)
     way = random.choice(("draw all", "draw", "scale", "fill", "insert"))
     operand, position = random.randrange(len(names)), random.random()
-    draw, special, scale = _draw(random), random.choice(SPECIAL_VALUES), random.choice(SCALES)
+    draw, special, scale = _draw(random), random.choice(_SPECIAL_VALUES), random.choice(_SCALES)
 
     def revalued(at: int, tensor: Array) -> Array:
         if way == "draw all" or (way == "draw" and at == operand):

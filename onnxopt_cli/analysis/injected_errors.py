@@ -38,10 +38,10 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
-#: Magnitudes below this are set to zero by one of the errors. Subnormal numbers are far smaller.
-FLUSH_LIMIT = 1e-6
-#: Integers below this are exact in every type, and so are their neighbours.
-MAX_INTEGER = 1000
+# Magnitudes below this are set to zero by one of the errors. Subnormal numbers are far smaller.
+_FLUSH_LIMIT = 1e-6
+# Integers below this are exact in every type, and so are their neighbours.
+_MAX_INTEGER = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class InjectedErrors:
     @property
     def exchange_missed(self) -> bool:
         """Whether the conditioned tolerance misses exchanged neighbours in exact outputs."""
-        return self.moves and self.error == EXCHANGED and not self.conditioned
+        return self.moves and self.error == _EXCHANGED and not self.conditioned
 
 
 def _largest(array: Array) -> Any:
@@ -109,7 +109,7 @@ def _without_tail(array: Array) -> Array:
 def _rounded(array: Array) -> Array:
     """Add 1 to the first element if all elements are integers."""
     flat = array.reshape(-1).copy()
-    integers = np.flatnonzero((flat == np.floor(flat)) & (np.abs(flat) < MAX_INTEGER))
+    integers = np.flatnonzero((flat == np.floor(flat)) & (np.abs(flat) < _MAX_INTEGER))
     if integers.size == flat.size and flat.size:
         flat[integers[0]] += flat.dtype.type(1)
     return flat.reshape(array.shape)
@@ -127,11 +127,11 @@ ERRORS: Mapping[str, Callable[[Array], Array]] = {
     "clamped to 0.99 of the largest": _clamped,
     "below 2^-10 of the largest dropped": _without_tail,
     "below 1e-6 flushed": lambda array: np.where(
-        np.abs(array) < FLUSH_LIMIT, array.dtype.type(0), array
+        np.abs(array) < _FLUSH_LIMIT, array.dtype.type(0), array
     ),
     "a whole number rounded the other way": _rounded,
 }
-EXCHANGED = "neighbours exchanged"
+_EXCHANGED = "neighbours exchanged"
 
 
 def inject_errors(

@@ -52,8 +52,8 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
 
-#: An operator has at most this many mutants of its code; they are spread over the code evenly.
-MAX_CODE_MUTANTS = 400
+# An operator has at most this many mutants of its code; they are spread over the code evenly.
+_MAX_CODE_MUTANTS = 400
 #: By default, a mutant counts as equivalent if none of this number of valid nodes distinguishes it.
 EQUIVALENCE_INPUTS = 300
 # Bytes that may be allocated for the outputs of a node on which survivors run.
@@ -242,9 +242,9 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
     }
     functions = reference_functions(domain, op_type, opset)
     changes = [mutant for function in functions for mutant in code_mutants(function)]
-    step = max(1.0, len(changes) / MAX_CODE_MUTANTS)
+    step = max(1.0, len(changes) / _MAX_CODE_MUTANTS)
     chosen = dict.fromkeys(
-        int(index * step) for index in range(min(len(changes), MAX_CODE_MUTANTS))
+        int(index * step) for index in range(min(len(changes), _MAX_CODE_MUTANTS))
     )
     for mutant in (changes[index] for index in chosen):
         mutants.setdefault(

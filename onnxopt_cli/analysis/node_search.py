@@ -42,8 +42,8 @@ EVALUATION_SECONDS = 2.0
 MUTANT_SECONDS = 0.5
 #: A mutant that has exceeded its time on this number of nodes does not run on others.
 MAX_TIMEOUTS = 2
-#: Bytes that a mutant may allocate.
-EVALUATION_BYTES = 1 << 30
+# Bytes that a mutant may allocate.
+_EVALUATION_BYTES = 1 << 30
 # The search for a mutant ends after this number of nodes on which it differs within the tolerance,
 # since each of them needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
@@ -302,7 +302,7 @@ def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> I
         with replaced(*replacements()), np.errstate(all="ignore"):
             yield from work()
 
-    with closing(isolated(corrected, silence, EVALUATION_BYTES)) as items:
+    with closing(isolated(corrected, silence, _EVALUATION_BYTES)) as items:
         yield from items
 
 

@@ -17,8 +17,8 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-#: Replacements of a right element by name; a function of the right values and the old ones.
-REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
+# Replacements of a right element by name; a function of the right values and the old ones.
+_REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "0": lambda new, _: np.zeros_like(new),
     "unchanged": lambda _, old: old,
     "NaN": lambda new, _: np.full_like(new, np.nan),
@@ -28,33 +28,33 @@ REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
 #: of elements; a wrong type or shape. The classes are listed from NOT_FINITE to EVERYWHERE: the
 #: right value is NaN or infinite; finite, not 0 and not the old value; finite and not 0; finite;
 #: anything.
-EFFECTS = (*REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
+EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
-    len(REPLACEMENTS), len(EFFECTS)
+    len(_REPLACEMENTS), len(EFFECTS)
 )
-#: In an element whose tolerance exceeds this share of its expected value, errors are invisible.
-WIDE_LIMIT = 0.001
+# In an element whose tolerance exceeds this share of its expected value, errors are invisible.
+_WIDE_LIMIT = 0.001
 #: An output counts as always wrong if it is wrong in at least this share of the failing samples.
 ALWAYS_SHARE = 0.95
 
-#: Reasons why an effect is invisible, by effect: text, and the effects that are visible and
-#: invisible in such an element.
-ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
-UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
-SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
-FINITE_REASON = ("{} should be finite", EVERYWHERE, NOT_FINITE)
-SEVERAL_REASON = ("several values are accepted", STRUCTURE, EVERYWHERE)
+# Reasons why an effect is invisible, by effect: text, and the effects that are visible and
+# invisible in such an element.
+_ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
+_UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
+_SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
+_FINITE_REASON = ("{} should be finite", EVERYWHERE, NOT_FINITE)
+_SEVERAL_REASON = ("several values are accepted", STRUCTURE, EVERYWHERE)
 EXCEPTIONS: Mapping[int, tuple[tuple[str, int, int], ...]] = {
-    0: (("that is right", FINITE, 0), SPECIAL_REASON, SEVERAL_REASON),
+    0: (("that is right", FINITE, 0), _SPECIAL_REASON, _SEVERAL_REASON),
     **{
-        effect: (("that is right", EVERYWHERE, effect), SEVERAL_REASON)
-        for effect in range(1, len(REPLACEMENTS))
+        effect: (("that is right", EVERYWHERE, effect), _SEVERAL_REASON)
+        for effect in range(1, len(_REPLACEMENTS))
     },
-    NOT_FINITE: (FINITE_REASON, SEVERAL_REASON),
-    CHANGED: (ZERO_REASON, UNCHANGED_REASON, SPECIAL_REASON, SEVERAL_REASON),
-    NOT_ZERO: (ZERO_REASON, SPECIAL_REASON, SEVERAL_REASON),
-    FINITE: (SPECIAL_REASON, SEVERAL_REASON),
-    EVERYWHERE: (SEVERAL_REASON,),
+    NOT_FINITE: (_FINITE_REASON, _SEVERAL_REASON),
+    CHANGED: (_ZERO_REASON, _UNCHANGED_REASON, _SPECIAL_REASON, _SEVERAL_REASON),
+    NOT_ZERO: (_ZERO_REASON, _SPECIAL_REASON, _SEVERAL_REASON),
+    FINITE: (_SPECIAL_REASON, _SEVERAL_REASON),
+    EVERYWHERE: (_SEVERAL_REASON,),
     STRUCTURE: (),
 }
 
@@ -131,7 +131,7 @@ def sample(
     for name, own, old in _outputs(call):
         judged = _joined(right[own])
         new = judged.expected
-        replaced = np.stack([replace(new, old) for replace in REPLACEMENTS.values()])
+        replaced = np.stack([replace(new, old) for replace in _REPLACEMENTS.values()])
         shows = judged.wrong(replaced)
         finite = np.isfinite(new)
         # NaN and infinity times zero are not zero.
@@ -188,7 +188,7 @@ def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
 
 def has_common_content(samples: Iterable[Sample]) -> bool:
     """Return whether a replacement explains the wrong elements of each output in all samples."""
-    return all(effect < len(REPLACEMENTS) for effect in common_effects(samples).values())
+    return all(effect < len(_REPLACEMENTS) for effect in common_effects(samples).values())
 
 
 def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
@@ -217,7 +217,7 @@ def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array])
 def _single(judged: Branch) -> Array:
     """Return for each element whether all accepted values are close to each other."""
     with np.errstate(all="ignore"):
-        wide = judged.limit > WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
+        wide = judged.limit > _WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
     single, alternative = ~(wide & (judged.expected != 0)), judged.otherwise
     while alternative is not None:
         single &= ~Branch(judged.expected, judged.limit).wrong(alternative.expected)

@@ -267,8 +267,8 @@ def same_bits(before: Value, after: Value) -> bool:
 # The prepared model by form: "original", "opset N" or "lowered".
 _PreparedForms: TypeAlias = "dict[str, Prepared]"
 
-#: The reason why a case does not apply to a backend that runs primitive operators.
-REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did not run it"
+# The reason why a case does not apply to a backend that runs primitive operators.
+_REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did not run it"
 
 # Models of older IR versions have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
@@ -423,7 +423,7 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
         # lowering fails for another reason, such as an opset that is too old, the backend's error
         # is reported.
         if breaks_signature(model, inputs):
-            raise NotApplicable(REFUSED_BY_LOWERING) from error
+            raise NotApplicable(_REFUSED_BY_LOWERING) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
 
 

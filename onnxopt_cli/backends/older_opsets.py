@@ -9,7 +9,7 @@ the same meaning there:
   not set, or is set to its default and can therefore be removed;
 - the older schema accepts the element types of its inputs and outputs;
 - the behaviour of the operator did not change between the two opsets in a way that the schemas do
-  not show (:data:`BEHAVIOUR_CHANGES`).
+  not show (:data:`_BEHAVIOUR_CHANGES`).
 
 ``scripts/check_older_opsets.py`` compares the reference outputs of all node cases of onnx with
 those of their older models.
@@ -34,9 +34,9 @@ _MIN_OPSET = 7
 _FIRST_IR_WITH_INITIALIZERS = 4
 
 _NEGATIVE_AXES = {11}
-#: Versions of operators that changed the meaning of some nodes, without a difference that the
-#: comparison of schemas finds.
-BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
+# Versions of operators that changed the meaning of some nodes, without a difference that the
+# comparison of schemas finds.
+_BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
     # Negative axes and indices were invalid before.
     **dict.fromkeys(
         (
@@ -138,7 +138,7 @@ def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> 
     """Return whether a node has the same meaning by two schemas of its operator."""
     if new.since_version == old.since_version:
         return True
-    changes = BEHAVIOUR_CHANGES.get(node.op_type, set())
+    changes = _BEHAVIOUR_CHANGES.get(node.op_type, set())
     if any(old.since_version < change <= new.since_version for change in changes):
         return False
     return (

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-#: The entry-point group in which installed packages register backends by name.
-ENTRY_POINTS = "onnxopt.backends"
+# The entry-point group in which installed packages register backends by name.
+_ENTRY_POINTS = "onnxopt.backends"
 
 #: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
@@ -233,7 +233,7 @@ def known_adapters() -> list[KnownBackend]:
 def entry_points_by_name() -> dict[str, EntryPoint]:
     """Return the entry points by name; the first on ``sys.path`` if several share a name."""
     by_name: dict[str, EntryPoint] = {}
-    for entry_point in entry_points(group=ENTRY_POINTS):
+    for entry_point in entry_points(group=_ENTRY_POINTS):
         if entry_point.name not in BUILT_IN:
             by_name.setdefault(entry_point.name, entry_point)
     return by_name

@@ -314,7 +314,7 @@ class _Elements:
 
     @property
     def share(self) -> Array:
-        return share_of_limit(self.distance, self.limit)
+        return _share_of_limit(self.distance, self.limit)
 
     @property
     def relative(self) -> Array:
@@ -370,7 +370,7 @@ def _judged(
     distance, size = absolute_distance(expected, actual), magnitude(expected)
     floats = kind_of(expected.dtype) is NumberKind.FLOAT
     has_steps = floats and (with_steps or isinstance(tolerance, Ulps))
-    steps = ulp_distance(expected, actual) if has_steps else None
+    steps = _ulp_distance(expected, actual) if has_steps else None
     match tolerance:
         case NumberText():
             values = tolerance.values_at(places, expected)
@@ -427,7 +427,7 @@ class _Statistics:
             counts = zip_longest(self.ulp_counts, np.bincount(bits).tolist(), fillvalue=0)
             self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
-                differs = differs_in_sign_of_zero(elements.expected, elements.actual)
+                differs = _differs_in_sign_of_zero(elements.expected, elements.actual)
                 # A limit may be infinite and would then accept even an infinite distance.
                 elements.distance[differs], elements.limit[differs] = np.inf, 0.0
         share, relative = elements.share, elements.relative
@@ -554,7 +554,7 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
     return distance
 
 
-def share_of_limit(distance: Array, limit: Array) -> Array:
+def _share_of_limit(distance: Array, limit: Array) -> Array:
     """Return distances divided by their limits; an infinite limit accepts everything."""
     with np.errstate(all="ignore"):
         share = np.where(distance <= 0, 0.0, distance / limit)
@@ -580,7 +580,7 @@ def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]
 
 
 def _shares(branch: Branch, actual: Array) -> Array:
-    return share_of_limit(absolute_distance(branch.expected, actual), branch.limit)
+    return _share_of_limit(absolute_distance(branch.expected, actual), branch.limit)
 
 
 def magnitude(expected: Array) -> Array:
@@ -592,13 +592,13 @@ def magnitude(expected: Array) -> Array:
     return np.abs(expected.astype(wide))
 
 
-def differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
+def _differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
     """Return where one value is 0.0 and the other is -0.0."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     return (expected == 0) & (actual == 0) & (np.signbit(expected) != np.signbit(actual))
 
 
-def ulp_distance(expected: Array, actual: Array) -> Array:
+def _ulp_distance(expected: Array, actual: Array) -> Array:
     """Return the distance of two values of a float dtype in representable values, as uint64.
 
     The two zeros count as one value. The result is meaningless for values that are not finite.

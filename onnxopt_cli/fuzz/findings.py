@@ -44,8 +44,8 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
-#: Kinds of examples without a formula, whose tolerances are condition estimates.
-ESTIMATED = (GeneratedExample, RandomGraph)
+# Kinds of examples without a formula, whose tolerances are condition estimates.
+_ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 #: Description of failures in which types and shapes are correct, and values differ.
 VALUES = "wrong numbers"
@@ -81,7 +81,7 @@ class Trial:
         # The outcome `unsupported` is not a failure in two cases: an invalid node must be rejected
         # in some way, and few backends support every version and type of ONNX's operators.
         refused = outcome is Outcome.UNSUPPORTED and (
-            bool(self.example.breach) or isinstance(self.example, ESTIMATED)
+            bool(self.example.breach) or isinstance(self.example, _ESTIMATED)
         )
         return outcome not in HARMLESS and not refused
 
@@ -109,7 +109,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
     pending = executor.submit(Request(problem.model, problem.inputs))
     judging = Judging()
     problem = case.load()
-    if isinstance(example, ESTIMATED):
+    if isinstance(example, _ESTIMATED):
         expected = estimated_here(problem)
     else:
         expected = resolved(Oracles(judging).expected(problem))
@@ -252,7 +252,7 @@ class Findings:
         known_kinds = [kind for kind in known_kinds if kind.subject == example.subject]
         if description != VALUES:
             return FailureKind(example.subject, description)
-        if isinstance(example, ESTIMATED):
+        if isinstance(example, _ESTIMATED):
             # An example that has all traits of the shrunk example of a kind most likely fails for
             # the same reason.
             for kind in known_kinds:
@@ -277,14 +277,14 @@ class Findings:
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
         self.all[finding.kind] = explained.explanation
-        if isinstance(finding.trial.example, ESTIMATED):
+        if isinstance(finding.trial.example, _ESTIMATED):
             self._traits[finding.kind] = finding.trial.example.traits
         return explained
 
     def _explanation(
         self, finding: Finding, similar: Sequence[Trial], seconds: float
     ) -> Explanation | None:
-        if not seconds or isinstance(finding.trial.example, ESTIMATED):
+        if not seconds or isinstance(finding.trial.example, _ESTIMATED):
             return None
         kinds = kinds_of(finding.trial)
         same = [trial for trial in similar if kinds_of(trial) == kinds][:1]

@@ -96,7 +96,7 @@ def evaluate(
     # Rounding to double might change the comparison of an element with a reduction.
     reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
-    return call.by_group(lambda group: computed_in_blocks(in_parts(group), part_of))
+    return call.by_group(lambda group: _computed_in_blocks(in_parts(group), part_of))
 
 
 class _Complete(np.ndarray):
@@ -241,7 +241,7 @@ def in_parts(group: Call[Array]) -> Call[Array]:
     return Part(group.operator, group.attributes, group.scalars, group.groups, whole=group)
 
 
-def computed_in_blocks(
+def _computed_in_blocks(
     call: Call[Array], compute: Callable[[Call[Array]], Sequence[Array]]
 ) -> list[Array]:
     """Compute a call of one group block by block.

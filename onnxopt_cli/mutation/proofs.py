@@ -21,8 +21,8 @@ SIGNED_ATTRIBUTES = frozenset({
     "replaced_value_int64", "right_window_size", "scan_input_axes", "scan_output_axes", "shape",
     "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
-#: Inputs that have a single value: by name, or by operator and name.
-SINGLE_VALUES = frozenset({
+# Inputs that have a single value: by name, or by operator and name.
+_SINGLE_VALUES = frozenset({
     "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
     "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start", "TopK.K",
     "Trilu.k", "iou_threshold", "max_output_boxes_per_class", "score_threshold",
@@ -60,7 +60,7 @@ def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
 
 def has_single_value(op_type: str, name: str) -> bool:
     """Return whether an input of an operator has a single value."""
-    return name in SINGLE_VALUES or f"{op_type}.{name}" in SINGLE_VALUES
+    return name in _SINGLE_VALUES or f"{op_type}.{name}" in _SINGLE_VALUES
 
 
 def _is_single_value(schema: defs.OpSchema, match: re.Match[str]) -> bool:

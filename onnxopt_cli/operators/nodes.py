@@ -116,8 +116,8 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
 
 
-#: Domain of the specialized functions.
-BOUND = "onnxopt.bound"
+# Domain of the specialized functions.
+_BOUND = "onnxopt.bound"
 # Limit on the nodes of specialized functions. In a chain of functions that each call the next one
 # twice, their number grows exponentially.
 _MAX_NODES = 100_000
@@ -143,7 +143,7 @@ def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     binder = _Binder(model.functions)
     binder.bind(bound.graph.node, None)
     bound.functions.extend(binder.functions)
-    bound.opset_import.append(helper.make_opsetid(BOUND, 1))
+    bound.opset_import.append(helper.make_opsetid(_BOUND, 1))
     return bound
 
 
@@ -209,12 +209,12 @@ class _Binder:
             self._callers.pop()
             for field in ("attribute", "attribute_proto", "overload"):
                 specialized.ClearField(field)
-            specialized.domain = BOUND
+            specialized.domain = _BOUND
             specialized.name = f"{function.name}.{len(self.functions)}"
-            specialized.opset_import.append(helper.make_opsetid(BOUND, 1))
+            specialized.opset_import.append(helper.make_opsetid(_BOUND, 1))
             self._names[key] = specialized.name
             self.functions.append(specialized)
-        node.domain, node.op_type = BOUND, self._names[key]
+        node.domain, node.op_type = _BOUND, self._names[key]
         # The reference evaluator does not accept omitted trailing inputs and outputs.
         node.input.extend([""] * (len(function.input) - len(node.input)))
         node.output.extend([""] * (len(function.output) - len(node.output)))

@@ -21,8 +21,8 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.operator import FLOATS, Operator
 from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 
-#: Group of the entry points by which packages declare operators.
-GROUP = "onnxopt.operators"
+# Group of the entry points by which packages declare operators.
+_GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 _RESERVED_SUITE_NAMES = frozenset(
@@ -72,19 +72,19 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
         UsageError: naming the entry point, if it cannot be loaded, or is invalid.
     """
     operators: list[Operator] = []
-    for entry_point in entry_points(group=GROUP):
+    for entry_point in entry_points(group=_GROUP):
         where = f"the entry point {entry_point.name} = {entry_point.value}"
         try:
             loaded = entry_point.load()
         except Exception as error:
             raise UsageError(
-                f"{printable(where)} of {GROUP} cannot be loaded: {exception_text(error)}",
+                f"{printable(where)} of {_GROUP} cannot be loaded: {exception_text(error)}",
                 hint="update or uninstall the package that it belongs to",
             ) from error
         new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
         if not new or not all(isinstance(operator, Operator) for operator in new):
             raise UsageError(
-                f"{printable(where)} of {GROUP} is not an operator, nor a module with one"
+                f"{printable(where)} of {_GROUP} is not an operator, nor a module with one"
             )
         _require_valid(new, [*known, *operators], where)
         operators += new

@@ -43,14 +43,14 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-#: The probability with which a correct algorithm fails one test. An output has four tests: all
-#: together have a probability below 1e-9.
-FALSE_ALARM = 1e-10
-#: The probability with which a correct algorithm causes a finding that is reported but is not a
-#: failure.
-FINDING_PROBABILITY = 1e-4
-#: Outputs with fewer elements are not examined: the tests would be too weak.
-MIN_ELEMENTS = 256
+# The probability with which a correct algorithm fails one test. An output has four tests: all
+# together have a probability below 1e-9.
+_FALSE_ALARM = 1e-10
+# The probability with which a correct algorithm causes a finding that is reported but is not a
+# failure.
+_FINDING_PROBABILITY = 1e-4
+# Outputs with fewer elements are not examined: the tests would be too weak.
+_MIN_ELEMENTS = 256
 # Outputs whose sums have more products in total are not examined.
 _MAX_PRODUCTS = 1 << 24
 # The digits of float32 operands count as random if the magnitudes of their nonzero elements are in
@@ -209,7 +209,7 @@ def accumulation_finding(
     node, actual = model.graph.node[0], outputs[0]
     if node.op_type not in EXAMINED or node.domain not in {"", "ai.onnx"}:
         return None
-    if not isinstance(actual, np.ndarray) or not MIN_ELEMENTS <= actual.size <= _MAX_PRODUCTS:
+    if not isinstance(actual, np.ndarray) or not _MIN_ELEMENTS <= actual.size <= _MAX_PRODUCTS:
         return None
     if actual.dtype != _SINGLE and actual.dtype.name not in _SMALLEST_NORMAL:
         return None
@@ -261,7 +261,7 @@ def _finding_of(output: Array, sums: _Sums) -> AccumulationFinding | None:
     exact = sums.exact[usable]
     errors = (wide[usable] - exact) / unit[usable]
     independent = _effective_count(exact)
-    if independent < MIN_ELEMENTS:
+    if independent < _MIN_ELEMENTS:
         return None
     lost = 0.0 if is_short else sums.lost(roundoff)
     sample = _Sample(errors, np.sign(exact), independent, sums.count)
@@ -311,7 +311,7 @@ def _tested(
     largest, square = max(abs(mean), abs(toward)), float((errors**2).mean())
     certain, likely = (
         lost + sqrt(2 * log(2 / probability) * variance / independent)
-        for probability in (FALSE_ALARM, FINDING_PROBABILITY)
+        for probability in (_FALSE_ALARM, _FINDING_PROBABILITY)
     )
     direction = "away from zero"
     if abs(toward) < abs(mean):
@@ -342,7 +342,7 @@ def _tested(
 def _largest_ratio(elements: int) -> float:
     """Return the ratio a > 1 that mean squares exceed with the probability FALSE_ALARM."""
     ratio = 1.0
-    while elements * (ratio - 1 - log(ratio)) < 2 * log(1 / FALSE_ALARM):
+    while elements * (ratio - 1 - log(ratio)) < 2 * log(1 / _FALSE_ALARM):
         ratio += 1 / 64
     return ratio
 

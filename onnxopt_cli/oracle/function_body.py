@@ -14,8 +14,8 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import all_nodes, imported_versions
 from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 
-#: The domain of functions that replace operators.
-BODY = "onnxopt.body"
+# The domain of functions that replace operators.
+_BODY = "onnxopt.body"
 #: Operators that published bodies call and whose own bodies are expanded, because they subtract.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
@@ -63,14 +63,14 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         # Some bodies take the root of an integer in float32; a model of doubles needs it in double.
         function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
-    function.domain = BODY
+    function.domain = _BODY
     # The body must not compute optional outputs that the node omits.
     del function.output[len(node.output) :]
     function.opset_import.extend(
         opset for opset in model.opset_import if opset.domain not in domains
     )
     body = deepcopy(model)
-    body.graph.node[0].domain = BODY
+    body.graph.node[0].domain = _BODY
     body.graph.node[0].op_type = function.name
     # The reference requires an empty name for each optional input that is omitted at the end.
     omitted = len(function.input) - len(node.input)
@@ -81,7 +81,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         if name not in stated and default.type:
             body.graph.node[0].attribute.append(default)
     body.functions.append(function)
-    body.opset_import.append(helper.make_opsetid(BODY, 1))
+    body.opset_import.append(helper.make_opsetid(_BODY, 1))
     return body
 
 

@@ -54,13 +54,13 @@ from onnxopt_cli.workers.forked_processes import (
 #: The relative difference by rounding, in units of the machine epsilon, that is allowed for any
 #: implementation.
 MAX_EPSILONS = 4.0
-#: The rounding error of a wrong implementation may exceed that of the formula by at most this
-#: factor, except if rounding is its defect.
-MAX_EXTRA_ROUNDING = 1000.0
-#: The element of a wrong implementation is within the tolerance of the correct value by chance with
-#: a probability of about the ratio of that tolerance to the error bound of the implementation. A
-#: smaller probability is unlikely.
-UNLIKELY = 0.01
+# The rounding error of a wrong implementation may exceed that of the formula by at most this
+# factor, except if rounding is its defect.
+_MAX_EXTRA_ROUNDING = 1000.0
+# The element of a wrong implementation is within the tolerance of the correct value by chance with
+# a probability of about the ratio of that tolerance to the error bound of the implementation. A
+# smaller probability is unlikely.
+_UNLIKELY = 0.01
 #: Reason why a node of an operator without a formula cannot be observed.
 WITHOUT_FORMULA = "without formula"
 
@@ -347,7 +347,7 @@ def _returns(
 def _are_near(output: Array, returned: Array, limit: Array) -> bool:
     """Return whether all pairs of finite elements agree within a much wider tolerance."""
     with np.errstate(all="ignore"):
-        far = np.abs(output - returned) > MAX_EXTRA_ROUNDING * limit
+        far = np.abs(output - returned) > _MAX_EXTRA_ROUNDING * limit
     return not np.any(far & np.isfinite(output) & np.isfinite(returned))
 
 
@@ -365,9 +365,9 @@ def _may_be_right(
     for output, own, expected in zip(outputs, limits, right, strict=True):
         with np.errstate(all="ignore"):
             share = expected.limit / (own.otherwise or own).limit
-        share = share[expected.wrong(output) & (share < UNLIKELY)]
+        share = share[expected.wrong(output) & (share < _UNLIKELY)]
         probability *= float(np.prod(share))
-    return probability > UNLIKELY**2
+    return probability > _UNLIKELY**2
 
 
 def _fits(output: Array, dtype: np.dtype[Any]) -> bool:

@@ -70,8 +70,8 @@ _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
 #: Values of fewer bytes pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
-#: Each buffer in shared memory begins at a multiple of this, so that any tensor type is aligned.
-ALIGNMENT = 64
+# Each buffer in shared memory begins at a multiple of this, so that any tensor type is aligned.
+_ALIGNMENT = 64
 
 
 def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:
@@ -136,9 +136,9 @@ def read_request(message: Any, payload: memoryview, input_file: int = -1) -> Req
     """
     writable_inputs = None
     if input_file >= 0 and "shared" in message:
-        payload, copy = (map_buffers(input_file, message["shared"]) for _ in range(2))
-        model, inputs = read_run(message, payload, ALIGNMENT)
-        _, writable_inputs = read_run(message, copy, ALIGNMENT)
+        payload, copy = (_map_buffers(input_file, message["shared"]) for _ in range(2))
+        model, inputs = read_run(message, payload, _ALIGNMENT)
+        _, writable_inputs = read_run(message, copy, _ALIGNMENT)
     else:
         model, inputs = read_run(message, payload)
     settings = {name: message[name] for name in ("collect", "keep")}
@@ -205,8 +205,8 @@ def read_response(
     reader = ValueReader(payload)
     if "shared" in message:
         reader.end()
-        payload = take_buffers(output_file, message.pop("shared"), limit)
-        reader = ValueReader(payload, ALIGNMENT)
+        payload = _take_buffers(output_file, message.pop("shared"), limit)
+        reader = ValueReader(payload, _ALIGNMENT)
     match message:
         case {
             "outputs": list(outputs),
@@ -280,7 +280,7 @@ def write_buffers(
         memory.
     """
     sizes = [memoryview(buffer).nbytes for buffer in buffers]
-    aligned_size = sum(size + -size % ALIGNMENT for size in sizes)
+    aligned_size = sum(size + -size % _ALIGNMENT for size in sizes)
     if descriptor < 0 or sum(sizes) < MIN_SHARED_BYTES or aligned_size > limit:
         return 0
     offset = 0
@@ -291,7 +291,7 @@ def write_buffers(
             while view:
                 count = os.pwrite(descriptor, view, offset)
                 offset, view = offset + count, view[count:]
-            offset += -offset % ALIGNMENT
+            offset += -offset % _ALIGNMENT
         os.ftruncate(descriptor, offset)
     except OSError:
         os.ftruncate(descriptor, 0)
@@ -299,7 +299,7 @@ def write_buffers(
     return offset
 
 
-def take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
+def _take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
     """Return the content of a worker's output file, and empty the file.
 
     Args:
@@ -321,6 +321,6 @@ def take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
     return content
 
 
-def map_buffers(descriptor: int, size: int) -> memoryview:
+def _map_buffers(descriptor: int, size: int) -> memoryview:
     """Map a worker's input file into its memory, with private copies of pages that it modifies."""
     return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))

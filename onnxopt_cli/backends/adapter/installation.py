@@ -34,9 +34,9 @@ from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.process_control import end_with
 
-#: Chooses the installer: ``uv`` or ``pip``.
-INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
-INSTALLERS = ("uv", "pip")
+# Chooses the installer: ``uv`` or ``pip``.
+_INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
+_INSTALLERS = ("uv", "pip")
 
 # Output of uv, pip and npm which shows that no package index was reached or allowed.
 _OFFLINE = re.compile(
@@ -123,7 +123,7 @@ class NotInstalled(Exception):
         self.offline = offline
 
 
-def find_uv() -> str:
+def _find_uv() -> str:
     """Return the program uv, of the package uv or on PATH; empty if it is not installed."""
     if importlib.util.find_spec("uv") is not None:
         import uv
@@ -261,14 +261,14 @@ def npm_lock_of(environment: Path) -> str:
 
 def _chosen_uv() -> str:
     """Return the program uv; empty for venv and pip."""
-    chosen = os.environ.get(INSTALLER_VARIABLE, "")
-    if chosen not in {"", *INSTALLERS}:
+    chosen = os.environ.get(_INSTALLER_VARIABLE, "")
+    if chosen not in {"", *_INSTALLERS}:
         raise NotInstalled(
-            f"{INSTALLER_VARIABLE} is {chosen!r}; expected one of {', '.join(INSTALLERS)}"
+            f"{_INSTALLER_VARIABLE} is {chosen!r}; expected one of {', '.join(_INSTALLERS)}"
         )
-    uv = "" if chosen == "pip" else find_uv()
+    uv = "" if chosen == "pip" else _find_uv()
     if chosen == "uv" and not uv:
-        raise NotInstalled(f"{INSTALLER_VARIABLE} is uv, which is not installed")
+        raise NotInstalled(f"{_INSTALLER_VARIABLE} is uv, which is not installed")
     return uv
 
 
@@ -380,7 +380,7 @@ def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
 
 
 def _candidates(admitted: str) -> Iterator[str]:
-    if uv := find_uv():
+    if uv := _find_uv():
         # Without --system, uv would run the interpreter of a .venv in the current folder.
         options = ["--system", "--no-project", "--no-python-downloads"]
         command = [uv, "python", "find", *options, admitted]

@@ -91,7 +91,7 @@ def _read(path: Path, settings: ModelInputs) -> Problem:
         if settings.inputs:
             inputs = _values_of_file(settings.inputs, fed_inputs(model.graph))
         else:
-            inputs = drawn_inputs(model, settings, str(path))
+            inputs = _drawn_inputs(model, settings, str(path))
     if fault := symbol_fault(model.graph, inputs, {}):
         raise InvalidCase([Fault(str(settings.inputs or path), fault)])
     return Problem(model, inputs, None)
@@ -134,7 +134,7 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
     return values
 
 
-def drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
+def _drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
     """Draw the inputs of a model by their declared types and shapes.
 
     Floats are normally distributed. Integers that a Gather uses as indices are valid indices;

@@ -35,8 +35,8 @@ from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.errors import Fault
 
-#: The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
-ONNX_KINDS = frozenset(
+# The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
+_ONNX_KINDS = frozenset(
     {"node", "simple", "pytorch-operator", "pytorch-converted", "light", "real", "model"}
 )
 _MODEL = "model.onnx"
@@ -215,7 +215,7 @@ def _data_set(path: Path, real: str, number: int) -> Case | Fault:
 
 def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault:
     suite = os.path.basename(folder) or "root"  # noqa: PTH119 - faster for many names
-    if suite in ONNX_KINDS:
+    if suite in _ONNX_KINDS:
         suite = f"onnx-{suite}"
     case_id = f"{suite}/{name}"
     if case_id.isprintable():

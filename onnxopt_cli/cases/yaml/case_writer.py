@@ -214,21 +214,21 @@ def node_yaml_text(
             fields["version" if domain else "opset"] = [str(case.version)]
             attributes = {name: _node_attribute(value) for name, value in case.attributes.items()}
             fields["attributes"] = _in_braces(attributes) if attributes else None
-        inputs = {name: value_flow(value) for name, value in case.inputs.items()}
+        inputs = {name: _value_flow(value) for name, value in case.inputs.items()}
         fields["inputs"] = inputs or ["{}"]
-        fields["outputs"] = {name: value_flow(value) for name, value in case.outputs.items()}
+        fields["outputs"] = {name: _value_flow(value) for name, value in case.outputs.items()}
         lines += [""] * (number > 0) + _item(fields)
     return "\n".join(lines) + "\n"
 
 
 def _node_attribute(value: Any) -> list[str]:
-    return value_flow(value) if isinstance(value, np.ndarray) else flow(value, _FLOAT32)
+    return _value_flow(value) if isinstance(value, np.ndarray) else flow(value, _FLOAT32)
 
 
-def value_flow(value: Declared) -> list[str]:
+def _value_flow(value: Declared) -> list[str]:
     """Return a tensor, sequence or optional as tokens that include its element type."""
     if isinstance(value, DeclaredGroup):
-        items = [value_flow(item) for item in value.items]
+        items = [_value_flow(item) for item in value.items]
         if value.kind == "seq":
             empty = {} if items else {"dtype": [dtype_name(value.dtype)]}
             return _in_braces({**empty, "sequence": _bracketed("[]", items)})

@@ -61,9 +61,9 @@ from onnxopt_cli.interpret.lower.lower_call import (
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.operators.operator import Operator
 
-#: Limit on the total number of elements that the steps of a case compute, including gradients. At
-#: this limit the expected results, which are computed several times in a wide type, take minutes.
-MAX_STEP_ELEMENTS = 100_000_000
+# Limit on the total number of elements that the steps of a case compute, including gradients. At
+# this limit the expected results, which are computed several times in a wide type, take minutes.
+_MAX_STEP_ELEMENTS = 100_000_000
 
 _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
 _ITERATION, _CONDITION, _NEXT_CONDITION = "iteration", "going", "goes_on"
@@ -218,9 +218,9 @@ def _check_work(
     """
     recorded, returned, changing = stored
     excess = ""
-    if computed * count > MAX_STEP_ELEMENTS:
+    if computed * count > _MAX_STEP_ELEMENTS:
         excess = f"{count} steps that compute {computed} elements each, expected at most "
-        excess += f"{MAX_STEP_ELEMENTS} in all"
+        excess += f"{_MAX_STEP_ELEMENTS} in all"
     elif 0 < fields.memory < (returned * recorded + changing) * BYTES_PER_ELEMENT:
         excess = f"{recorded} recorded steps of {returned} elements, and {changing} of inputs that "
         excess += f"change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all with the "

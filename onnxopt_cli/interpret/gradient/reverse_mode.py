@@ -364,7 +364,7 @@ def expand_gradients(
     return _Expansion(model, inputs, evaluate).result()
 
 
-def active_tensors(
+def _active_tensors(
     nodes: Sequence[onnx.NodeProto], variables: Sequence[str], values: Mapping[str, Any]
 ) -> set[str]:
     """Return the variables, and the floating-point tensors that nodes compute from them."""
@@ -438,7 +438,7 @@ class _Expansion:
         function = DifferentiatedGraph(gradient, self._nodes, everything)
         nodes, y, variables = self._substituted(function)
         values = self._values([y, *variables.values()], nodes)
-        nodes = self._with_bodies(nodes, active_tensors(nodes, list(variables.values()), values))
+        nodes = self._with_bodies(nodes, _active_tensors(nodes, list(variables.values()), values))
         values = self._values([y, *variables.values()], nodes)
         if getattr(values[y], "dtype", None) not in DIFFERENTIABLE:
             raise NodeError("Gradient differentiates a tensor that is not floating-point")
@@ -523,7 +523,7 @@ class _Expansion:
             self._sources += [constant.name for constant in body.constants]
             variables = [name for name in node.input if name in active]
             values = self._values([], body.nodes)
-            result += self._with_bodies(body.nodes, active_tensors(body.nodes, variables, values))
+            result += self._with_bodies(body.nodes, _active_tensors(body.nodes, variables, values))
         return result
 
     def _values(self, names: Sequence[str], nodes: Sequence[onnx.NodeProto]) -> dict[str, Any]:
@@ -551,7 +551,7 @@ class _Expansion:
         values: Mapping[str, Any],
     ) -> dict[str, str]:
         """Write the backward pass; return the name of the gradient of each tensor."""
-        active = active_tensors(nodes, variables, values)
+        active = _active_tensors(nodes, variables, values)
         gradients = {y: backward.constant(np.ones(values[y].shape), values[y].dtype)}
         for node in reversed(nodes):
             reached = [name for name in node.output if name in gradients]

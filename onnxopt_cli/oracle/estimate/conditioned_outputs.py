@@ -81,7 +81,9 @@ def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> Co
     if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= SINGLE_ROUNDOFF:
         return conditioned_output
     right = [
-        alternative_value(value.astype(np.float64), SHORT_UNITS * ROUNDOFF[dtype], tolerance, dtype)
+        _alternative_value(
+            value.astype(np.float64), SHORT_UNITS * ROUNDOFF[dtype], tolerance, dtype
+        )
         for value, tolerance in conditioned_output.right
     ]
     return replace(conditioned_output, right=tuple(right))
@@ -215,7 +217,7 @@ def _float_output(
     # A device may flush an element that may be subnormal.
     tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
     branches = (
-        alternative_value(value, units * roundoff, tolerance, native.dtype)
+        _alternative_value(value, units * roundoff, tolerance, native.dtype)
         for value, _ in alternatives
     )
     right = ((exact.astype(native.dtype), tolerance), *branches)
@@ -321,7 +323,7 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
             yield np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)), wide
 
 
-def alternative_value(
+def _alternative_value(
     value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
     """Return an alternative in an output's dtype, and its tolerances.

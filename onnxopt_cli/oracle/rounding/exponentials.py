@@ -19,7 +19,7 @@ from onnxopt_cli.oracle.patching import replaced
 
 # Errors of a logarithm are limited to this value: such a logarithm has no correct digit, and the
 # exponential of the error does not overflow.
-MAX_MOVE = 100.0
+_MAX_MOVE = 100.0
 #: Operators whose results are shares exp(x) / sum, or logarithms of shares.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
 #: Operators that divide by such a sum, or take its logarithm.
@@ -85,7 +85,7 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
     def moved(x: Array, axes: Any) -> tuple[Array, Array]:
         largest, total = exact_sum(x, axes)
         finite = np.where(np.isfinite(largest), largest, 0.0)
-        return largest, total * np.exp(np.clip(move(finite), -MAX_MOVE, MAX_MOVE))
+        return largest, total * np.exp(np.clip(move(finite), -_MAX_MOVE, _MAX_MOVE))
 
     return replaced((sys.modules[__name__], "summed", moved))
 

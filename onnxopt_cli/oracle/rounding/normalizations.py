@@ -39,12 +39,12 @@ _MAX_RECURRENCE = 1 << 13
 _MVN_EPSILON = float(np.float32(1e-9))
 
 
-def mean_of(x: Array, axes: tuple[int, ...]) -> Array:
+def _mean_of(x: Array, axes: tuple[int, ...]) -> Array:
     """Return means along axes, which keep length 1."""
     return np.asarray(np.mean(x, axis=axes, keepdims=True))
 
 
-def variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
+def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
     """Return variances of centred numbers along axes, which keep length 1."""
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
@@ -61,19 +61,19 @@ class AverageErrors:
 
     def observing(self) -> AbstractContextManager[None]:
         """Observe the errors of the statistics that are computed in a block."""
-        exact_mean = mean_of
+        exact_mean = _mean_of
 
         def observed_mean(x: Array, axes: tuple[int, ...]) -> Array:
             mean = exact_mean(x, axes)
             if sum_roundings(x.size // max(1, mean.size)) > 1:
-                variance = variance_of(x - mean, axes)
+                variance = _variance_of(x - mean, axes)
                 statistics = _sequential_statistics(x.astype(np.float32), axes)
                 means, variances = zip(*statistics, strict=True)
                 self.mean = _OBSERVED_FACTOR * _largest_error(means, mean)
                 self.variance = _OBSERVED_FACTOR * _largest_error(variances, variance)
             return mean
 
-        return replaced((sys.modules[__name__], "mean_of", observed_mean))
+        return replaced((sys.modules[__name__], "_mean_of", observed_mean))
 
 
 def _largest_error(values: Sequence[Array], exact: Array) -> Array:
@@ -130,7 +130,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     variance between zero and the square of that error. Then, and if a variance is smaller than its
     own error, perturbed runs use the variance zero if the rounding that they inject is negative.
     """
-    exact_mean, exact_variance = mean_of, variance_of
+    exact_mean, exact_variance = _mean_of, _variance_of
     mean_error = np.zeros(())
 
     def moved_mean(x: Array, axes: tuple[int, ...]) -> Array:
@@ -162,7 +162,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         return np.where(undetermined & (error < 0), 0.0, variance + error)
 
     module = sys.modules[__name__]
-    return replaced((module, "mean_of", moved_mean), (module, "variance_of", moved_variance))
+    return replaced((module, "_mean_of", moved_mean), (module, "_variance_of", moved_variance))
 
 
 def _first(x: Array, axes: tuple[int, ...]) -> Array:
@@ -204,7 +204,7 @@ def _by_recurrence(terms: Array) -> tuple[Array, Array]:
     return mean, squares / np.float32(len(terms))
 
 
-def standardized(
+def _standardized(
     x: Array, axes: Sequence[int], epsilon: float = 0.0, added: float = 0.0
 ) -> tuple[Array, Array, Array]:
     """Return a tensor scaled to mean 0 and variance 1, its mean, and its variance.
@@ -220,9 +220,9 @@ def standardized(
     """
     along = tuple(axes)
     wide = x.astype(np.float32) if x.dtype.itemsize < _FLOAT32_BYTES else x
-    mean = mean_of(wide, along)
+    mean = _mean_of(wide, along)
     centred = wide - mean
-    variance = variance_of(centred, along)
+    variance = _variance_of(centred, along)
     deviation = np.sqrt(variance + wide.dtype.type(epsilon)) + wide.dtype.type(added)
     return centred / deviation, mean, variance
 
@@ -231,7 +231,7 @@ def layer_normalization(
     _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
     """Normalize over an axis and all later ones; also return mean and inverse deviation."""
-    normal, mean, variance = standardized(x, range(axis % x.ndim, x.ndim), epsilon)
+    normal, mean, variance = _standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))
     return (y if bias is None else y + bias), mean.astype(x.dtype), inverse.astype(x.dtype)
@@ -241,7 +241,7 @@ def instance_normalization(
     _node: Any, _original: Any, x: Array, scale: Array, bias: Array, epsilon: float
 ) -> tuple[Array]:
     """Normalize each channel of each batch."""
-    normal, *_ = standardized(x, range(2, x.ndim), epsilon)
+    normal, *_ = _standardized(x, range(2, x.ndim), epsilon)
     scales, biases = (_by_channel(array, x).astype(normal.dtype) for array in (scale, bias))
     return ((normal * scales + biases).astype(x.dtype),)
 
@@ -260,7 +260,7 @@ def batch_normalization(
 
     The order of the results is that of the reference's own function.
     """
-    normal, *statistics = standardized(x, (0, *range(2, x.ndim)), epsilon)
+    normal, *statistics = _standardized(x, (0, *range(2, x.ndim)), epsilon)
     scales, biases = (_by_channel(array, x).astype(normal.dtype) for array in (scale, bias))
     batch = [array.reshape(-1) for array in statistics]
     running = [
@@ -276,7 +276,7 @@ def group_normalization(
 ) -> Array:
     """Normalize each group of channels of each batch."""
     groups = x.reshape(len(x), num_groups, -1)
-    normal = standardized(groups, (2,), epsilon)[0].reshape(x.shape).astype(x.dtype)
+    normal = _standardized(groups, (2,), epsilon)[0].reshape(x.shape).astype(x.dtype)
     # Before version 21, scale and bias have one element per group, not per channel.
     scales, biases = (
         _by_channel(np.repeat(array, x.shape[1] // array.size), x) for array in (scale, bias)
@@ -286,7 +286,7 @@ def group_normalization(
 
 def mean_variance_normalization(x: Array, axes: Sequence[int]) -> Array:
     """Normalize to mean 0 and variance 1 along axes."""
-    return standardized(x, axes, added=_MVN_EPSILON)[0].astype(x.dtype)
+    return _standardized(x, axes, added=_MVN_EPSILON)[0].astype(x.dtype)
 
 
 def _by_channel(array: Array, x: Array) -> Array:

@@ -52,8 +52,8 @@ _SEVERITY = {
 }
 # Examples with more elements are hard to read.
 _MAX_READABLE_ELEMENTS = 64
-#: Replaces a part that differs from case to case.
-PLACEHOLDER = "…"
+# Replaces a part that differs from case to case.
+_PLACEHOLDER = "…"
 # Only the beginning of a message is used, because messages name the cause before circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
 _MAX_NESTING = 8
@@ -71,7 +71,7 @@ _TYPE_NAME = re.compile(r"^[\w.]+:(?=\s)")
 _WORD = re.compile(r"\w+")
 # Other words of one letter, such as X or y, are names of tensors; these are English words.
 _ONE_LETTER_WORDS = frozenset("aAI")
-_PLACEHOLDERS = re.compile(rf"{PLACEHOLDER}(?:[\s,;x:]*{PLACEHOLDER})+")
+_PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
 # If otherwise equal patterns have at least this number of different words at one place, these words
 # are considered names.
 _MIN_NAMES = 3
@@ -335,26 +335,26 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
         sentences = [sentence for sentence in sentences if len(sentence.split()) > 1]
         text = _without_enclosed_text(" ".join(sentences)) if sentences else text
     for accidental in (_PATH, _NUMBER, _IDENTIFIER):
-        text = accidental.sub(PLACEHOLDER, text)
+        text = accidental.sub(_PLACEHOLDER, text)
     names = _TYPES.union(operators)
 
     def replaced(word: re.Match[str]) -> str:
         is_letter = len(word[0]) == 1 and word[0] not in _ONE_LETTER_WORDS
-        return PLACEHOLDER if is_letter or word[0] in names else word[0]
+        return _PLACEHOLDER if is_letter or word[0] in names else word[0]
 
     text = _WORD.sub(replaced, text)
-    return f"{head} {_PLACEHOLDERS.sub(PLACEHOLDER, ' '.join(text.split()))}".strip()
+    return f"{head} {_PLACEHOLDERS.sub(_PLACEHOLDER, ' '.join(text.split()))}".strip()
 
 
 def _without_enclosed_text(text: str) -> str:
     """Return a text with a placeholder for each quoted part and each part in brackets."""
-    text = _QUOTED.sub(PLACEHOLDER, text)
+    text = _QUOTED.sub(_PLACEHOLDER, text)
     for _ in range(_MAX_NESTING):
-        shorter = _INNERMOST_BRACKETS.sub(PLACEHOLDER, text)
+        shorter = _INNERMOST_BRACKETS.sub(_PLACEHOLDER, text)
         if shorter == text:
             break
         text = shorter
-    return _OPEN_BRACKET.sub(PLACEHOLDER, text)
+    return _OPEN_BRACKET.sub(_PLACEHOLDER, text)
 
 
 def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
@@ -369,7 +369,7 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
         words = pattern.split()
         # The first word is the type of the error.
         for place, word in enumerate(words[1:], start=1):
-            gap = PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
+            gap = _PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
     # If a pattern belongs to several groups, the last one, which is the largest, decides. Groups of
@@ -377,7 +377,7 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
     groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
     for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}
-        if len(at_gap) >= _MIN_NAMES or (PLACEHOLDER in at_gap and len(alike) > 1):
+        if len(at_gap) >= _MIN_NAMES or (_PLACEHOLDER in at_gap and len(alike) > 1):
             for pattern in alike:
                 merged[pattern] = " ".join(merged_words)
     return merged

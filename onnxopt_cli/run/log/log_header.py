@@ -46,8 +46,8 @@ SCHEMA = "onnxopt.log/1"
 _CHUNK_BYTES = 1 << 20
 # If a run depends on more files, its log has one digest for each folder instead of each file.
 _MAX_LISTED_FILES = 5_000
-#: Larger files are identified by size and modification time instead of content.
-MAX_FILE_BYTES = 4 << 30
+# Larger files are identified by size and modification time instead of content.
+_MAX_FILE_BYTES = 4 << 30
 #: When this total number of bytes has been hashed, further files are also identified by size and
 #: modification time.
 MAX_HASHED_BYTES = 16 << 30
@@ -136,7 +136,7 @@ class FileSnapshot:
 
     def _first_look(self, path: str) -> tuple[Signature, bytes]:
         size = _size(path)
-        if size > min(self._left, MAX_FILE_BYTES):
+        if size > min(self._left, _MAX_FILE_BYTES):
             if not self._unread:
                 logging.getLogger(__name__).warning(
                     "%s has %d bytes: the log identifies it by size and time, and likewise further "
@@ -149,7 +149,7 @@ class FileSnapshot:
         return self._look(path)
 
     def _look(self, path: str) -> tuple[Signature, bytes]:
-        return _look(path, -1 if path in self._unread else MAX_FILE_BYTES)
+        return _look(path, -1 if path in self._unread else _MAX_FILE_BYTES)
 
     @property
     def contents(self) -> Contents:
