@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path, PurePath
 
 from onnxopt_cli import __version__
@@ -82,7 +83,7 @@ jobs:
           python-version: "3.12"
       - name: Install onnxopt and the backend
         run: |
-          python -m pip install {requirements}
+{note}          python -m pip install {requirements}
 {build}      - name: Run onnxopt
         env:
           # The file that this variable names may belong to another user, and may name an adapter.
@@ -106,6 +107,10 @@ _DEFAULTS_TEXT = """\
     defaults:
       run:
         working-directory: {folder}
+"""
+_UNPUBLISHED_NOTE = """\
+          # The onnxopt that wrote this file did not come from a package index. If the index does
+          # not have this version, replace the requirement.
 """
 _BUILD_TEXT = """\
       # Add steps here that build the command of the backend.
@@ -273,12 +278,23 @@ def _workflow(
         packages.append(".")
     packages += requirements
     return _WORKFLOW_TEXT.format(
+        note="" if _is_from_index() else _UNPUBLISHED_NOTE,
         defaults="" if is_root else _DEFAULTS_TEXT.format(folder=json.dumps(inner)),
         requirements=shlex.join(packages),
         build=_BUILD_TEXT if specification.command else "",
         settings=_SETTINGS,
         report=json.dumps(_REPORT if is_root else f"{inner}/{_REPORT}"),
     )
+
+
+def _is_from_index() -> bool:
+    """Return whether onnxopt was installed from a package index.
+
+    Source: https://packaging.python.org/en/latest/specifications/direct-url
+    """
+    with suppress(PackageNotFoundError):
+        return distribution("onnxopt").read_text("direct_url.json") is None
+    return False
 
 
 def _is_package(folder: Path) -> bool:

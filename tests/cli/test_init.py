@@ -91,7 +91,7 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     requirements = ("--requirement", "a>=1", "--requirement", "./b c.whl")
     onnxopt("init", "-b", "onnxruntime", *requirements)
     (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
-    scripts = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
+    scripts = [shlex.split(step["run"], comments=True) for step in job["steps"] if "run" in step]
     install, run = scripts
     assert install[:4] == ["python", "-m", "pip", "install"]
     assert install[4].startswith("onnxopt[ort]==")
@@ -106,6 +106,25 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert str(options["artifacts"]).startswith(upload["with"]["path"])
     assert upload["if"] == "always()"
     assert onnxopt("config", "--profile", "ci").code == 0
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "noted"), [(None, False), ('{"url": "file:///checkout", "dir_info": {}}', True)]
+)
+def test_workflow_notes_that_onnxopt_is_not_from_an_index(
+    workplace, onnxopt, monkeypatch, direct_url, noted
+):
+    metadata = workplace / "onnxopt-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxopt\nVersion: 0.1.0\n")
+    if direct_url:
+        (metadata / "direct_url.json").write_text(direct_url)
+    monkeypatch.syspath_prepend(workplace)
+    assert onnxopt("init").code == 0
+    text = WORKFLOW.read_text()
+    assert ("did not come from a package index" in text) == noted
+    (job,) = yaml.safe_load(text)["jobs"].values()
+    assert "pip install onnxopt==" in job["steps"][2]["run"]
 
 
 def test_workflow_of_a_folder_in_a_repository_is_at_its_root(workplace, onnxopt, monkeypatch):
