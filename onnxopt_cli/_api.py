@@ -400,6 +400,7 @@ def explain_session(
             progress=progress,
             ask=ask,
             cases_only=declaring,
+            known_result=plan.oracle.known,
         )
     return explanations
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from operator import attrgetter
 from os import getpid
 from time import process_time
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -38,12 +38,14 @@ from onnxopt_cli.analysis.node_samples import (
     Effect,
     NodeSample,
     Trait,
+    effects_of,
     effects_on,
+    fitted_limits,
     judged_node,
 )
 from onnxopt_cli.analysis.node_search import on_corrected_reference
-from onnxopt_cli.analysis.node_variations import neighbours
-from onnxopt_cli.cases.case import Case
+from onnxopt_cli.analysis.node_variations import Variation, neighbours
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.values import Array, NumberKind, Value, kind_of
@@ -54,6 +56,7 @@ from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.oracle.distributions import is_random
+from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.executors import ModelRunner
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
@@ -63,13 +66,15 @@ MAX_ELEMENTS = 1 << 16
 #: Largest numbers of failing and of passing cases that are examined.
 MAX_FAILING, MAX_PASSING = 60, 160
 #: Seconds for one operator of a backend that can be run again, and for all of them.
-OPERATOR_SECONDS, MAX_SECONDS = 8.0, 60.0
+OPERATOR_SECONDS, MAX_SECONDS = 12.0, 60.0
 #: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
 #: all cases, which takes long on a busy machine.
 SILENCE_SECONDS = 30.0
 #: Rounds of generated nodes that distinguish hypotheses, and nodes in each. A further round tests
 #: the best hypothesis.
 ROUNDS, NODES_PER_ROUND = 3, 40
+#: Largest number of nodes that are generated in a round to choose from.
+MAX_ATTEMPTS = 240
 #: A mistake must reproduce this share of the failures in which it has an effect.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
@@ -101,6 +106,10 @@ _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 _VERSION_COST = 0.5
 # Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
+# Largest number of other mistakes with the same effect that are named.
+_MAX_RIVALS = 2
+# Number of mistakes for which limits of numbers are sought, and largest number of such statements.
+_MISTAKES_WITH_LIMITS, _MAX_LIMITS = 3, 40
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
 # Largest number of hypotheses that are tested on new inputs.
@@ -116,6 +125,8 @@ _MAX_BASES, _NODE_SECONDS = 24, 0.5
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
 
 _Item = TypeVar("_Item")
+# A rival that a node distinguishes, or the parts of a condition that it meets.
+_NodeKind: TypeAlias = NodeMutant | frozenset[Trait]
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +152,12 @@ class Hypothesis:
         return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
 
     @property
+    def key(self) -> str:
+        """A text that is equal for statements which differ only in limits."""
+        mistake = self.mistake.name if self.mistake else ""
+        return " and ".join([mistake, *(trait.key for trait in self.traits)])
+
+    @property
     def dependence(self) -> str:
         """The words for the change that shows whether a node depends on the condition."""
         is_left_out = all(
@@ -148,9 +165,16 @@ class Hypothesis:
         )
         return "leaving it out" if is_left_out else "its value"
 
+    @property
+    def uncertainty(self) -> str:
+        """The intervals of the limits that are not known exactly, in words."""
+        gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
+        texts = [f"the limit is between {low:g} and {high:g}" for low, high in gaps]
+        return f" ({' and '.join(texts)})" if texts else ""
+
     def meets(self, sample: NodeSample) -> bool:
         """Return whether a node meets the condition."""
-        return sample.traits.issuperset(self.traits)
+        return all(trait.holds(sample) for trait in self.traits)
 
     def explains(self, sample: NodeSample) -> bool:
         """Return whether a failing node agrees with the statement."""
@@ -212,6 +236,7 @@ def explain_nodes(
     progress: Callable[[str], None] = lambda _: None,
     ask: ModelRunner | None = None,
     cases_only: Iterable[str] = (),
+    known_result: Callable[[Problem], Expected | None] = lambda _: None,
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator without a formula.
 
@@ -227,6 +252,7 @@ def explain_nodes(
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
+        known_result: returns the expected result of a case of the run; None if it is not at hand.
     """
     without_queries = frozenset(cases_only)
     with_formula = frozenset(formulas)
@@ -265,7 +291,8 @@ def explain_nodes(
         submit = (
             partial(timed_ask, backend) if timed_ask and backend not in without_queries else None
         )
-        search = _NodeSearch(backend, operator, group, cases, submit, clock, share)
+        samples = _samples(group, cases, known_result)
+        search = _NodeSearch(backend, operator, group, samples, submit, clock, share)
         if explanation := search.run():
             explanations.append(explanation)
         elif search.ran_out_of_time:
@@ -288,7 +315,7 @@ class _NodeSearch:
         backend: str,
         operator: str,
         results: Sequence[Result],
-        cases: Mapping[str, Case],
+        samples: list[NodeSample],
         submit: Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None] | None,
         clock: SearchClock,
         seconds: float,
@@ -299,7 +326,7 @@ class _NodeSearch:
             result.case for result in results if result.outcome is Outcome.FAIL
         )
         self._failing = len(self._failing_cases)
-        self._samples = _samples(results, cases)
+        self._samples = samples
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
         # Mistakes that reproduce too few wrong elements to be named without generated nodes.
@@ -326,6 +353,7 @@ class _NodeSearch:
                 another_needed = self._find_proven()
                 if not (self._drop_refuted() or another_needed):
                     break
+            self._drop_insufficient()
         else:
             self._find_supported()
         causes = self._causes()
@@ -408,23 +436,23 @@ class _NodeSearch:
         Returns:
             Whether a hypothesis was accepted, and failing cases remain for another one.
         """
-        best_text = ""
-        # The number of nodes that were known when a hypothesis became the best one, by its text.
+        best_key = ""
+        # The number of nodes that were known when a hypothesis became the best one, by its key.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._hypotheses()
-            if not ranked or self.ran_out_of_time or best_text == ranked[0].text:
+            if not ranked or self.ran_out_of_time or best_key == ranked[0].key:
                 break
-            best_text = ranked[0].text
-            known.setdefault(best_text, len(self._samples))
-            self._generate()
+            best_key = ranked[0].key
+            known.setdefault(best_key, len(self._samples))
+            self._generate(ranked[0])
         for _ in range(_MAX_PROOFS):
             ranked = self._hypotheses()
             if not ranked:
                 return False
             best = ranked[0]
-            first = known.setdefault(best.text, len(self._samples))
-            self._generate()
+            first = known.setdefault(best.key, len(self._samples))
+            self._generate(best)
             if not self._is_consistent(best):
                 continue
             supported = self._is_proven(best, self._samples[first:])
@@ -463,19 +491,40 @@ class _NodeSearch:
         return (
             agreeing >= MIN_AGREEING
             and passing >= MIN_OTHERS
-            and self._is_necessary(hypothesis)
             and (not hypothesis.traits or supports_condition(agreeing, outside))
         )
 
-    def _is_necessary(self, hypothesis: Hypothesis) -> bool:
-        """Return whether most nodes that do not meet the condition are right.
+    def _drop_insufficient(self) -> None:
+        """Drop conditions without a mistake if many nodes that meet none of them fail.
 
-        A failing node counts as wrong even if another statement explains it, because the failing
-        cases that remain may have the same cause as that node.
+        The nodes of each condition must not all be those of other conditions.
         """
-        outside = [sample for sample in self._samples if not hypothesis.meets(sample)]
+        outside = [
+            sample
+            for sample in self._samples
+            if not any(
+                hypothesis.meets(sample)
+                if hypothesis.mistake is None
+                else hypothesis.explains(sample)
+                for hypothesis in self._accepted
+            )
+        ]
         wrong = sum(bool(sample.failed) for sample in outside)
-        return hypothesis.mistake is not None or wrong <= MAX_OTHER_SHARE * len(outside)
+        is_sufficient = wrong <= MAX_OTHER_SHARE * len(outside)
+        self._accepted = [
+            hypothesis
+            for hypothesis in self._accepted
+            if hypothesis.mistake is not None or (is_sufficient and self._acts_alone(hypothesis))
+        ]
+
+    def _acts_alone(self, hypothesis: Hypothesis) -> bool:
+        """Return whether enough generated nodes fail that no other accepted hypothesis explains."""
+        others = [accepted for accepted in self._accepted if accepted is not hypothesis]
+        alone = sum(
+            not sample.case and hypothesis.explains(sample) and not _any_explains(others, sample)
+            for sample in self._samples
+        )
+        return alone >= MIN_MEETING
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.
@@ -494,7 +543,7 @@ class _NodeSearch:
             outside = [
                 sample
                 for sample in self._samples
-                if part not in sample.traits and other_parts.meets(sample)
+                if not part.holds(sample) and other_parts.meets(sample)
             ]
             wrong = sum(map(other_parts.explains, outside))
             right = sum(map(other_parts.contradicts, outside))
@@ -505,7 +554,6 @@ class _NodeSearch:
     def _causes(self) -> tuple[Cause, ...]:
         """Return as causes the accepted hypotheses that still agree with all nodes."""
         causes: list[Cause] = []
-        causes_before: list[Hypothesis] = []
         explained: set[str] = set()
         for hypothesis in self._accepted:
             if not self._is_consistent(hypothesis):
@@ -519,21 +567,21 @@ class _NodeSearch:
                 explained.update(ids)
                 names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
                 text = hypothesis.text
+                if rivals := self._rivals(hypothesis):
+                    text += f" (or {' or '.join(map(repr, rivals))} with the same effect here)"
                 if hypothesis.has_exceptions(self._samples):
                     text += f", if {hypothesis.dependence} changes the result"
-                text += self._evidence(hypothesis, causes_before, len(ids))
-                causes_before.append(hypothesis)
+                text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
         return tuple(causes)
 
-    def _evidence(
-        self, hypothesis: Hypothesis, before: Sequence[Hypothesis], failing_cases: int
-    ) -> str:
+    def _evidence(self, hypothesis: Hypothesis, failing_cases: int) -> str:
         """Return the numbers of nodes that agree with a condition, and of others that fail.
+
+        Generated nodes that other causes explain are not counted.
 
         Args:
             hypothesis: the hypothesis; the evidence of one without a condition is empty.
-            before: earlier causes; generated nodes that they explain are not counted.
             failing_cases: number of failing cases that the hypothesis explains.
         """
         if not hypothesis.traits:
@@ -543,10 +591,11 @@ class _NodeSearch:
                 sample.failed is False and not hypothesis.meets(sample) for sample in self._samples
             )
             return f" (seen in {failing_cases} cases that fail, in none of {passing} that pass)"
+        others = [accepted for accepted in self._accepted if accepted is not hypothesis]
         generated = [
             sample
             for sample in self._samples
-            if not sample.case and not _any_explains(before, sample)
+            if not sample.case and not _any_explains(others, sample)
         ]
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))
@@ -554,6 +603,19 @@ class _NodeSearch:
         wrong = sum(bool(sample.failed) for sample in outside)
         of_others = f"{wrong} of {len(outside)} others"
         return f" ({agreeing} of {agreeing + against} generated nodes, {of_others})"
+
+    def _rivals(self, hypothesis: Hypothesis) -> list[str]:
+        """Return the other mistakes that explain the same nodes as that of a hypothesis."""
+        if hypothesis.mistake is None:
+            return []
+        explained = [sample for sample in self._samples if hypothesis.explains(sample)]
+        return [
+            name
+            for name in self._candidates
+            if name != hypothesis.mistake.name
+            and all(sample.effects.get(name) is Effect.ALIKE for sample in explained)
+            and self._is_consistent(replace(hypothesis, mistake=self._mistakes[name]))
+        ][:_MAX_RIVALS]
 
     def _open_failures(self) -> list[NodeSample]:
         """Return the failing nodes that no accepted hypothesis explains."""
@@ -573,7 +635,7 @@ class _NodeSearch:
         failures = self._open_failures()
         if not any(sample.case for sample in failures):
             return []
-        table = _Table(self._samples, failures)
+        table = _Table(self._samples, failures, self._limits(failures))
         with_costs: list[tuple[float, Hypothesis]] = []
         for place, name in enumerate(self._candidates):
             mistake = self._mistakes[name]
@@ -593,6 +655,32 @@ class _NodeSearch:
             if self._is_consistent(hypothesis)
         ]
 
+    def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
+        """Return statements about numbers that separate failing nodes from passing ones."""
+        passing = [sample for sample in self._samples if sample.failed is False]
+        mistakes = [None, *self._candidates[:_MISTAKES_WITH_LIMITS]]
+        with_counts: dict[Trait, int] = {}
+        for name in mistakes:
+            wrong = [
+                sample.numbers
+                for sample in failures
+                if name is None or sample.effects.get(name) is Effect.ALIKE
+            ]
+            for number in {*chain.from_iterable(wrong)}:
+                shown_by = name or number.ignoring
+                right = [
+                    sample.numbers[number]
+                    for sample in passing
+                    if number in sample.numbers and sample.effects.get(shown_by) is not Effect.NONE
+                ]
+                values = [numbers[number] for numbers in wrong if number in numbers]
+                for limits in fitted_limits(number, np.array(values), np.array(right)):
+                    inside = sum(limits.contain(numbers) for numbers in wrong)
+                    with_counts[limits.statement()] = inside
+        return sorted(with_counts, key=lambda trait: (-with_counts[trait], trait.cost, trait.text))[
+            :_MAX_LIMITS
+        ]
+
     # Nodes --------------------------------------------------------------------------------------
 
     def _examine_cases(self) -> None:
@@ -605,14 +693,14 @@ class _NodeSearch:
             for index, sample in enumerate(cases):
                 if judge := judged_node(sample):
                     judges[index] = judge
-                    yield index, judge.traits, None
+                    yield index, judge.traits, judge.numbers
             for name, mistake in mistakes.items():
                 yield name, *effects_on(mistake, judges)
 
         elements: dict[str, float] = {}
         for key, value, effects in self._forked(work, self._remaining()):
             if isinstance(key, int):
-                cases[key].traits = value
+                cases[key].traits, cases[key].numbers = value, effects
             elif value or key.endswith(PROBES):
                 elements[key] = value
                 self._mistakes[key] = mistakes[key]
@@ -632,8 +720,12 @@ class _NodeSearch:
             mistakes = {**node_mistakes(domain, op_type, opset), **mistakes}
         return mistakes
 
-    def _generate(self) -> None:
-        """Submit generated nodes, and keep those for which the backend returns outputs."""
+    def _generate(self, best: Hypothesis) -> None:
+        """Submit generated nodes, and keep those for which the backend returns outputs.
+
+        Args:
+            best: the hypothesis that the nodes test.
+        """
         assert self._submit is not None  # noqa: S101 - only called with a backend
         failing = _bases(self._open_failures())
         passing = _bases(sample for sample in self._samples if sample.failed is False)
@@ -642,17 +734,20 @@ class _NodeSearch:
         self._seed += 1
         answered: list[NodeSample] = []
         seconds = min(self._remaining(), OPERATOR_SECONDS / (2 * ROUNDS))
-        nodes = partial(neighbours, failing, passing, self._seed, _NODE_SECONDS)
-        for variation in self._forked(lambda: islice(nodes(), NODES_PER_ROUND), seconds):
+        rivals = [self._mistakes[name] for name in self._rivals(best)]
+        gaps = [
+            (trait.limits.number.attribute, gap)
+            for trait in best.traits
+            if trait.limits and trait.limits.number.attribute
+            for gap in trait.limits.gaps
+        ]
+        nodes = partial(neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps)
+        for variation in self._forked(lambda: _test_nodes(nodes(), best, rivals), seconds):
             if variation is None:
                 continue
             returned = self._submit(variation.model, variation.inputs)
             if returned is not None:
-                answered.append(
-                    NodeSample(
-                        "", variation.model, variation.inputs, variation.outputs, returned, None
-                    )
-                )
+                answered.append(_generated_sample(variation, returned))
         self._examine_generated(answered)
 
     def _is_possible(self, name: str) -> bool:
@@ -672,12 +767,14 @@ class _NodeSearch:
                 judge = judged_node(sample)
                 if judge is None:
                     continue
-                effects = {name: judge.effect(self._mistakes[name])[0] for name in names}
-                yield index, judge.failed, judge.traits, effects
+                effects = effects_of([self._mistakes[name] for name in names], judge)
+                if effects is not None:
+                    yield index, judge.failed, judge.traits, judge.numbers, effects
 
-        for index, failed, traits, effects in self._forked(work, self._remaining()):
+        for index, failed, traits, numbers, effects in self._forked(work, self._remaining()):
             sample = samples[index]
-            sample.failed, sample.traits, sample.effects = failed, traits, effects
+            sample.failed, sample.traits = failed, traits
+            sample.numbers, sample.effects = numbers, effects
         self._samples += [sample for sample in samples if sample.traits]
 
     # Time ---------------------------------------------------------------------------------------
@@ -829,13 +926,19 @@ def _total_cost(pair: tuple[float, Hypothesis]) -> float:
 class _Table:
     """The traits of all nodes as arrays, to test many conditions at once."""
 
-    def __init__(self, samples: Sequence[NodeSample], failures: Sequence[NodeSample]) -> None:
+    def __init__(
+        self,
+        samples: Sequence[NodeSample],
+        failures: Sequence[NodeSample],
+        limits: Iterable[Trait],
+    ) -> None:
         traits = {trait for sample in failures if sample.case for trait in sample.traits}
+        traits.update(limits)
         self._samples = samples
         # Of traits that hold for the same nodes, only the simplest is kept.
         rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
         for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
-            holds = np.array([trait in sample.traits for sample in samples])
+            holds = np.array([trait.holds(sample) for sample in samples])
             effects = [sample.effects.get(trait.ignoring, Effect.UNLIKE) for sample in samples]
             shows = holds & np.array([effect is not Effect.NONE for effect in effects])
             rows.setdefault((holds.tobytes(), shows.tobytes()), (trait, holds, shows))
@@ -897,7 +1000,11 @@ class _Table:
         return conditions
 
 
-def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeSample]:
+def _samples(
+    results: Sequence[Result],
+    cases: Mapping[str, Case],
+    known_result: Callable[[Problem], Expected | None],
+) -> list[NodeSample]:
     """Return the cases that can be examined, the smallest first."""
     samples: list[NodeSample] = []
     for result in results:
@@ -928,7 +1035,73 @@ def _samples(results: Sequence[Result], cases: Mapping[str, Case]) -> list[NodeS
             samples.append(sample)
     samples.sort(key=attrgetter("size"))
     failing = [sample for sample in samples if sample.failed][:MAX_FAILING]
-    return failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
+    examined = failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
+    for sample in examined:
+        sample.expected = known_result(sample.problem)
+    return examined
+
+
+def _generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
+    return NodeSample("", variation.model, variation.inputs, variation.outputs, returned, None)
+
+
+def _test_nodes(
+    variations: Iterable[Variation | None], hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
+) -> Iterator[Variation | None]:
+    """Yield the nodes of a round that test a hypothesis, and None in place of others.
+
+    A condition needs nodes that meet it, and nodes that lack one part of it, on which its mistake
+    has an effect. Rivals need nodes on which they differ from the mistake. Among random nodes, one
+    of these kinds may be rare.
+
+    Args:
+        variations: random nodes; None in place of an invalid one.
+        hypothesis: the hypothesis.
+        rivals: mistakes that agree with all nodes so far as the mistake of the hypothesis does.
+    """
+    parts = frozenset(hypothesis.traits)
+    kinds: set[_NodeKind] = {*rivals}
+    if parts:
+        kinds |= {parts, *(parts - {part} for part in parts)}
+    left = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
+    # Nodes of any kind, which may support another hypothesis.
+    others = NODES_PER_ROUND - sum(left.values())
+    for variation in islice(variations, MAX_ATTEMPTS):
+        if variation is None:
+            yield None
+            continue
+        wanted = [kind for kind in _kinds_of_node(variation, hypothesis, rivals) if left.get(kind)]
+        if wanted:
+            left[wanted[0]] -= 1
+        elif others:
+            others -= 1
+        else:
+            yield None
+            continue
+        yield variation
+        if not others and not any(left.values()):
+            return
+
+
+def _kinds_of_node(
+    variation: Variation, hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
+) -> list[_NodeKind]:
+    """Return the rivals that a node distinguishes, and the parts of a condition that it meets.
+
+    A node on which the mistake of the hypothesis has no effect does not test its condition.
+    """
+    judge = judged_node(_generated_sample(variation, variation.outputs))
+    if judge is None:
+        return []
+    mistake = hypothesis.mistake
+    kinds: list[_NodeKind] = []
+    if mistake is not None:
+        kinds += [rival for rival in rivals if judge.distinguishes(mistake, rival)]
+        if not judge.may_show(mistake):
+            return kinds
+    sample = judge.sample
+    sample.traits, sample.numbers = judge.traits, judge.numbers
+    return [*kinds, frozenset(part for part in hypothesis.traits if part.holds(sample))]
 
 
 def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:

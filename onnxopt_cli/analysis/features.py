@@ -230,9 +230,9 @@ def _count_conditions(
         yield _count(index, feature, k, np.equal, 1.02)
         below, above = _neighbours(value, value, right)
         if abs(below) < MAX_COUNT:
-            yield _count(index, feature, _plain_count(int(below), k), np.less_equal, 1.0, below, k)
+            yield _count(index, feature, plain_count(int(below), k), np.less_equal, 1.0, below, k)
         if abs(above) < MAX_COUNT:
-            cut = k if above == k + 1 or _is_plain(k) else _plain_count(k, int(above)) - 1
+            cut = k if above == k + 1 or _is_plain(k) else plain_count(k, int(above)) - 1
             yield _count(index, feature, cut, np.greater_equal, 1.05 if k else 1.2, above, k)
 
 
@@ -258,7 +258,7 @@ def _is_plain(k: int) -> bool:
     return k in (0, 1, 2) or k & (k - 1) == 0 or (k - 1) & (k - 2) == 0
 
 
-def _plain_count(right: int, wrong: int) -> int:
+def plain_count(right: int, wrong: int) -> int:
     """Return the plainest integer above ``right`` and not above ``wrong``."""
     if _is_plain(wrong) or wrong - right == 1:
         return wrong

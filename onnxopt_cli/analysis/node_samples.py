@@ -12,9 +12,9 @@ corrected reference, since a model is not trusted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
+from onnxopt_cli.analysis.features import plain_count, roundest
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     computing,
@@ -29,11 +30,12 @@ from onnxopt_cli.analysis.node_search import (
     may_differ,
     run_implementation,
 )
+from onnxopt_cli.analysis.node_variations import copied
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.values import Array, Value, dtype_name
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
-from onnxopt_cli.mutation.node_mutants import NodeMutant
+from onnxopt_cli.mutation.node_mutants import FLAGS, NodeMutant
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.reproduce import elements_alike
@@ -45,6 +47,11 @@ _FIRST_CASES = 4
 #: show whether a node depends on it.
 IGNORED, CHANGED = " ignored", " changed"
 PROBES = (IGNORED, CHANGED)
+#: A limit is known if the numbers of right and wrong nodes next to it differ by at most this share.
+NARROW_GAP = 0.01
+# A condition with limits needs this number of wrong nodes inside them. Number of intervals of one
+# number that are tried.
+_MIN_INSIDE, _MAX_INTERVALS = 3, 2
 # Longer values of attributes are not named.
 _MAX_VALUE_CHARS = 40
 # Values of larger inputs are not examined.
@@ -71,11 +78,169 @@ class Trait:
         ignoring: name of the mutant that ignores the attribute or optional input of the statement,
             or changes its default; empty for other statements. A node on which that mutant is right
             neither confirms nor contradicts the statement.
+        limits: the limits of a number of the node, if the statement is about one.
     """
 
     text: str
     cost: float
     ignoring: str = ""
+    limits: NumberLimits | None = None
+
+    @property
+    def key(self) -> str:
+        """A text that is equal for statements which differ only in limits."""
+        return self.limits.key if self.limits else self.text
+
+    def holds(self, sample: NodeSample) -> bool:
+        """Return whether a node has the trait."""
+        if self.limits is None:
+            return self in sample.traits
+        return self.limits.contain(sample.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNumber:
+    """A number of a node, such as the value of an attribute or the length of an axis.
+
+    Attributes:
+        name: the number in words.
+        cost: the cost of a statement about it.
+        is_integer: whether it is an integer in every node.
+        attribute: the name of the attribute, if it is the value of one.
+        ignoring: see :class:`Trait`.
+    """
+
+    name: str
+    cost: float
+    is_integer: bool = True
+    attribute: str = ""
+    ignoring: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLimits:
+    """An interval of a number. All failing nodes that were seen are inside, others are outside.
+
+    Attributes:
+        number: the number.
+        low: the largest number of a right node below the interval, and the smallest one inside it;
+            None without a limit.
+        high: the smallest number of a right node above the interval, and the largest one inside.
+    """
+
+    number: NodeNumber
+    low: tuple[float, float] | None
+    high: tuple[float, float] | None
+
+    @property
+    def key(self) -> str:
+        """A text that is equal for intervals which differ only in their limits."""
+        return f"{self.number.name} {bool(self.low)} {bool(self.high)}"
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """The intervals in which a limit lies, without those known to 1 %, in ascending order."""
+        sides = [sorted(side) for side in (self.low, self.high) if side]
+        return [
+            (low, high)
+            for low, high in sides
+            if high - low > NARROW_GAP * max(abs(low), abs(high))
+            and not (self.number.is_integer and high - low <= 1)
+        ]
+
+    def contain(self, numbers: Mapping[NodeNumber, float]) -> bool:
+        """Return whether a node with these numbers is inside the interval."""
+        value = numbers.get(self.number)
+        if value is None:
+            return False
+        if self.low and not (value > self.low[0] and value >= self._least(self.low)):
+            return False
+        return not self.high or (value < self.high[0] and value <= self._most(self.high))
+
+    def _least(self, low: tuple[float, float]) -> float:
+        right, wrong = low
+        if self.number.is_integer:
+            return plain_count(int(right), int(wrong))
+        return roundest(right, wrong)
+
+    def _most(self, high: tuple[float, float]) -> float:
+        right, wrong = high
+        return wrong if self.number.is_integer else -roundest(-right, -wrong)
+
+    def statement(self) -> Trait:
+        """Return the statement that the number is inside the interval."""
+        words = []
+        if self.low:
+            least = self._least(self.low)
+            words.append(f"more than {least:g}" if least == self.low[0] else f"at least {least:g}")
+        if self.high:
+            most = self._most(self.high)
+            words.append(f"less than {most:g}" if most == self.high[0] else f"at most {most:g}")
+        text = f"{self.number.name} is {' and '.join(words)}"
+        cost = self.number.cost + 0.4 * (len(words) - 1)
+        return Trait(text, cost, self.number.ignoring, self)
+
+
+def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
+    """Yield the intervals of a number that contain wrong nodes only, those with the most first.
+
+    Args:
+        number: the number.
+        wrong: its values in wrong nodes; one of them is inside each interval.
+        right: its values in right nodes; none of them is inside.
+    """
+    bounds = np.unique(right)
+    alone = np.sort(wrong[~np.isin(wrong, bounds)])
+    # All wrong values between two consecutive right ones belong to one interval.
+    places, starts, counts = np.unique(
+        np.searchsorted(bounds, alone), return_index=True, return_counts=True
+    )
+    for index in np.argsort(-counts, kind="stable")[:_MAX_INTERVALS]:
+        place, first, count = places[index], starts[index], counts[index]
+        least, most = alone[first], alone[first + count - 1]
+        low = (float(bounds[place - 1]), float(least)) if place else None
+        high = (float(bounds[place]), float(most)) if place < bounds.size else None
+        if (low or high) and count >= _MIN_INSIDE:
+            yield NumberLimits(number, low, high)
+
+
+def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
+    """Return the numbers of a node of which a condition may state limits."""
+    numbers: dict[NodeNumber, float] = {}
+    for name, entry in node.schema.attributes.items():
+        value, kind = node.attribute(name), attribute_type(entry)
+        if kind in {"INT", "FLOAT"} and value is not None and name not in FLAGS | _TYPE_ATTRIBUTES:
+            ignoring = "" if entry.required else f"{name} ignored"
+            number = NodeNumber(name, 1.1, kind == "INT", name, ignoring)
+            numbers[number] = float(value)
+        elif kind == "INTS" and value:
+            numbers[NodeNumber(f"the largest value of {name}", 1.25)] = float(max(value))
+    for place, formal in enumerate(node.schema.inputs):
+        array = node.operand(place)
+        if array is not None:
+            numbers.update(_array_numbers(formal.name, array, 0.05 * min(place, 1)))
+    return {number: value for number, value in numbers.items() if np.isfinite(value)}
+
+
+def _array_numbers(name: str, array: Array, extra: float) -> Iterator[tuple[NodeNumber, float]]:
+    """Yield the lengths of a tensor and the limits of its values."""
+    shape = array.shape
+    yield NodeNumber(f"the number of elements of {name}", 1.3 + extra), float(array.size)
+    for axis, position in (("first", 0), ("second", 1), ("last", -1)):
+        if len(shape) > max(position, 0):
+            yield (
+                NodeNumber(f"the length of the {axis} axis of {name}", 1.25 + extra),
+                shape[position],
+            )
+    if array.dtype.kind in "fiu" and 0 < array.size <= _MAX_ELEMENTS:
+        wide = array.astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        if finite.size:
+            is_integer = array.dtype.kind != "f"
+            highest = NodeNumber(f"the largest value of {name}", 1.35 + extra, is_integer)
+            lowest = NodeNumber(f"the smallest value of {name}", 1.35 + extra, is_integer)
+            yield highest, float(finite.max())
+            yield lowest, float(finite.min())
 
 
 def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trait]:
@@ -423,8 +588,10 @@ class NodeSample:
         right: its correct outputs in the graph's order.
         returned: the backend's outputs; None for a case that passes.
         failed: whether the outputs are wrong; None if that is not known yet.
-        traits: the traits of the node.
+        traits: the traits of the node, without limits of numbers.
+        numbers: the numbers of the node of which a condition may state limits.
         effects: the effects of mistakes by name.
+        expected: the expected result; None if it is not known yet.
     """
 
     case: str
@@ -434,7 +601,17 @@ class NodeSample:
     returned: Sequence[Value] | None
     failed: bool | None
     traits: frozenset[Trait] = frozenset()
+    numbers: Mapping[NodeNumber, float] = field(default_factory=dict)
     effects: dict[str, Effect] = field(default_factory=dict)
+    expected: Expected | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The node as the problem of a case, whose stored outputs are the correct ones."""
+        if self.right is None:
+            return Problem(self.model, self.inputs, None)
+        names = [output.name for output in self.model.graph.output]
+        return Problem(self.model, self.inputs, dict(zip(names, self.right, strict=True)))
 
     @property
     def size(self) -> int:
@@ -442,38 +619,79 @@ class NodeSample:
         return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))
 
 
-@dataclass(frozen=True, eq=False)
+class _NotEstimatedError(Exception):
+    """The correct outputs of a node, or their tolerances, cannot be estimated."""
+
+
+@dataclass(eq=False)
 class JudgedNode:
-    """A node with its expected result, in the process that computes mistakes.
+    """A node with its correct outputs, in the process that computes mistakes.
 
     Attributes:
         sample: the node.
-        expected: its expected result.
         native: the outputs of the correct operator in the model's own types.
-        failed: whether the backend's outputs are wrong.
         traits: the traits of the node.
+        numbers: the numbers of the node.
+        failed: whether the backend's outputs are wrong.
     """
 
     sample: NodeSample
-    expected: Expected
     native: Sequence[Value]
-    failed: bool
     traits: frozenset[Trait]
+    numbers: Mapping[NodeNumber, float]
+    failed: bool = False
+
+    @cached_property
+    def _estimate(self) -> Expected | None:
+        """The expected result; None if it cannot be estimated.
+
+        An estimate takes longer than anything else. It is only needed if outputs differ from those
+        of the correct operator.
+        """
+        sample = self.sample
+        expected = sample.expected
+        try:
+            if expected is None:
+                right = self.native if sample.right is None else sample.right
+                with time_limit(EVALUATION_SECONDS):
+                    expected = estimated_here(replace(sample, right=right).problem)
+        except (TimeLimitError, Exception):  # noqa: BLE001 - any error of onnx's reference
+            return None
+        return None if expected.unusable or expected.contradictions else expected
+
+    @property
+    def expected(self) -> Expected:
+        """The expected result of the node.
+
+        Raises:
+            _NotEstimatedError: if it cannot be estimated.
+        """
+        if self._estimate is None:
+            raise _NotEstimatedError
+        return self._estimate
+
+    def is_wrong(self, outputs: Sequence[Value]) -> bool:
+        """Return whether outputs are wrong.
+
+        Raises:
+            _NotEstimatedError: if that cannot be decided.
+        """
+        return may_differ(self.native, outputs) and excess(self.expected, outputs) > 1
 
     def effect(self, mistake: NodeMutant) -> tuple[Effect, float]:
-        """Return the effect of a mistake, and how many wrong elements it reproduces."""
+        """Return the effect of a mistake, and how many wrong elements it reproduces.
+
+        Raises:
+            _NotEstimatedError: if that cannot be decided.
+        """
         sample = self.sample
-        outputs, failure = run_implementation(
-            mistake, sample.model, sample.inputs, computing({}, {})
-        )
+        outputs, failure = run_implementation(mistake, sample.model, sample.inputs, self._compute)
         if outputs is None:
             return Effect.NONE, 0.0
         if failure:
             return Effect.UNLIKE, 0.0
-        if not may_differ(self.native, outputs):
-            return Effect.NONE, 0.0
         try:
-            if excess(self.expected, outputs) <= 1:
+            if not self.is_wrong(outputs):
                 return Effect.NONE, 0.0
         except (TypeError, ValueError):
             return Effect.UNLIKE, 0.0
@@ -483,32 +701,58 @@ class JudgedNode:
         elements = elements_alike(mistake, outputs, sample.returned, right)
         return (Effect.ALIKE, elements) if elements else (Effect.UNLIKE, 0.0)
 
+    def may_show(self, mistake: NodeMutant) -> bool:
+        """Return whether a mistake changes the outputs by more than a few roundings."""
+        sample = self.sample
+        outputs, _ = run_implementation(mistake, sample.model, sample.inputs, self._compute)
+        return outputs is not None and may_differ(self.native, outputs)
+
+    def distinguishes(self, first: NodeMutant, second: NodeMutant) -> bool:
+        """Return whether two mistakes compute different outputs of the node."""
+        sample = self.sample
+        outputs = [
+            run_implementation(mistake, sample.model, sample.inputs, self._compute)
+            for mistake in (first, second)
+        ]
+        of_first, of_second = (
+            self.native if returned is None else returned for returned, _ in outputs
+        )
+        return may_differ(of_first, of_second)
+
+    def _compute(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
+        """Compute a model; the outputs of the node itself are known already."""
+        if model is self.sample.model and inputs is self.sample.inputs:
+            return [copied(value) for value in self.native]
+        return computing({}, {})(model, inputs)
+
 
 def judged_node(sample: NodeSample) -> JudgedNode | None:
-    """Return a node with its expected result; None if that cannot be estimated."""
+    """Return a node with its correct outputs; None if it cannot be judged."""
     try:
         with time_limit(EVALUATION_SECONDS):
             native = computing({}, {})(sample.model, sample.inputs)
             right = native if sample.right is None else sample.right
             names = [output.name for output in sample.model.graph.output]
-            stored = dict(zip(names, right, strict=True))
-            problem = Problem(sample.model, sample.inputs, stored)
+            outputs = dict(zip(names, right, strict=True))
             node = BoundNode.of(sample.model, sample.inputs)
-            traits = node_traits(node, stored)
-            expected = estimated_here(problem)
-            if expected.unusable or expected.contradictions:
-                return None
-            failed = sample.failed
-            if failed is None:
-                assert sample.returned is not None  # noqa: S101 - generated nodes are answered
-                failed = may_differ([*expected.outputs.values()], sample.returned) and (
-                    excess(expected, sample.returned) > 1
-                )
-            if not failed and not any(v.size for v in right if isinstance(v, np.ndarray)):
-                # Outputs without elements agree with most mistakes.
-                return None
-            return JudgedNode(sample, expected, native, failed, traits)
+            judge = JudgedNode(sample, native, node_traits(node, outputs), node_numbers(node))
+        if sample.failed is None:
+            assert sample.returned is not None  # noqa: S101 - generated nodes are answered
+            judge.failed = judge.is_wrong(sample.returned)
+        elif sample.failed:
+            judge.failed = bool(judge.expected)
     except (TimeLimitError, Exception):  # noqa: BLE001 - the node cannot be judged
+        return None
+    is_empty = not any(v.size for v in right if isinstance(v, np.ndarray))
+    # Outputs without elements agree with most mistakes.
+    return None if is_empty and not judge.failed else judge
+
+
+def effects_of(mistakes: Iterable[NodeMutant], judge: JudgedNode) -> dict[str, Effect] | None:
+    """Return the effects of mistakes on a node by name; None if one of them cannot be decided."""
+    try:
+        return {mistake.name: judge.effect(mistake)[0] for mistake in mistakes}
+    except _NotEstimatedError:
         return None
 
 
@@ -529,5 +773,8 @@ def effects_on(
         elements = 0.0
     if elements or mistake.name.endswith(PROBES):
         further = [index for index in judges if index not in effects]
-        effects |= {index: judges[index].effect(mistake)[0] for index in further}
+        for index in further:
+            # A passing case that cannot be judged does not show the mistake.
+            effect = effects_of([mistake], judges[index]) or {}
+            effects[index] = effect.get(mistake.name, Effect.NONE)
     return elements, effects

@@ -187,7 +187,11 @@ def copied(value: Value) -> Value:
 
 
 def neighbours(
-    failing: Sequence[BoundNode], passing: Sequence[BoundNode], seed: int, seconds: float
+    failing: Sequence[BoundNode],
+    passing: Sequence[BoundNode],
+    seed: int,
+    seconds: float,
+    gaps: Sequence[tuple[str, tuple[float, float]]] = (),
 ) -> Iterator[Variation | None]:
     """Yield nodes near to failing and passing ones, without end; None in place of an invalid node.
 
@@ -199,19 +203,22 @@ def neighbours(
         passing: nodes on which it is right.
         seed: the same nodes are drawn from the same seed.
         seconds: nodes that take longer are left out.
+        gaps: names of attributes, and intervals from which some nodes have values of them.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
     ways = ["failing"] * 9 + ["passing"] * 4 * bool(passing) + ["mixed"] * 3 * bool(passing)
-    ways += ["drawn"] * 4 * bool(versions)
+    ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
         variation = None
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 with time_limit(seconds):
-                    variation = _computed(_neighbour(random, failing, passing, ways, versions))
+                    variation = _computed(
+                        _neighbour(random, failing, passing, ways, versions, gaps)
+                    )
             except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
                 variation = None
         yield variation
@@ -223,12 +230,18 @@ def _neighbour(
     passing: Sequence[BoundNode],
     ways: Sequence[str],
     versions: Sequence[defs.OpSchema],
+    gaps: Sequence[tuple[str, tuple[float, float]]],
 ) -> BoundNode:
     way = random.choice(ways)
     if way == "drawn":
         problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
         return BoundNode.of(problem.model, problem.inputs)
-    node = random.choice(failing if way == "failing" else passing)
+    node = random.choice(failing if way in {"failing", "gap"} else passing)
+    if way == "gap":
+        name, (low, high) = random.choice(gaps)
+        is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
+        value = random.uniform(low, high)
+        return node.with_attribute(name, value if is_float else round(value))
     if way == "mixed":
         donor = random.choice(failing)
         names = sorted({*donor.attributes, *node.attributes})

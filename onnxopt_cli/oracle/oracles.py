@@ -51,6 +51,10 @@ class Oracles:
         reason = "the outputs are missing, and the model is not one node with a formula"
         return Expected({}, {}, unknown=reason)
 
+    def known(self, problem: Problem) -> Expected | None:
+        """Return the result of the reference oracle if its estimate is in the cache."""
+        return self.reference.known(problem) if self.reference else None
+
 
 def resolved(expected: Expected | PendingExpected) -> Expected:
     """Return an expected result, after waiting for it if it is pending."""

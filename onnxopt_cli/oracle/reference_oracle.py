@@ -123,14 +123,7 @@ class ReferenceOracle:
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:
             return stored
-        everything = self.judging.tolerance is ToleranceRule.CONDITIONED
-        names = [
-            name
-            for name in stored.outputs
-            if self.estimates
-            and not isinstance(tolerance := stored.tolerances[name], NumberText)
-            and (everything or tolerance is ONNX_DEFAULT)
-        ]
+        names = self._estimated_names(stored)
         if self.workers is None or (problem.stored is not None and not names):
             return None
         # Imported late: runs in which every case has a formula do not need it.
@@ -162,6 +155,27 @@ class ReferenceOracle:
             return _completed(problem, stored, names, response.outputs)
 
         return cache(completed)
+
+    def known(self, problem: Problem) -> Expected | None:
+        """Return the expected result of a case whose estimate is in the cache; None if not."""
+        from onnxopt_cli.oracle.oracle_cache import estimate_key
+
+        stored = stored_outputs(problem, self.judging)
+        estimate = self.open_cache().get(estimate_key(problem.model, problem.inputs))
+        if stored.invalid or estimate is None:
+            return None
+        return _completed(problem, stored, self._estimated_names(stored), estimate)
+
+    def _estimated_names(self, stored: Expected) -> list[str]:
+        """Return the names of the stored outputs that need a condition estimate."""
+        everything = self.judging.tolerance is ToleranceRule.CONDITIONED
+        return [
+            name
+            for name in stored.outputs
+            if self.estimates
+            and not isinstance(tolerance := stored.tolerances[name], NumberText)
+            and (everything or tolerance is ONNX_DEFAULT)
+        ]
 
     def close(self) -> None:
         """Write the cache for later runs."""

@@ -422,15 +422,18 @@ def test_time_in_the_queue_for_a_processor_does_not_count(tmp_path, monkeypatch)
 
     def seconds(queued):
         """Return the counted seconds of a backend that waits half a second."""
-        statistics.write_text("0 0 1")
 
         def wait(*_):
             sleep(0.5)
             statistics.write_text(f"0 {queued} 1")
 
         clock = SearchClock()
+        timed = clock.timed(wait)
         before = clock.now()
-        clock.timed(wait)("backend", None, {})
+        timed("backend", None, {})
+        assert clock.now() - before < 0.4  # the start of the backend
+        statistics.write_text("0 0 1")
+        timed("backend", None, {})
         return clock.now() - before
 
     assert seconds(queued=0) > 0.4

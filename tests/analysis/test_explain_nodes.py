@@ -20,7 +20,15 @@ from onnxopt_cli.analysis.explain_nodes import (
     explain_nodes,
     supports_condition,
 )
-from onnxopt_cli.analysis.node_samples import Effect, NodeSample, Trait, node_traits
+from onnxopt_cli.analysis.node_samples import (
+    Effect,
+    NodeNumber,
+    NodeSample,
+    Trait,
+    fitted_limits,
+    node_numbers,
+    node_traits,
+)
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
@@ -501,14 +509,14 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
             for place in range(count)
         ]  # fmt: skip
 
-    search = _NodeSearch("mine", "Abs", [], {}, lambda *_: None, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: None, SearchClock(), 60.0)
     search._samples = [
         *nodes(3, is_float, is_long, failed=True, case="long"),
         *nodes(1, has_zero, failed=True, case="zero"),
         *nodes(40, failed=False, case="passing"),
     ]
 
-    def generate():
+    def generate(_best):
         search._samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
         if search._accepted:
             (statement,) = search._accepted
@@ -559,3 +567,71 @@ def test_condition_requires_generated_nodes_if_the_backend_can_run_again(workpla
     (cause,) = saved.causes
     assert cause.found.startswith("wrong wherever X is float64 (seen in 4 cases that fail, ")
     assert explain_nodes(results, by_id, (), ask=lambda *_: None) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "text", "gaps"),
+    [
+        ([0.1, 0.19, 0.15], [0.01, 0.05, 0.2, 1], "alpha is at least 0.1 and less than 0.2", 2),
+        ([1.71, 2, 5], [0.1, 1.7], "alpha is more than 1.7", 0),
+        ([-3, -2.5, -2], [-1, 0.1], "alpha is less than -1", 1),
+    ],
+)
+def test_condition_limits_a_number_to_an_interval(wrong, right, text, gaps):
+    number = NodeNumber("alpha", 1.1, is_integer=False)
+    limits = next(fitted_limits(number, np.array(wrong), np.array(right)))
+    assert limits.statement().text == text
+    assert len(limits.gaps) == gaps
+    assert all(limits.contain({number: value}) for value in wrong)
+    assert not any(limits.contain({number: value}) for value in right)
+
+
+def test_scalars_and_empty_tensors_have_numbers():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[0] x, float low) => (float[0] y) '
+        "{ y = Clip(x, low) }"
+    )
+    inputs = {"x": np.zeros(0, np.float32), "low": np.array(0.5, np.float32)}
+    numbers = {
+        number.name: value for number, value in node_numbers(BoundNode.of(model, inputs)).items()
+    }
+    assert numbers["the length of the first axis of input"] == 0
+    assert numbers["the largest value of min"] == 0.5
+
+
+def test_number_whose_wrong_and_right_values_are_mixed_has_no_limits():
+    number = NodeNumber("alpha", 1.1)
+    assert not [*fitted_limits(number, np.array([1, 2, 3]), np.array([0, 1, 2, 3]))]
+
+
+@pytest.mark.parametrize("others_fail", [False, True])
+def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_fail):
+    traits = is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
+
+    def nodes(count, *traits, failed, case=""):
+        return [
+            NodeSample(
+                case and f"{case}{place}", None, {}, [], [], failed=failed,
+                traits=frozenset(traits),
+            )
+            for place in range(count)
+        ]  # fmt: skip
+
+    def generate(_best):
+        search._samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)
+        search._samples += nodes(30, failed=False) + nodes(8 * others_fail, failed=True)
+
+    samples = [*nodes(40, failed=False, case="passing")]
+    for trait in traits:
+        samples += nodes(3, trait, failed=True, case=trait.text)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: None, SearchClock(), 60.0)
+    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search, "_generate", generate)
+    explanation = search.run()
+    if others_fail:
+        assert explanation is None
+    else:
+        assert [cause.found.split(" (")[0] for cause in explanation.causes] == [
+            "wrong wherever A is a float",
+            "wrong wherever A is long",
+        ]
