@@ -265,6 +265,7 @@ def _extreme_trees() -> Iterator[tuple[str, str, Generator]]:
         "target_nodeids": [1, 2, 1, 2],
         "target_ids": [0] * 4,
         "target_weights": [1.0, -2.0, 0.5, 3.0],
+        "base_values": [0.75],
         "n_targets": 1,
     }
     x = np.array([[0, 0], [0, -1], [1, 0], [1, -1]], np.float32)
