@@ -1024,6 +1024,16 @@ def test_flushing_does_not_excuse_errors_of_normal_numbers():
     assert float16_node_passes("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
 
 
+@pytest.mark.parametrize("operator", ["NonZero", "Unique"])
+def test_flushed_inputs_may_lead_to_another_shape(operator):
+    x = np.array([2.0**-20, 0.0, 2.0], np.float16)
+    type_ = TensorProto.INT64 if operator == "NonZero" else TensorProto.FLOAT16
+    model = model_of([(operator, ["x"], {})], {"x": x}, types=[type_])
+    right = [[0, 2]] if operator == "NonZero" else [0, 2.0**-20, 2]
+    assert passes_estimate(model, {"x": x}, right)
+    assert not passes_estimate(model, {"x": x}, np.flip(right))
+
+
 def float16_node_passes(name, inputs, value):
     model = model_of([(name, list(inputs), {})], inputs, types=[TensorProto.FLOAT16])
     return passes_estimate(model, inputs, value)

@@ -69,10 +69,27 @@ class ConditionedOutput:
     labels: tuple[str, ...] = ()
 
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
-        """Return an output that also accepts the correct values of an alternative."""
-        labels = [*self.labels, *[""] * (len(self.right) - len(self.labels)), label]
-        labels += [text or label for text in alternative.labels[1:]]
-        return replace(self, right=self.right + alternative.right, labels=tuple(labels))
+        """Return an output that also accepts the correct values of an alternative.
+
+        An element is judged by the element at the same place of each value, so that values of
+        another shape are ignored. An example is NonZero of inputs that a device flushes to zero.
+        """
+        if not self.right:
+            return self
+        shape = self.right[0][0].shape
+        texts = [label, *alternative.labels[1:]]
+        texts += [label] * (len(alternative.right) - len(texts))
+        added = [
+            (pair, text or label)
+            for pair, text in zip(alternative.right, texts, strict=False)
+            if pair[0].shape == shape
+        ]
+        labels = (*self.labels, *[""] * (len(self.right) - len(self.labels)))
+        return replace(
+            self,
+            right=(*self.right, *(pair for pair, _ in added)),
+            labels=(*labels, *(text for _, text in added)),
+        )
 
 
 def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> ConditionedOutput:
