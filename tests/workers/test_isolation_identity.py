@@ -82,7 +82,7 @@ def test_backend_that_claims_a_name_does_not_start(demo, onnxopt, source):
     assert of(rows, "numpy") == ["pass"] * 3
     assert of(rows, evil) == ["not-run"] * 3
     messages = {row["message"] for row in rows if row["backend"] == evil}
-    assert all(f"backend {evil} does not start: the worker" in message for message in messages)
+    assert all("the backend could not be started: the worker" in message for message in messages)
 
 
 @pytest.mark.parametrize(
