@@ -4,9 +4,9 @@
         [--jobs N] [OPERATOR...]
 
 Each operator's result is a file in the folder. An operator that has one is not audited again, so an
-interrupted audit continues where it ended. The first suite determines the rows of the table; those
-of further suites have a column for their score. Without operators, all of the suite ``operators``
-are audited. The column "inputs" states the least and the largest number of nodes on which an
+interrupted audit continues where it ended. The first suite determines the rows of the table; each
+further suite adds a column with its score. By default, all operators of the suite ``operators`` are
+audited. The column "inputs" states the least and the largest number of nodes on which an
 equivalent mutant ran: the search for an operator ends after a number of nodes, or of seconds of
 processor time.
 """

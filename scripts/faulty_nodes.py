@@ -578,7 +578,7 @@ def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
     """Return the outputs of a kernel that leaves out a node.
 
-    It is the first inner node that does not change shape and type, or the first of two nodes.
+    The first inner node that keeps shape and type is left out; of two nodes, the first one.
     """
     inner_places = range(1, len(steps) - 1)
     for place in inner_places or [0]:
@@ -715,7 +715,7 @@ def rounded_at_random(value: Array, generator: np.random.Generator) -> Array:
 def rounded_operands(
     node: Node, operands: Sequence[Array], generator: np.random.Generator
 ) -> list[Array]:
-    """Return the operands of a node with a rounding of each tensor that is not a size."""
+    """Return the operands of a node; all except sizes are rounded at random."""
     sizes = range(1, len(operands)) if node.op_type == "Resize" else ()
     return [
         value if index in sizes else rounded_at_random(value, generator)

@@ -911,7 +911,7 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
     return x
 
 
-#: Returns numbers of a distribution in a shape.
+#: Draws an array of a given shape from a given distribution.
 Draw = Callable[..., Array]
 Case = tuple[str, list[Any], Attributes]
 

@@ -10,7 +10,7 @@
 # ///
 """jaxonnxruntime on the CPU, with 64-bit types, and inputs that it may use as constants.
 
-These are the settings of its own tests of ONNX's cases.
+jaxonnxruntime's own tests run ONNX's cases with these settings.
 """
 
 import jax

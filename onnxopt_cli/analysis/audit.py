@@ -199,7 +199,7 @@ class MutationScore:
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases without which the others reject the same mutants; None unless thorough.
+        """Cases whose mutants are all rejected by other cases as well; None unless thorough.
 
         Removing any single one of them leaves the number of rejected mutants unchanged.
         """
@@ -291,7 +291,7 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # Each batch draws further nodes of its own, so a single process takes all tasks as one batch.
+    # Each batch draws further nodes of its own. A single process therefore takes all tasks as one.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(

@@ -161,7 +161,8 @@ class SearchClock:
     def timed(self, ask: ModelRunner) -> ModelRunner:
         """Return a function that runs models and counts the time that the backends take.
 
-        The first model of each backend is not counted: the backend starts before it runs.
+        The time of the first model of each backend is not counted, because it includes the start of
+        the backend.
         """
         started: set[str] = set()
 

@@ -38,7 +38,7 @@ from onnxopt_cli.analysis.node_samples import (
     Effect,
     NodeSample,
     Trait,
-    effects_of,
+    effects_by_mistake,
     effects_on,
     fitted_limits,
     judged_node,
@@ -73,7 +73,7 @@ SILENCE_SECONDS = 30.0
 #: Rounds of generated nodes that distinguish hypotheses, and nodes in each. A further round tests
 #: the best hypothesis.
 ROUNDS, NODES_PER_ROUND = 3, 40
-#: Largest number of nodes that are generated in a round to choose from.
+#: Largest number of nodes that are generated in a round; at most NODES_PER_ROUND are submitted.
 MAX_ATTEMPTS = 240
 #: A mistake must reproduce this share of the failures in which it has an effect.
 MIN_ALIKE_SHARE = 0.75
@@ -106,9 +106,9 @@ _MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
 _VERSION_COST = 0.5
 # Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
-# Largest number of other mistakes with the same effect that are named.
+# Largest number of rivals, other mistakes with the same effect, that a statement names.
 _MAX_RIVALS = 2
-# Number of mistakes for which limits of numbers are sought, and largest number of such statements.
+# Number of mistakes for which limits on numbers are sought, and largest number of these conditions.
 _MISTAKES_WITH_LIMITS, _MAX_LIMITS = 3, 40
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
@@ -125,7 +125,8 @@ _MAX_BASES, _NODE_SECONDS = 24, 0.5
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
 
 _Item = TypeVar("_Item")
-# A rival that a node distinguishes, or the parts of a condition that it meets.
+# The purpose of a generated node: the rival that it distinguishes from the mistake of a hypothesis,
+# or the parts of the condition that it meets.
 _NodeKind: TypeAlias = NodeMutant | frozenset[Trait]
 
 
@@ -153,7 +154,7 @@ class Hypothesis:
 
     @property
     def key(self) -> str:
-        """A text that is equal for statements which differ only in limits."""
+        """A text that identifies the hypothesis, apart from the limits in its condition."""
         mistake = self.mistake.name if self.mistake else ""
         return " and ".join([mistake, *(trait.key for trait in self.traits)])
 
@@ -169,8 +170,11 @@ class Hypothesis:
     def uncertainty(self) -> str:
         """The intervals of the limits that are not known exactly, in words."""
         gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
-        texts = [f"the limit is between {low:g} and {high:g}" for low, high in gaps]
-        return f" ({' and '.join(texts)})" if texts else ""
+        if not gaps:
+            return ""
+        subject = "the limit is" if len(gaps) == 1 else "the limits are"
+        intervals = [f"between {low:g} and {high:g}" for low, high in gaps]
+        return f" ({subject} {', and '.join(intervals)})"
 
     def meets(self, sample: NodeSample) -> bool:
         """Return whether a node meets the condition."""
@@ -252,7 +256,7 @@ def explain_nodes(
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without it, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
-        known_result: returns the expected result of a case of the run; None if it is not at hand.
+        known_result: returns the expected result of a case of the run; None if it is not cached.
     """
     without_queries = frozenset(cases_only)
     with_formula = frozenset(formulas)
@@ -495,9 +499,9 @@ class _NodeSearch:
         )
 
     def _drop_insufficient(self) -> None:
-        """Drop conditions without a mistake if many nodes that meet none of them fail.
+        """Drop conditions without a mistake if no accepted hypothesis covers many failing nodes.
 
-        The nodes of each condition must not all be those of other conditions.
+        A condition is also dropped if the other hypotheses explain nearly all of its nodes.
         """
         outside = [
             sample
@@ -518,7 +522,7 @@ class _NodeSearch:
         ]
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether enough generated nodes fail that no other accepted hypothesis explains."""
+        """Return whether a hypothesis explains enough generated nodes that no other explains."""
         others = [accepted for accepted in self._accepted if accepted is not hypothesis]
         alone = sum(
             not sample.case and hypothesis.explains(sample) and not _any_explains(others, sample)
@@ -605,7 +609,7 @@ class _NodeSearch:
         return f" ({agreeing} of {agreeing + against} generated nodes, {of_others})"
 
     def _rivals(self, hypothesis: Hypothesis) -> list[str]:
-        """Return the other mistakes that explain the same nodes as that of a hypothesis."""
+        """Return names of other mistakes that explain all nodes that a hypothesis explains."""
         if hypothesis.mistake is None:
             return []
         explained = [sample for sample in self._samples if hypothesis.explains(sample)]
@@ -656,7 +660,7 @@ class _NodeSearch:
         ]
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
-        """Return statements about numbers that separate failing nodes from passing ones."""
+        """Return conditions that limit a number to values of failing nodes."""
         passing = [sample for sample in self._samples if sample.failed is False]
         mistakes = [None, *self._candidates[:_MISTAKES_WITH_LIMITS]]
         with_counts: dict[Trait, int] = {}
@@ -767,7 +771,7 @@ class _NodeSearch:
                 judge = judged_node(sample)
                 if judge is None:
                     continue
-                effects = effects_of([self._mistakes[name] for name in names], judge)
+                effects = effects_by_mistake([self._mistakes[name] for name in names], judge)
                 if effects is not None:
                     yield index, judge.failed, judge.traits, judge.numbers, effects
 
@@ -1048,38 +1052,39 @@ def _generated_sample(variation: Variation, returned: Sequence[Value] | None) ->
 def _test_nodes(
     variations: Iterable[Variation | None], hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
 ) -> Iterator[Variation | None]:
-    """Yield the nodes of a round that test a hypothesis, and None in place of others.
+    """Yield the nodes of a round that test a hypothesis, and None in place of other nodes.
 
-    A condition needs nodes that meet it, and nodes that lack one part of it, on which its mistake
-    has an effect. Rivals need nodes on which they differ from the mistake. Among random nodes, one
-    of these kinds may be rare.
+    To test a condition, some nodes must meet it and others lack one of its parts, and the mistake
+    must have an effect on them. To exclude a rival, some nodes must distinguish it from the
+    mistake. Random nodes may contain few of one of these kinds.
 
     Args:
         variations: random nodes; None in place of an invalid one.
         hypothesis: the hypothesis.
-        rivals: mistakes that agree with all nodes so far as the mistake of the hypothesis does.
+        rivals: other mistakes that explain the same nodes as the mistake of the hypothesis.
     """
     parts = frozenset(hypothesis.traits)
     kinds: set[_NodeKind] = {*rivals}
     if parts:
         kinds |= {parts, *(parts - {part} for part in parts)}
-    left = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
+    needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
     # Nodes of any kind, which may support another hypothesis.
-    others = NODES_PER_ROUND - sum(left.values())
+    needed_others = NODES_PER_ROUND - sum(needed.values())
     for variation in islice(variations, MAX_ATTEMPTS):
         if variation is None:
             yield None
             continue
-        wanted = [kind for kind in _kinds_of_node(variation, hypothesis, rivals) if left.get(kind)]
-        if wanted:
-            left[wanted[0]] -= 1
-        elif others:
-            others -= 1
+        node_kinds = _kinds_of_node(variation, hypothesis, rivals)
+        needed_kinds = [kind for kind in node_kinds if needed.get(kind)]
+        if needed_kinds:
+            needed[needed_kinds[0]] -= 1
+        elif needed_others:
+            needed_others -= 1
         else:
             yield None
             continue
         yield variation
-        if not others and not any(left.values()):
+        if not needed_others and not any(needed.values()):
             return
 
 

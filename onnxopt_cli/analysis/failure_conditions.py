@@ -842,7 +842,7 @@ class _Level:
 
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
-    """Return the first half of calls sorted by size, which run fastest; at least MIN_BASES."""
+    """Return the first half of calls sorted by size, which run fastest; at least _MIN_BASES."""
     return calls[: max(_MIN_BASES, len(calls) // 2)]
 
 

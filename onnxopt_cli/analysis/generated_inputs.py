@@ -30,20 +30,8 @@ _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.
 #: Positions within the limits of an attribute that has limits.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
-    0.0,
-    1.0,
-    -0.8,
-    np.nan,
-    np.inf,
-    -np.inf,
-    1e-30,
-    1e-8,
-    1e8,
-    1e20,
-    -3.0,
-    1e-3,
-    50.0,
-)
+    0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,
+)  # fmt: skip
 _SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
 _MAX_INPUT_ELEMENTS = 1 << 18
 _MAX_TENSORS = 512

@@ -51,12 +51,12 @@ from onnxopt_cli.run.runner import Plan, run, run_case
 
 # Bytes of values that are kept in memory; others are written to files.
 _KEPT_BYTES = 256 << 20
-# A node is judged if its values take this part of the memory limit. Judging needs several copies of
-# them, in double precision, and two nodes may be judged at a time.
-_PART_OF_MEMORY = 8
+# A node is judged if its values take at most 1/8 of the memory limit. Judging needs several copies
+# of them in double precision, and two nodes may be judged at the same time.
+_MEMORY_DIVISOR = 8
 # Wrong nodes beyond this number have no test directory.
 _MAX_REPRODUCTIONS = 100
-# Limit on the judged subgraphs in the search for a smallest one.
+# Largest number of subgraphs that are judged in the search for a smallest one.
 _MAX_SUBGRAPHS = 2_000
 _MAX_REASON_CHARS = 300
 # Smaller contributions are not named.
@@ -86,8 +86,8 @@ class LocatedNode:
             error is allowed, None if an output has another structure or is missing.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
-        problem: the case that reproduces the failure; None for nodes beyond a limit of number or
-            memory.
+        problem: the case that reproduces the failure; None if the number of such cases or the
+            memory for them is exhausted.
         result: the result of that case.
     """
 
@@ -180,7 +180,7 @@ class Located:
         wrong: the wrong nodes in the order of the graph.
         not_judged: the nodes that cannot be judged.
         subgraph: names of nodes that fail together, although each is right alone; by backend.
-        reproductions: the case of each subgraph, by backend, unless it exceeds a limit of memory.
+        reproductions: the case of each subgraph, by backend; absent if it exceeds a limit.
         whole: the result of the whole model, by backend; empty if it was not judged.
         contributions: the largest contributions of nodes to the tolerances, largest first.
         error_contributions: the same to the errors of each backend.
@@ -208,8 +208,8 @@ def locate(
     Args:
         case: the model with its inputs; stored outputs are ignored.
         plan: the backends, which have started, and the reference oracle; its cases are ignored.
-        memory: limit of the memory of this process, which determines the largest values that are
-            judged; 0 for no limit.
+        memory: the memory limit in bytes, which determines the largest values that are judged; 0
+            for no limit.
         open_progress: opens a progress display.
 
     Raises:
@@ -221,7 +221,7 @@ def locate(
     except BeyondLimit as error:
         raise UsageError(f"{LIMIT}{error.message}") from error
     with ValueStore(_KEPT_BYTES) as store:
-        most_bytes = memory // _PART_OF_MEMORY
+        most_bytes = memory // _MEMORY_DIVISOR
         return _Search(case, problem, plan, store, open_progress, most_bytes).locate()
 
 
@@ -252,7 +252,7 @@ class _Search:
         open_progress: OpenProgress,
         most_bytes: int,
     ) -> None:
-        # The number and bytes of the problems that may still be kept for test directories.
+        # Number and bytes of the further problems that may be kept for test directories.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, most_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress = open_progress
@@ -575,12 +575,12 @@ class _Search:
         """Return the problem of some nodes, with expected outputs for a test directory.
 
         Raises:
-            BeyondLimit: if its values exceed the limit of memory.
+            BeyondLimit: if their values exceed the memory limit.
         """
         size, most_bytes = self._bytes_of(runs), self._walk.most_bytes
         if most_bytes and size > most_bytes:
-            what = f"its values have {size} bytes; at most {most_bytes} are judged"
-            raise BeyondLimit([Fault(str(self._case.location), what)])
+            excess = f"its values have {size} bytes; at most {most_bytes} are judged"
+            raise BeyondLimit([Fault(str(self._case.location), excess)])
         model, inputs = self._walk.model_of(runs, outputs=self._read_elsewhere(runs))
         outputs = {info.name: self._walk.store[info.name] for info in model.graph.output}
         return Problem(model, inputs, outputs if stored else None)
@@ -677,7 +677,8 @@ class _Counted:
         self._known: dict[bytes, bool] = {}
 
     def __call__(self, runs: Sequence[NodeRun]) -> bool:
-        # A digest: the identifiers of all nodes in all subgraphs may take much memory.
+        # The key is a digest, because the identifiers of all nodes of all subgraphs may take much
+        # memory.
         key = sha256(array("Q", map(id, runs))).digest()
         if key not in self._known:
             if len(self._known) == _MAX_SUBGRAPHS:

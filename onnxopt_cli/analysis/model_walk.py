@@ -124,7 +124,7 @@ class ValueStore(MutableMapping[str, Value]):
             raise UsageError(
                 f"cannot keep the value {printable(name)} of {size} bytes in a temporary file: "
                 f"{error.strerror or error}",
-                hint="TMPDIR=FOLDER names another place for temporary files",
+                hint="set TMPDIR to a folder with more space",
             ) from error
         self._count += 1
         self._files[name] = path, value.dtype, value.shape
@@ -160,7 +160,7 @@ class ValueStore(MutableMapping[str, Value]):
 
 
 def held_bytes(value: Value) -> int:
-    """Return about the bytes of memory that a value holds."""
+    """Return the approximate number of bytes of memory that a value holds."""
     if isinstance(value, list):
         return sum(_ELEMENT_BYTES + held_bytes(element) for element in value)
     if isinstance(value, dict):
@@ -273,7 +273,7 @@ class ModelWalk:
             stands for the outputs of those that it leaves out.
         backend: as the reference, on the backend.
         types: inferred types of values by name.
-        most_bytes: limit of the bytes that one node reads and returns; 0 for no limit.
+        most_bytes: largest number of bytes that a node may read and return; 0 for no limit.
         runs: the nodes that ran, in order.
         outputs: the keys of the model's outputs.
     """
@@ -448,7 +448,8 @@ class ModelWalk:
             return
         self._compute(run)
         body = graphs.get("body")
-        # The nodes of a body without results are not computed: they may run forever, too.
+        # If the Loop or Scan could not be computed, its body is not walked: the nodes in it might
+        # also run forever.
         if body is not None and is_entered and any(key in self.store for key in run.outputs):
             for values in self._iterations(node, scope):
                 inner = scope.new_child()
@@ -527,7 +528,7 @@ class ModelWalk:
             self.store[key] = self._of_declared_type(key, value)
 
     def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
-        """Return which limit the values of a node exceed; empty if none."""
+        """Return how the values of a node exceed a limit; empty if they exceed none."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.most_bytes and size > self.most_bytes:

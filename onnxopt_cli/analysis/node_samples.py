@@ -49,8 +49,8 @@ IGNORED, CHANGED = " ignored", " changed"
 PROBES = (IGNORED, CHANGED)
 #: A limit is known if the numbers of right and wrong nodes next to it differ by at most this share.
 NARROW_GAP = 0.01
-# A condition with limits needs this number of wrong nodes inside them. Number of intervals of one
-# number that are tried.
+# Smallest number of wrong nodes within the limits of a condition, and largest number of intervals
+# that are tried for one number.
 _MIN_INSIDE, _MAX_INTERVALS = 3, 2
 # Longer values of attributes are not named.
 _MAX_VALUE_CHARS = 40
@@ -119,13 +119,14 @@ class NodeNumber:
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """An interval of a number. All failing nodes that were seen are inside, others are outside.
+    """An interval of a number in which wrong nodes have been seen, but no right ones.
 
     Attributes:
         number: the number.
-        low: the largest number of a right node below the interval, and the smallest one inside it;
-            None without a limit.
-        high: the smallest number of a right node above the interval, and the largest one inside.
+        low: the largest number of a right node below the interval, and the smallest number of a
+            wrong node inside it; None if the interval has no lower limit.
+        high: the smallest number of a right node above the interval, and the largest number of a
+            wrong node inside it; None if the interval has no upper limit.
     """
 
     number: NodeNumber
@@ -139,7 +140,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """The intervals in which a limit lies, without those known to 1 %, in ascending order."""
+        """The intervals in which the limits lie that are not known to 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)
@@ -182,22 +183,22 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number that contain wrong nodes only, those with the most first.
+    """Yield the intervals of a number with wrong nodes only, the one with the most nodes first.
 
     Args:
         number: the number.
-        wrong: its values in wrong nodes; one of them is inside each interval.
-        right: its values in right nodes; none of them is inside.
+        wrong: the values of the number in wrong nodes.
+        right: its values in right nodes.
     """
     bounds = np.unique(right)
-    alone = np.sort(wrong[~np.isin(wrong, bounds)])
+    separable = np.sort(wrong[~np.isin(wrong, bounds)])
     # All wrong values between two consecutive right ones belong to one interval.
     places, starts, counts = np.unique(
-        np.searchsorted(bounds, alone), return_index=True, return_counts=True
+        np.searchsorted(bounds, separable), return_index=True, return_counts=True
     )
     for index in np.argsort(-counts, kind="stable")[:_MAX_INTERVALS]:
         place, first, count = places[index], starts[index], counts[index]
-        least, most = alone[first], alone[first + count - 1]
+        least, most = separable[first], separable[first + count - 1]
         low = (float(bounds[place - 1]), float(least)) if place else None
         high = (float(bounds[place]), float(most)) if place < bounds.size else None
         if (low or high) and count >= _MIN_INSIDE:
@@ -205,7 +206,7 @@ def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[Nu
 
 
 def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
-    """Return the numbers of a node of which a condition may state limits."""
+    """Return the numbers of a node that a condition may limit."""
     numbers: dict[NodeNumber, float] = {}
     for name, entry in node.schema.attributes.items():
         value, kind = node.attribute(name), attribute_type(entry)
@@ -223,7 +224,7 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
 
 
 def _array_numbers(name: str, array: Array, extra: float) -> Iterator[tuple[NodeNumber, float]]:
-    """Yield the lengths of a tensor and the limits of its values."""
+    """Yield the size of a tensor, the lengths of its axes, and its largest and smallest value."""
     shape = array.shape
     yield NodeNumber(f"the number of elements of {name}", 1.3 + extra), float(array.size)
     for axis, position in (("first", 0), ("second", 1), ("last", -1)):
@@ -589,7 +590,7 @@ class NodeSample:
         returned: the backend's outputs; None for a case that passes.
         failed: whether the outputs are wrong; None if that is not known yet.
         traits: the traits of the node, without limits of numbers.
-        numbers: the numbers of the node of which a condition may state limits.
+        numbers: the numbers of the node that a condition may limit.
         effects: the effects of mistakes by name.
         expected: the expected result; None if it is not known yet.
     """
@@ -607,7 +608,7 @@ class NodeSample:
 
     @property
     def problem(self) -> Problem:
-        """The node as the problem of a case, whose stored outputs are the correct ones."""
+        """The node as the problem of a case; if its correct outputs are known, they are stored."""
         if self.right is None:
             return Problem(self.model, self.inputs, None)
         names = [output.name for output in self.model.graph.output]
@@ -645,8 +646,8 @@ class JudgedNode:
     def _estimate(self) -> Expected | None:
         """The expected result; None if it cannot be estimated.
 
-        An estimate takes longer than anything else. It is only needed if outputs differ from those
-        of the correct operator.
+        The estimate is the slowest step of judging a node. It is needed only if outputs differ from
+        those of the correct operator.
         """
         sample = self.sample
         expected = sample.expected
@@ -748,7 +749,9 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
     return None if is_empty and not judge.failed else judge
 
 
-def effects_of(mistakes: Iterable[NodeMutant], judge: JudgedNode) -> dict[str, Effect] | None:
+def effects_by_mistake(
+    mistakes: Iterable[NodeMutant], judge: JudgedNode
+) -> dict[str, Effect] | None:
     """Return the effects of mistakes on a node by name; None if one of them cannot be decided."""
     try:
         return {mistake.name: judge.effect(mistake)[0] for mistake in mistakes}
@@ -775,6 +778,6 @@ def effects_on(
         further = [index for index in judges if index not in effects]
         for index in further:
             # A passing case that cannot be judged does not show the mistake.
-            effect = effects_of([mistake], judges[index]) or {}
+            effect = effects_by_mistake([mistake], judges[index]) or {}
             effects[index] = effect.get(mistake.name, Effect.NONE)
     return elements, effects

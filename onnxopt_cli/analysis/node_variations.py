@@ -203,7 +203,7 @@ def neighbours(
         passing: nodes on which it is right.
         seed: the same nodes are drawn from the same seed.
         seconds: nodes that take longer are left out.
-        gaps: names of attributes, and intervals from which some nodes have values of them.
+        gaps: names of attributes, each with an interval from which some nodes take its value.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type

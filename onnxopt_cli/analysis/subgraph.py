@@ -17,7 +17,7 @@ _MAX_ENUMERATED = 6
 
 
 class SearchEndedError(Exception):
-    """The search for a failing subgraph ends before it is smallest."""
+    """The search for a smallest failing subgraph must end early."""
 
 
 def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
@@ -29,7 +29,7 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
             first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
             second = part_of[id(run)]
             if len(first) < len(second):
-                # Move the nodes of the smaller component, so that a node moves only log n times.
+                # Move the nodes of the smaller component, so that each moves at most log n times.
                 first, second = second, first
             if first is not second:
                 first += second

@@ -257,7 +257,8 @@ class _FinderElsewhere:
         """Return the specification of a module of that name outside of the plugin's folder.
 
         Raises:
-            ModuleNotFoundError: if no such module exists; the file would import itself.
+            ModuleNotFoundError: if no such module exists. The plugin's file would otherwise import
+                itself.
         """
         if name != self._path.stem:
             return None

@@ -94,7 +94,7 @@ def exposure(folder: Path) -> str:
 
 
 def write_cached(path: Path, data: bytes) -> None:
-    """Write a file of the cache, in place of anything else with its name, such as a pipe or a link.
+    """Write a file of the cache, and replace a pipe or a link that has its name.
 
     Raises:
         UsageError: if the file cannot be written.

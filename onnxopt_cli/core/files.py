@@ -88,7 +88,7 @@ def _identity(path: Path) -> str:
 
 
 def require_place(option: str, path: Path) -> None:
-    """Require early that a file can be written at a path, and create its folder.
+    """Require, before the work begins, that a file can be written; create its folder.
 
     Raises:
         UsageError: naming the option, if the path is a folder, its folder cannot be created (see
@@ -115,7 +115,7 @@ def require_place(option: str, path: Path) -> None:
 
 
 def require_output_folder(option: str, folder: Path) -> None:
-    """Require early that files can be written to a folder, which is created with the first file.
+    """Require that files can be written to a folder, which the first of them will create.
 
     Raises:
         UsageError: naming the option, if the folder cannot be created (see

@@ -409,7 +409,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return where a sum may change its sign: its terms cancel up to its error."""
+    """Return where the error of a sum may change its sign, because its terms nearly cancel."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False

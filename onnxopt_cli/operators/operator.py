@@ -326,7 +326,7 @@ class Operator:
         return any("int64" in scalar.dtypes for scalar in self.scalars)
 
     def carries(self, output: str) -> bool:
-        """Return whether an output is carried from group to group, so that a node has it once."""
+        """Return whether all groups share an output, which is carried from group to group."""
         return self.outputs[output] not in self.tensors
 
     @lru_cache  # noqa: B019 - operators live as long as the process

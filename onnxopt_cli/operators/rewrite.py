@@ -128,8 +128,8 @@ class _Replacement:
             for item in part:
                 new_item = self.replaced(item)
                 new_items += new_item if isinstance(new_item, list) else [new_item]
-            same = len(new_items) == len(part) and all(map(is_, new_items, part))
-            return part if same else new_items
+            is_unchanged = len(new_items) == len(part) and all(map(is_, new_items, part))
+            return part if is_unchanged else new_items
         if not isinstance(part, ast.AST):
             return part
         key = ast.dump(part) if type(part).__name__ in self._kinds else ""

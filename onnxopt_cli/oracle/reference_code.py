@@ -37,8 +37,8 @@ _LOADERS = {
 def reference_functions(domain: str, op_type: str, opset: int) -> tuple[FunctionType, ...]:
     """Return the functions that compute an operator, each after the functions that call it.
 
-    Functions that are replaced by corrections and not called by them are left out. An operator that
-    the reference computes by its published function body has none.
+    A function that a correction replaces is left out, unless the correction calls it. The result is
+    empty for an operator that the reference computes by its published function body.
 
     Args:
         domain: the operator's domain; empty for the default domain.

@@ -15,8 +15,8 @@ def badge_report(view: RunView) -> str:
 
     The badge is yellow if the run conforms with expected failures, green if it conforms and has
     passes, grey if it conforms without any, as a shard without cases does, and red otherwise. It
-    shows counts if all cases have been judged, else the verdict; then the capabilities that were
-    left out, and a declared precision that widens tolerances.
+    shows counts if all cases have been judged, otherwise the verdict. The capabilities that were
+    left out follow, and a declared precision that widens tolerances.
     """
     good = view.record.exit_code == 0
     color = "red"

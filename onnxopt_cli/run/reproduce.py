@@ -189,7 +189,7 @@ def _with_returned(
 def unlike_mistakes(
     result: Result, case: Case | None, judging: Judging, names: Sequence[str]
 ) -> str:
-    """Return how a failure differs from that of known mistakes; empty if they reproduce it.
+    """Return how a failure differs from that of known mistakes; empty if both are equal.
 
     Args:
         result: a failure.
@@ -452,7 +452,7 @@ def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 
 
 def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) -> str:
-    """Return how a failure differs from that of a known mistake; empty if it reproduces it.
+    """Return how a failure differs from that of a known mistake; empty if both are equal.
 
     The mistake is computed by onnx's corrected reference in a forked process, since a model is not
     trusted.

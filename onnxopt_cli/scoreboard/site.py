@@ -59,7 +59,8 @@ _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer texts are shortened, to limit the size of the site; the messages of cases are folded.
+# Longer texts are shortened to limit the size of the site, except messages of cases: the page folds
+# the remainder of these.
 _MAX_MESSAGE_CHARS = 300
 _MAX_BRIEF_CHARS = 150
 _MAX_CONTENT_CHARS = 500

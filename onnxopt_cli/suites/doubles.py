@@ -34,7 +34,7 @@ _TOGETHER: Shapes = (
     (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2), (2,) + (1,) * 7 + (3,), (33,), (65, 2), (2, 129),
     (257,),
 )  # fmt: skip
-#: An only tensor with more elements than this is random.
+#: If a node has a single tensor with more elements than this, its values are random.
 _LITERAL = 2
 _COUNTS = (0, 1, -1, 1000, 2**31 + 5)
 _NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}

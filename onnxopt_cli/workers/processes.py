@@ -268,7 +268,7 @@ def limit_memory(size: int) -> None:
     """Limit this process, and each process that it starts, to ``size`` bytes of memory.
 
     The limit is on private writable memory, not on address space: common runtimes reserve far more
-    address space than any machine has memory. Without support by the system this does nothing.
+    address space than any machine has memory. Some systems support no such limit; none is set then.
     """
     # ValueError: the system enforces another limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):

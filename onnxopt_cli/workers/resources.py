@@ -56,9 +56,9 @@ _ALLOWED_GROWTH = {
 }
 # Number of further runs of a case; a resource that grows in each of them counts as leaked.
 _CONFIRMATIONS = 3
-# Time for a process that has lost its parent to end by itself.
+# Time that an orphaned process has to end by itself.
 _ORPHAN_GRACE_SECONDS = 0.05
-#: Time for threads and child processes of a case to end by themselves.
+#: Time that threads and child processes of a case have to end by themselves.
 SETTLING_SECONDS = 0.5
 
 

@@ -505,7 +505,7 @@ DOUBLING = {
 
 @pytest.mark.parametrize("kind", DOUBLING)
 def test_values_beyond_the_limit_of_memory_are_not_judged(locate, monkeypatch, kind):
-    monkeypatch.setattr(locate_module, "_PART_OF_MEMORY", (4 << 30) // 500)
+    monkeypatch.setattr(locate_module, "_MEMORY_DIVISOR", (4 << 30) // 500)
     model = model_of(DOUBLING[kind])
     model.opset_import[0].version = 20
     model.graph.output[0].type.tensor_type.ClearField("shape")

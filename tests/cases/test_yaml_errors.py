@@ -315,7 +315,7 @@ def other(fields):
             "4: case c: node_outputs: found Z, expected some of Y"
         ]),
         (other("operator: Scaler, domain: ai.onnx.ml, inputs: {X: [1.0]}"), [
-            "4: case c: found no outputs, expected them, because onnx infers no type for Y"
+            "4: case c: found no outputs, expected this field, because onnx infers no type for Y"
         ]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
             "4: case c: outputs: rejected by onnx: Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"

@@ -106,8 +106,8 @@ def test_suite_is_written_as_one_directory_per_case(name):
 def use_part(monkeypatch):
     """Return a function that makes ``some_NAME`` a suite of every nth case of a suite.
 
-    Writing and reading all cases of the large suites takes half a minute, and the templates of a
-    suite take up to 10 s, therefore they may be limited to one operator.
+    Writing and reading all cases of the large suites takes half a minute. The templates of a suite
+    take up to 10 s, so they may be limited to one operator.
     """
 
     def add(name, step, only=None):

@@ -180,9 +180,9 @@ def compare_parts(content, location, random, monkeypatch):
 
 @pytest.mark.slow
 def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
-    """Compare verdicts by blocks with those by complete tensors, whose limits have the widest type.
+    """Judge outputs in blocks and as complete tensors, and compare the verdicts.
 
-    Some outputs are correct, others are wrong.
+    Complete tensors have limits of the widest type. Some outputs are correct, others are wrong.
     """
     random = np.random.default_rng(3)
     outcomes = set()

@@ -82,7 +82,7 @@ class Right:
 
 
 class Defective(Right):
-    """Returns the right outputs with the defect of the row."""
+    """Returns the right outputs, changed by the defect that the row of the gallery describes."""
 
     def returned(self, row, outputs):
         outputs = {**outputs, row.output: with_defect(row, outputs[row.output])}

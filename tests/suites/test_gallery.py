@@ -67,7 +67,7 @@ def test_right_values_are_published_or_computed_independently(runtime):
 
 
 def test_outputs_of_own_cases_are_right():
-    # Parameters would be read by every process that collects the tests.
+    # With a parameter for each case, every process that collects tests would read the cases.
     for case in own_cases():
         assert gallery_oracle.case_difference(case) <= 1.0, case.id
 

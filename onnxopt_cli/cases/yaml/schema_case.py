@@ -49,8 +49,8 @@ _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator that onnx defines.
 
-    A case without ``outputs`` has the outputs of the node that ``node_outputs`` lists, or else all
-    outputs that the schema requires. onnx infers their types, and the oracle computes their values.
+    In a case without ``outputs``, the node has the outputs that ``node_outputs`` lists, by default
+    all that the schema requires. onnx infers their types, and the oracle computes their values.
 
     Args:
         schema: the operator's schema.
@@ -105,8 +105,8 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
             if info.name in types:
                 info.type.CopyFrom(types[info.name])
             else:
-                why = f"onnx infers no type for {info.name}"
-                fields.add_error(fields.node, f"found no outputs, expected them, because {why}")
+                expected = f"expected this field, because onnx infers no type for {info.name}"
+                fields.add_error(fields.node, f"found no outputs, {expected}")
         fields.finish()
     # onnx's shape inference validates the types and shapes of the outputs.
     if fault := model_fault(model()):
@@ -119,10 +119,9 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 
 
 def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInfoProto | None]:
-    """Return declarations, without types, of the node's outputs in a case without ``outputs``.
+    """Return the outputs of the node of a case without ``outputs``, declared without types.
 
-    None stands for an omitted output. An error about an output that the schema does not have is
-    collected in `fields`.
+    None stands for an omitted output. If the schema lacks an output, an error is added to `fields`.
     """
     single = OpSchema.FormalParameterOption.Single
     names = [formal.name for formal in schema.outputs if formal.option == single]

@@ -165,7 +165,7 @@ class Mixed(_Operand):
 
 @dataclass(frozen=True, eq=False)
 class Either(_Operand):
-    """The two accepted results of a choice by an undecided comparison.
+    """The two results of a choice that depends on an undecided comparison; both are accepted.
 
     Values between the two results are not accepted. An elementwise function of an undecided choice
     also has two results.

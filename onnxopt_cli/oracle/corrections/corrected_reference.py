@@ -299,7 +299,7 @@ def _without_intercepts(
 
 @replaces("aionnxml.op_one_hot_encoder.OneHotEncoder._run")
 def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
-    """Convert floats to integers before the lookup. The reference looks up the floats."""
+    """Convert floats to integers before the lookup, which the reference does not."""
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
 
 
@@ -453,14 +453,14 @@ def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
 
 
 @replaces(*_GEMM)
-def _with_whole_factors(original: Any, a: Array, b: Array, c: Any, *factors: float) -> Array:
-    """Multiply integers by a whole alpha and beta without rounding to double."""
+def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: float) -> Array:
+    """Compute Gemm of integers without rounding to double, if alpha and beta are integers."""
     is_integer = isinstance(a, np.ndarray) and a.dtype.kind in "iu"
     if not is_integer or not all(
         float(factor).is_integer() and abs(factor) < _LARGEST_INTEGER for factor in factors
     ):
         return _in_single(original, a, b, c, *factors)
-    # Negative factors of unsigned integers wrap around, as all integers do.
+    # In an unsigned type, a negative factor wraps around, as products and sums do.
     whole = [np.array(int(factor)).astype(a.dtype) for factor in factors]
     return np.asarray(original(a, b, c, *whole))
 

@@ -71,8 +71,8 @@ class ConditionedOutput:
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
         """Return an output that also accepts the correct values of an alternative.
 
-        An element is judged by the element at the same place of each value, so that values of
-        another shape are ignored. An example is NonZero of inputs that a device flushes to zero.
+        Elements are compared place by place. Values of another shape are therefore ignored, such as
+        those of NonZero if a device flushes inputs to zero.
         """
         if not self.right:
             return self

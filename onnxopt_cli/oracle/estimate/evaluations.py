@@ -52,12 +52,12 @@ from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
 
 _MAX_VISITS = 20_000
-# Events that are recorded in the run of a model in its own types. An intermediate result leaves the
-# range of its type; NumPy reports the first two of these events by these names:
+# Events that are recorded in the run of a model in its own types. In the first three events, an
+# intermediate result leaves the range of its type. NumPy reports two of them under these names.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
-# NaN or infinity is among the operands that a fast algorithm mixes:
+# NaN or infinity is among the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
-# A sum may overflow in another order of its terms:
+# A sum may overflow in another order of its terms.
 _REORDERED = "reordered"
 # Recorded among the contested questions: a node interpolates between integers.
 INTEGERS = "integers"

@@ -19,9 +19,10 @@ from onnxopt_cli.core.values import Array
 RUNS = 8
 #: The sizes of a rounding. Each place moves by the largest size in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: The period of the sizes: of this number of consecutive places, no two have the same sizes in all
-#: runs. It is the largest prime for which four levels and eight runs suffice. It is prime because a
-#: period that divides the size of a tensor would let corresponding elements move alike.
+#: The sequence of sizes repeats after this number of places. Within a period, any two places differ
+#: in size in at least one run. The period is the largest prime for which four levels and eight runs
+#: suffice. If it divided the size of a tensor, corresponding elements would move alike; a prime
+#: number of this size rarely does.
 DISTINCT_PLACES = 58_967
 
 # Columns of signs, one row per run. Any two columns contain all four pairs of signs; the signs of

@@ -171,9 +171,9 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
     so has the error of an expansion by cofactors, in roundings. Factorizations have smaller errors
     if the rank is low.
 
-    The error of elimination and cofactors is relative to this scale for the balanced matrix. The
-    error of reflections is relative to the scale for the rows and columns as they are, which is
-    accepted up to 64 times the scale of the balanced matrix.
+    The error of elimination and cofactors is relative to the scale of the balanced matrix. The
+    error of reflections is relative to the scale of the original matrix, which is limited to 64
+    times the scale of the balanced one.
 
     Args:
         inputs: the matrices, in their last two axes.
@@ -221,7 +221,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
     """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
 
-    An infinite scale of a normalization is spread if the scale is folded with the mean.
+    The infinite scale of a normalization is one of these operands, if it is folded with the mean.
     """
     if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())

@@ -537,7 +537,7 @@ class WorkerGroup:
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
-        """Yield the result of each item, in order; a LostError for an item lost with two workers.
+        """Yield the result of each item, in order; a LostError if two workers were lost with it.
 
         Args:
             request: the name of the request.

@@ -289,7 +289,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
             yield "TopK", f"neighbors_{dtype}", fixed_node(x, np.array([2]), axis=1)
             pooled = fixed_node(x[:, None], kernel_shape=[2], outputs=2)
             yield "MaxPool", f"neighbors_{dtype}", pooled
-            # The updates are the next elements, of which float32 equates each with its own.
+            # The update of an element is the next one of its row; in float32, the two are equal.
             updates = np.roll(x, -1, axis=1)
             rows, columns = np.array([[0], [1]]), np.array([[0, 1, 2]] * 2)
             for reduction in ("max", "min"):
@@ -303,7 +303,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for the limits of a type, each after a number that floats equate with it."""
+    """Yield searches for the ends of a type's range, after numbers that equal them as floats."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]

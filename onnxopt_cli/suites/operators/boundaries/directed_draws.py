@@ -76,9 +76,9 @@ class LengthDraft(NodeDraft):
 
     Args:
         schema: the operator in one version.
-        choices: makes the other choices.
+        choices: chooses everything except the length of the axis.
         length: the length of the axis.
-        place: the place of the axis among all lengths that the generator draws.
+        place: the number of lengths that the generator draws before that of the axis.
     """
 
     def __init__(self, schema: OpSchema, choices: Choices, *, length: int, place: int) -> None:
