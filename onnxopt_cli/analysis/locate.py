@@ -221,8 +221,8 @@ def locate(
     except BeyondLimit as error:
         raise UsageError(f"{LIMIT}{error.message}") from error
     with ValueStore(_KEPT_BYTES) as store:
-        most_bytes = memory // _MEMORY_DIVISOR
-        return _Search(case, problem, plan, store, open_progress, most_bytes).locate()
+        max_bytes = memory // _MEMORY_DIVISOR
+        return _Search(case, problem, plan, store, open_progress, max_bytes).locate()
 
 
 def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
@@ -250,10 +250,10 @@ class _Search:
         plan: Plan,
         store: ValueStore,
         open_progress: OpenProgress,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
         # Number and bytes of the further problems that may be kept for test directories.
-        self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, most_bytes or math.inf
+        self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress = open_progress
         model = _without_functions(problem.model)
@@ -264,7 +264,7 @@ class _Search:
             partial(self._values, partial(self._of_oracle, NODE_VALUES)),
             partial(self._values, plan.backends[0].submit),
             _inferred_types(model),
-            most_bytes,
+            max_bytes,
         )
 
     def locate(self) -> Located:
@@ -577,9 +577,9 @@ class _Search:
         Raises:
             BeyondLimit: if their values exceed the memory limit.
         """
-        size, most_bytes = self._bytes_of(runs), self._walk.most_bytes
-        if most_bytes and size > most_bytes:
-            excess = f"its values have {size} bytes; at most {most_bytes} are judged"
+        size, max_bytes = self._bytes_of(runs), self._walk.max_bytes
+        if max_bytes and size > max_bytes:
+            excess = f"its values have {size} bytes; at most {max_bytes} are judged"
             raise BeyondLimit([Fault(str(self._case.location), excess)])
         model, inputs = self._walk.model_of(runs, outputs=self._read_elsewhere(runs))
         outputs = {info.name: self._walk.store[info.name] for info in model.graph.output}

@@ -273,7 +273,7 @@ class ModelWalk:
             stands for the outputs of those that it leaves out.
         backend: as the reference, on the backend.
         types: inferred types of values by name.
-        most_bytes: largest number of bytes that a node may read and return; 0 for no limit.
+        max_bytes: largest number of bytes that a node may read and return; 0 for no limit.
         runs: the nodes that ran, in order.
         outputs: the keys of the model's outputs.
     """
@@ -284,7 +284,7 @@ class ModelWalk:
     reference_of_nodes: Compute
     backend: Compute
     types: Mapping[str, onnx.TypeProto]
-    most_bytes: int = 0
+    max_bytes: int = 0
     runs: list[NodeRun] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     _scopes: int = 0
@@ -531,8 +531,8 @@ class ModelWalk:
         """Return how the values of a node exceed a limit; empty if they exceed none."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
-        if self.most_bytes and size > self.most_bytes:
-            return f"its values have {size} bytes; at most {self.most_bytes} are judged"
+        if self.max_bytes and size > self.max_bytes:
+            return f"its values have {size} bytes; at most {self.max_bytes} are judged"
         if self.store.stored_bytes + output_bytes > _MAX_STORED_BYTES:
             return f"the values of the model have more than {_MAX_STORED_BYTES} bytes"
         return ""

@@ -88,7 +88,7 @@ class Trait:
 
     @property
     def key(self) -> str:
-        """A text that is equal for statements which differ only in limits."""
+        """A text that identifies the statement, apart from its limits."""
         return self.limits.key if self.limits else self.text
 
     def holds(self, sample: NodeSample) -> bool:
@@ -135,7 +135,7 @@ class NumberLimits:
 
     @property
     def key(self) -> str:
-        """A text that is equal for intervals which differ only in their limits."""
+        """A text that names the number and the sides that are limited, but not the limits."""
         return f"{self.number.name} {bool(self.low)} {bool(self.high)}"
 
     @property

@@ -26,7 +26,7 @@ from onnxopt_cli.config.run_config import (
     Judging,
     RunConfig,
 )
-from onnxopt_cli.core.files import require_place, require_unused, write_atomically
+from onnxopt_cli.core.files import require_unused, require_writable_file, write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
 from onnxopt_cli.workers.interruption import Interruption
@@ -97,7 +97,7 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     from onnxopt_cli.cases.case import files_of
 
     if options["json_path"] is not None:
-        require_place("--json", options["json_path"])
+        require_writable_file("--json", options["json_path"])
         silence_output()
     problems: list[Fault] = []
     chosen = api.load_cases(

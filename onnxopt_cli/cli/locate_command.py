@@ -19,7 +19,7 @@ from onnxopt_cli.config.run_config import (
     ModelInputs,
     RunConfig,
 )
-from onnxopt_cli.core.files import require_output_folder, require_place, require_unused
+from onnxopt_cli.core.files import require_output_folder, require_unused, require_writable_file
 from onnxopt_cli.core.text import nearest, printable, some_of
 from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -79,7 +79,7 @@ def command(
     named = (("--json", config.json), ("--html", config.html))
     outputs = [(name, path) for name, path in named if path is not None and str(path) != "-"]
     for name, path in outputs:
-        require_place(name, path)
+        require_writable_file(name, path)
     require_output_folder("-o", config.output)
     used = {*files_of([case]), *filter(None, [saved])}
     require_unused(((f"{name} {path}", path) for name, path in outputs), used)

@@ -29,7 +29,7 @@ from onnxopt_cli.cli.console import (
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import opened_cluster
 from onnxopt_cli.core.ci_channels import step_summary
-from onnxopt_cli.core.files import require_place
+from onnxopt_cli.core.files import require_writable_file
 from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
@@ -302,11 +302,11 @@ def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> N
     """Require, before the run, that its files can be written."""
     if config.log:
         # The folder for artifacts may be in the folder of the log, which is created here.
-        require_place("--log", config.log)
+        require_writable_file("--log", config.log)
     if config.artifacts:
         check_folder(config.artifacts)
     if config.update_expect:
-        require_place("--update-expect", config.update_expect)
+        require_writable_file("--update-expect", config.update_expect)
     if reports:
         require_apart(reports, _files_beside(config))
     if reports or config.log_file or config.artifacts or config.update_expect:

@@ -47,11 +47,11 @@ from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 PROTOCOL = "onnxopt-exec/2"
 
 # Maximum bytes of a line of JSON.
-_LARGEST_LINE = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 #: Maximum raw bytes after a line.
 LARGEST_PAYLOAD = 1 << 30
 # Maximum number of values in a message, including sequences and their elements.
-_MOST_VALUES = 250_000
+_MAX_VALUES = 250_000
 
 # Maximum number of parts of JSON, which are counted before parsing: Python objects need at least
 # ten times the memory of their text. Commas and brackets within strings are also counted.
@@ -157,7 +157,7 @@ class ValueWriter:
             self._characters += sum(map(len, described["data"]))
             if not self._inline:
                 # Checked before the JSON is built.
-                _require_few("characters", self._characters, _LARGEST_LINE)
+                _require_few("characters", self._characters, _MAX_LINE_BYTES)
             return described
         if described["dtype"] not in DTYPES:
             # Without the byte order, which is always little-endian in a message.
@@ -188,9 +188,9 @@ class ValueWriter:
         if views:
             first["bytes"] = sum(view.nbytes for view in views)
             _require_few("bytes", first["bytes"], LARGEST_PAYLOAD)
-        _require_few("values", self._values, _MOST_VALUES)
+        _require_few("values", self._values, _MAX_VALUES)
         line = json.dumps({**first, **message}).encode("ascii") + b"\n"
-        _require_few("bytes of JSON", len(line), _LARGEST_LINE)
+        _require_few("bytes of JSON", len(line), _MAX_LINE_BYTES)
         return [memoryview(line), *views]
 
 
@@ -257,8 +257,8 @@ class MessageReader:
             raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}; {belongs}")
         end = self._ahead.find(b"\n", self._searched)
         self._searched = len(self._ahead)
-        if max(end, self._searched if end < 0 else 0) >= _LARGEST_LINE:
-            raise ProtocolBreach(f"sent a line of more than {_LARGEST_LINE} bytes")
+        if max(end, self._searched if end < 0 else 0) >= _MAX_LINE_BYTES:
+            raise ProtocolBreach(f"sent a line of more than {_MAX_LINE_BYTES} bytes")
         if end < 0:
             return
         line = bytes(self._ahead[:end])
@@ -325,8 +325,8 @@ class ValueReader:
             ProtocolBreach: if the description is invalid, or the bytes contradict it.
         """
         self._values += 1
-        if self._values > _MOST_VALUES:
-            raise ProtocolBreach(f"sent more than {_MOST_VALUES} values")
+        if self._values > _MAX_VALUES:
+            raise ProtocolBreach(f"sent more than {_MAX_VALUES} values")
         if described is None:
             return None
         fields = set(described) if isinstance(described, dict) and depth <= _MAX_DEPTH else set()

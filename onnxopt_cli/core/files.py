@@ -87,7 +87,7 @@ def _identity(path: Path) -> str:
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 
-def require_place(option: str, path: Path) -> None:
+def require_writable_file(option: str, path: Path) -> None:
     """Require, before the work begins, that a file can be written; create its folder.
 
     Raises:

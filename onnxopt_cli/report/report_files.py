@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from onnxopt_cli.config.run_config import REPORT_FORMATS
-from onnxopt_cli.core.files import require_place, require_unused, write_atomically
+from onnxopt_cli.core.files import require_unused, require_writable_file, write_atomically
 from onnxopt_cli.core.text import nearest
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.view.result_view import ELSEWHERE
@@ -39,7 +39,7 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
             raise UsageError(f"--report takes FORMAT=PATH, not {request!r}", hint=hint)
         path = Path(target)
         if target != _STDOUT:
-            require_place("--report", path)
+            require_writable_file("--report", path)
         reports.append((name, path))
     return reports
 

@@ -126,7 +126,7 @@ class VacuityCheck:
     def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Return why a correct result is vacuous; empty if it is not, or if no probe exists."""
+        """Return why a correct result is vacuous; empty if it is conclusive or no probe exists."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:
