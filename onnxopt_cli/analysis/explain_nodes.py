@@ -503,6 +503,9 @@ class _NodeSearch:
 
         A condition is also dropped if the other hypotheses explain nearly all of its nodes.
         """
+        for hypothesis in [*self._accepted]:
+            if hypothesis.mistake is None and not self._acts_alone(hypothesis):
+                self._accepted.remove(hypothesis)
         outside = [
             sample
             for sample in self._samples
@@ -514,12 +517,10 @@ class _NodeSearch:
             )
         ]
         wrong = sum(bool(sample.failed) for sample in outside)
-        is_sufficient = wrong <= MAX_OTHER_SHARE * len(outside)
-        self._accepted = [
-            hypothesis
-            for hypothesis in self._accepted
-            if hypothesis.mistake is not None or (is_sufficient and self._acts_alone(hypothesis))
-        ]
+        if wrong > MAX_OTHER_SHARE * len(outside):
+            self._accepted = [
+                hypothesis for hypothesis in self._accepted if hypothesis.mistake is not None
+            ]
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis explains enough generated nodes that no other explains."""
@@ -639,7 +640,9 @@ class _NodeSearch:
         failures = self._open_failures()
         if not any(sample.case for sample in failures):
             return []
-        table = _Table(self._samples, failures, self._limits(failures))
+        # Few cases are separated by some number by accident, and only generated nodes show it.
+        limits = self._limits(failures) if self._submit else []
+        table = _Table(self._samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
         for place, name in enumerate(self._candidates):
             mistake = self._mistakes[name]

@@ -33,7 +33,7 @@ from onnxopt_cli.analysis.node_search import (
 from onnxopt_cli.analysis.node_variations import copied
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import clipped
-from onnxopt_cli.core.values import Array, Value, dtype_name
+from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, NodeMutant
 from onnxopt_cli.oracle.expected import Expected
@@ -219,12 +219,25 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
-            numbers.update(_array_numbers(formal.name, array, 0.05 * min(place, 1)))
+            # Nodes of all types have the same numbers, so that each can contradict a limit.
+            is_integer = all("int" in type_name for type_name in formal.types)
+            numbers.update(
+                _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)
+            )
     return {number: value for number, value in numbers.items() if np.isfinite(value)}
 
 
-def _array_numbers(name: str, array: Array, extra: float) -> Iterator[tuple[NodeNumber, float]]:
-    """Yield the size of a tensor, the lengths of its axes, and its largest and smallest value."""
+def _array_numbers(
+    name: str, array: Array, extra: float, *, is_integer: bool
+) -> Iterator[tuple[NodeNumber, float]]:
+    """Yield the size of a tensor, the lengths of its axes, and its largest and smallest value.
+
+    Args:
+        name: the name of the input.
+        array: the tensor.
+        extra: additional cost of statements about it.
+        is_integer: whether the input has integers in every node.
+    """
     shape = array.shape
     yield NodeNumber(f"the number of elements of {name}", 1.3 + extra), float(array.size)
     for axis, position in (("first", 0), ("second", 1), ("last", -1)):
@@ -233,13 +246,14 @@ def _array_numbers(name: str, array: Array, extra: float) -> Iterator[tuple[Node
                 NodeNumber(f"the length of the {axis} axis of {name}", 1.25 + extra),
                 shape[position],
             )
-    if array.dtype.kind in "fiu" and 0 < array.size <= _MAX_ELEMENTS:
+    is_number = kind_of(array.dtype) in {NumberKind.INTEGER, NumberKind.FLOAT}
+    if is_number and 0 < array.size <= _MAX_ELEMENTS:
         wide = array.astype(np.float64)
         finite = wide[np.isfinite(wide)]
         if finite.size:
-            is_integer = array.dtype.kind != "f"
-            highest = NodeNumber(f"the largest value of {name}", 1.35 + extra, is_integer)
-            lowest = NodeNumber(f"the smallest value of {name}", 1.35 + extra, is_integer)
+            values = f"{'' if is_integer else 'finite '}value of {name}"
+            highest = NodeNumber(f"the largest {values}", 1.35 + extra, is_integer)
+            lowest = NodeNumber(f"the smallest {values}", 1.35 + extra, is_integer)
             yield highest, float(finite.max())
             yield lowest, float(finite.min())
 

@@ -596,7 +596,21 @@ def test_scalars_and_empty_tensors_have_numbers():
         number.name: value for number, value in node_numbers(BoundNode.of(model, inputs)).items()
     }
     assert numbers["the length of the first axis of input"] == 0
-    assert numbers["the largest value of min"] == 0.5
+    assert numbers["the largest finite value of min"] == 0.5
+
+
+def test_nodes_of_all_types_have_the_same_numbers():
+    """A limit of integers is otherwise stated although equal floats pass."""
+    values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
+    of_types = []
+    for name, dtype in values.items():
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 18]> g ({name}[3] x) => ({name}[3] y) '
+            "{ y = Abs(x) }"
+        )
+        of_types.append(node_numbers(BoundNode.of(model, {"x": np.array([1, 5, 3], dtype)})))
+    assert of_types[0] == of_types[1] == of_types[2]
+    assert 5 in of_types[0].values()
 
 
 def test_number_whose_wrong_and_right_values_are_mixed_has_no_limits():
@@ -635,3 +649,34 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
             "wrong wherever A is a float",
             "wrong wherever A is long",
         ]
+
+
+@pytest.mark.parametrize("has_backend", [False, True])
+def test_limits_of_numbers_require_generated_nodes(has_backend):
+    """Some number separates a few failing cases from the others by accident."""
+    number = NodeNumber("alpha", 1.1)
+    samples = [
+        NodeSample(f"case{place}", None, {}, [], [], failed=place < 4, numbers={number: place})
+        for place in range(12)
+    ]
+    submit = (lambda *_: None) if has_backend else None
+    search = _NodeSearch("mine", "Abs", [], samples, submit, SearchClock(), 60.0)
+    assert bool(search._hypotheses()) is has_backend
+
+
+def test_condition_that_only_fails_where_another_does_is_dropped():
+    is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
+    samples = [
+        NodeSample("", None, {}, [], [], failed=place < 30, traits=traits)
+        for place, traits in enumerate(
+            [frozenset({is_float, is_long})] * 15
+            + [frozenset({is_float})] * 10
+            + [frozenset({is_long})] * 5
+            + [frozenset()] * 60
+        )
+    ]
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: None, SearchClock(), 60.0)
+    short, long = (Hypothesis((trait,), None, 0.0) for trait in (is_float, is_long))
+    search._accepted = [long, short]
+    search._drop_insufficient()
+    assert search._accepted == [short]
