@@ -314,6 +314,12 @@ def other(fields):
         (other("operator: Relu, inputs: {X: 1.0}, node_outputs: [Y, Z]"), [
             "4: case c: node_outputs: found Z, expected some of Y"
         ]),
+        (other("operator: Split, inputs: {input: [1.0, 2.0]}"), [
+            "4: case c: found no node_outputs, expected this field, because Split has any number of outputs"
+        ]),
+        (other("operator: MaxPool, attributes: {kernel_shape: [1]}, inputs: {X: [[[1.0]]]}, node_outputs: [Indices]"), [
+            "4: case c: node_outputs: found no Y, expected all outputs that the node requires"
+        ]),
         (other("operator: Scaler, domain: ai.onnx.ml, inputs: {X: [1.0]}"), [
             "4: case c: found no outputs, expected this field, because onnx infers no type for Y"
         ]),

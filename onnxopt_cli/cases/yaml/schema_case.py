@@ -121,17 +121,25 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInfoProto | None]:
     """Return the outputs of the node of a case without ``outputs``, declared without types.
 
-    None stands for an omitted output. If the schema lacks an output, an error is added to `fields`.
+    None stands for an omitted output. Errors about outputs that the schema lacks, and about required
+    outputs that the case does not list, are added to `fields`.
     """
-    single = OpSchema.FormalParameterOption.Single
-    names = [formal.name for formal in schema.outputs if formal.option == single]
-    names = names or [formal.name for formal in schema.outputs[:1]]
+    option = OpSchema.FormalParameterOption
+    required = [formal.name for formal in schema.outputs if formal.option == option.Single]
+    names = required or [formal.name for formal in schema.outputs[:1]]
     stated = fields.node.field("node_outputs")
+    if stated is None and schema.outputs[-1].option == option.Variadic:
+        why = f"{schema.name} has any number of outputs"
+        fields.add_error(fields.node, f"found no node_outputs, expected this field, because {why}")
     if stated is not None and id(stated) not in fields.broken:
         names = [str(item.scalar) for item in stated.items or ()]
+        if missing := [name for name in required if name not in names]:
+            fields.add_error(
+                stated, f"found no {listed(missing)}, expected all outputs that the node requires"
+            )
     places: list[str] = []
     for formal in schema.outputs:
-        if formal.option == OpSchema.FormalParameterOption.Variadic:
+        if formal.option == option.Variadic:
             places += _variadic(formal.name, names)
         else:
             places.append(formal.name if formal.name in names else "")
