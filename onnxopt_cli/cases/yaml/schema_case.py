@@ -121,8 +121,8 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInfoProto | None]:
     """Return the outputs of the node of a case without ``outputs``, declared without types.
 
-    None stands for an omitted output. Errors about outputs that the schema lacks, and about required
-    outputs that the case does not list, are added to `fields`.
+    None stands for an omitted output. Errors about outputs that the schema lacks, and about
+    required outputs that the case does not list, are added to `fields`.
     """
     option = OpSchema.FormalParameterOption
     required = [formal.name for formal in schema.outputs if formal.option == option.Single]
