@@ -141,7 +141,8 @@ def _reversed_reduction(node: BoundNode, compute: Compute) -> Sequence[Value] | 
         if node.attribute("noop_with_empty_axes"):
             return None
         axes = range(x.ndim)
-    return compute(*node.with_operand(0, np.flip(x, tuple(axes))).as_model())
+    outputs = compute(*node.with_operand(0, np.flip(_work(x), tuple(axes))).as_model())
+    return [np.asarray(value).astype(x.dtype) for value in outputs]
 
 
 def _reversed_operands(node: BoundNode, compute: Compute) -> Sequence[Value] | None:
