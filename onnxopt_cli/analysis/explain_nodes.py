@@ -524,12 +524,14 @@ class _NodeSearch:
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis explains enough generated nodes that no other explains."""
-        others = [accepted for accepted in self._accepted if accepted is not hypothesis]
-        alone = sum(
-            not sample.case and hypothesis.explains(sample) and not _any_explains(others, sample)
+        other_hypotheses = [other for other in self._accepted if other is not hypothesis]
+        explained_alone = sum(
+            not sample.case
+            and hypothesis.explains(sample)
+            and not _any_explains(other_hypotheses, sample)
             for sample in self._samples
         )
-        return alone >= MIN_MEETING
+        return explained_alone >= MIN_MEETING
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.
@@ -596,11 +598,11 @@ class _NodeSearch:
                 sample.failed is False and not hypothesis.meets(sample) for sample in self._samples
             )
             return f" (seen in {failing_cases} cases that fail, in none of {passing} that pass)"
-        others = [accepted for accepted in self._accepted if accepted is not hypothesis]
+        other_hypotheses = [other for other in self._accepted if other is not hypothesis]
         generated = [
             sample
             for sample in self._samples
-            if not sample.case and not _any_explains(others, sample)
+            if not sample.case and not _any_explains(other_hypotheses, sample)
         ]
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))

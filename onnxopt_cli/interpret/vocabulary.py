@@ -180,7 +180,7 @@ class Elementwise(_Primitive):
 
     Attributes:
         inherited: function of the result's magnitude and the operands. It returns the error due to
-            the errors of the operands; NaN or Inf if there is no finite bound.
+            the errors of the operands; NaN or Inf without a finite bound.
         roundings: error of the operation itself, in unit roundoffs of the result.
         crosses: function of the result's magnitude, its total error and the operands. It returns
             where the sign of the result may change; by default nowhere.

@@ -85,8 +85,8 @@ class ReferenceOracle:
 
     Attributes:
         judging: how outputs are judged.
-        workers: returns the function that submits requests; the first call starts a worker. None if
-            there are no workers.
+        workers: returns the function that submits requests; the first call starts a worker. None
+            without workers.
     """
 
     judging: Judging

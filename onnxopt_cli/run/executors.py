@@ -61,7 +61,7 @@ _SERVED = "onnxopt_cli.run.served:open_run"
 # The time limit of a cluster's worker for a case is this multiple of the limits of the backends,
 # because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: Waits for the response to a submitted case; if there is no response, returns the reason.
+#: Waits for the response to a submitted case; returns the reason if it is missing.
 Pending: TypeAlias = Callable[[], Response | str]
 #: Returns the outputs of a model on a backend, given by its name; None if the backend fails.
 ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
@@ -322,7 +322,7 @@ def require_backends(backends: Sequence[str]) -> None:
     No code of a backend is executed.
 
     Raises:
-        UsageError: if a specification is invalid, or there is no backend of this name.
+        UsageError: if a specification is invalid, or names an unknown backend.
         BackendUnavailable: if every backend is a plugin whose file does not exist.
     """
     specifications = distinct_specifications(backends)

@@ -206,7 +206,7 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     with closing(finished) if finished else nullcontext():
         while True:
             submitted_count = sum(isinstance(entry, _Submission) for entry in window)
-            # Submissions hold all values of a case, so few are kept at a time; finished rows are
+            # A submission holds all values of a case, which limits their number. Finished rows are
             # small.
             while submitted_count <= (ahead := _ahead(plan)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)

@@ -493,21 +493,22 @@ def test_nodes_with_two_mistakes_do_not_contradict_either(of_passing_node, is_co
     assert not agrees_with_nodes(first, samples, ["first"], ())
 
 
+def nodes(count, *traits, failed, case=""):
+    return [
+        NodeSample(
+            case and f"{case}{place}", None, {}, [], [], failed=failed,
+            traits=frozenset(traits),
+        )
+        for place in range(count)
+    ]  # fmt: skip
+
+
 def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
     is_float, is_long, has_zero = (
         Trait("A is a float", 0.1),
         Trait("A is long", 0.3),
         Trait("A has a zero", 0.2),
     )
-
-    def nodes(count, *traits, failed, case=""):
-        return [
-            NodeSample(
-                case and f"{case}{place}", None, {}, [], [], failed=failed,
-                traits=frozenset(traits),
-            )
-            for place in range(count)
-        ]  # fmt: skip
 
     search = _NodeSearch("mine", "Abs", [], [], lambda *_: None, SearchClock(), 60.0)
     search._samples = [
@@ -621,15 +622,6 @@ def test_number_whose_wrong_and_right_values_are_mixed_has_no_limits():
 @pytest.mark.parametrize("others_fail", [False, True])
 def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_fail):
     traits = is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
-
-    def nodes(count, *traits, failed, case=""):
-        return [
-            NodeSample(
-                case and f"{case}{place}", None, {}, [], [], failed=failed,
-                traits=frozenset(traits),
-            )
-            for place in range(count)
-        ]  # fmt: skip
 
     def generate(_best):
         search._samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)

@@ -1,4 +1,4 @@
-"""Read and validate the fields of one case and their values; build what all kinds of cases share.
+"""Read and validate the fields of a case and their values, for all kinds of cases.
 
 The forms of a value are ``[1.2, 2.8]``, ``{dtype: double, shape: [2], data: ...}``, ``{random:
 ...}``, ``{file: x.npy}``, ``{sequence: [...]}`` and ``{optional: ...}``. The JSON Schema has

@@ -186,7 +186,7 @@ def _operator_body(
         free_name: function from a proposed name to a similar name that the graph does not contain.
 
     Raises:
-        NodeError: if there is no body for the node.
+        NodeError: if the node has no body.
     """
     if plain_domain(node.domain):
         raise unsupported(node)

@@ -461,8 +461,8 @@ def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: f
     ):
         return _in_single(original, a, b, c, *factors)
     # In an unsigned type, a negative factor wraps around, as products and sums do.
-    whole = [np.array(int(factor)).astype(a.dtype) for factor in factors]
-    return np.asarray(original(a, b, c, *whole))
+    integer_factors = [np.array(int(factor)).astype(a.dtype) for factor in factors]
+    return np.asarray(original(a, b, c, *integer_factors))
 
 
 @replaces("op_quantize_linear._CommonQuantizeLinear._run")

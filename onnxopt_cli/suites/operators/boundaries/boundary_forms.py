@@ -94,11 +94,11 @@ def _default_axes() -> Iterator[tuple[str, str, Generator]]:
     """Yield transforms and blocks along the axis that applies if the node states none."""
     for count in (5, 6):
         for length in (None, 4, 7):
-            given = () if length is None else (np.array(length),)
+            lengths = () if length is None else (np.array(length),)
             stem, signal = f"real_{count}_to_{length or count}", distinct(2, count, 1)
             if length != 4:  # noqa: PLR2004 - the shorter length
-                yield "DFT", stem, fixed_node(signal, *given)
-            yield "DFT", f"{stem}_onesided", fixed_node(signal, *given, onesided=1)
+                yield "DFT", stem, fixed_node(signal, *lengths)
+            yield "DFT", f"{stem}_onesided", fixed_node(signal, *lengths, onesided=1)
     for operator in ("DequantizeLinear", "QuantizeLinear"):
         for axis in (0, None, -1):
             x = distinct(5, 5, 5)
@@ -108,8 +108,8 @@ def _default_axes() -> Iterator[tuple[str, str, Generator]]:
             data = x if operator == "QuantizeLinear" else distinct_bytes(*x.shape)
             attributes = {"block_size": 2} if axis is None else {"block_size": 2, "axis": axis}
             stem = f"partial_blocks_{'default' if axis is None else 'last' if axis else 'first'}"
-            given = (zeros,) if axis == 0 else ()
-            yield operator, stem, fixed_node(data, scales, *given, **attributes)
+            zero_points = (zeros,) if axis == 0 else ()
+            yield operator, stem, fixed_node(data, scales, *zero_points, **attributes)
 
 
 def _pairs(*values: tuple[int, int] | None) -> Sequence[Array | None]:
@@ -282,16 +282,16 @@ def _long_texts() -> Iterator[tuple[str, str, Generator]]:
     stem = "x" * 40
     first, second, third = stem, f"{stem}a", f"{stem}b"
     table = np.array([[first, second, third], [third, f"{stem}\0b", first]], object)
-    other = np.array([[first, third, third], [third, f"{stem}\0a", second]], object)
+    other_table = np.array([[first, third, third], [third, f"{stem}\0a", second]], object)
     condition = np.array([[True, False, True], [False, True, False]])
-    yield "Equal", "long_texts", fixed_node(table, other)
-    yield "Where", "long_texts", fixed_node(condition, table, other)
+    yield "Equal", "long_texts", fixed_node(table, other_table)
+    yield "Where", "long_texts", fixed_node(condition, table, other_table)
     yield "Gather", "long_texts", fixed_node(table, int64s(2, 0), axis=1)
     yield "Identity", "long_texts", fixed_node(table)
-    updated = fixed_node(table, np.array([[1, 2, 0], [0, 1, 2]]), other, axis=1)
+    updated = fixed_node(table, np.array([[1, 2, 0], [0, 1, 2]]), other_table, axis=1)
     yield "ScatterElements", "long_texts", updated
     yield "Unique", "long_texts", fixed_node(table, sorted=1, outputs=4)
-    yield "StringConcat", "long_texts", fixed_node(table, other)
+    yield "StringConcat", "long_texts", fixed_node(table, other_table)
     row, words, numbers = table[0], [third, first, second], [3, 1, 2]
     mapper = fixed_node(row, cats_strings=words, cats_int64s=numbers, default_int64=9)
     yield "CategoryMapper", "long_texts", mapper
