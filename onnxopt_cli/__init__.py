@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         run,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "CAPABILITIES",
     "BackendUnavailable",
