@@ -103,7 +103,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the implementation, which is slow, when a public name is first used."""
+    """Import the implementation when a public name is first used, because the import is slow."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("onnxopt_cli._api"), name)
@@ -114,10 +114,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Class of this package, in which ``run`` and ``fuzz`` are functions.
+    """Class of this package; it ensures that ``run`` and ``fuzz`` remain functions.
 
-    Subpackages have the same names. Importing a subpackage would replace the function in the
-    package, which this class prevents.
+    Two subpackages have the same names. Without this class, importing one of them would replace the
+    function of its name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

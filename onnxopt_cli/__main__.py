@@ -1,4 +1,4 @@
-"""The command ``onnxopt``, also as ``python -m onnxopt_cli``."""
+"""Entry point of the command ``onnxopt`` and of ``python -m onnxopt_cli``."""
 
 # Importing the module `signal`, which wraps `_signal`, takes milliseconds.
 import _signal  # type: ignore[import-not-found]

@@ -321,8 +321,7 @@ def explain(
     """Return explanations of failures: known mistakes that reproduce them, and conditions.
 
     Args:
-        results: the results of a run, including passes: a mistake that would fail a case that
-            passed is ruled out.
+        results: the results of a run, including passes, which rule out mistakes.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
         seconds: time limit of each of three searches: for known mistakes of operators with a
@@ -509,9 +508,9 @@ def audit(
         cluster: cluster that runs the audit of operators with a formula; None for this machine.
         shard: the part of the implementations to test; None for all.
         join: JSON files of the audits of all shards, which are merged instead of running an audit.
-        inputs: number of randomly drawn nodes on which mutants of operators without a formula that
-            survive all cases are run, to find out whether they are equivalent; None for the
-            default.
+        inputs: number of random nodes for each mutant of an operator without a formula that
+            survives all cases. The mutant runs on these nodes to find out whether it is equivalent.
+            None for the default.
         seconds: processor time in seconds for each operator, after which no further such nodes are
             drawn.
 
@@ -611,7 +610,7 @@ def fuzz(
 
 
 def load_configuration(path: Path | str | None = None) -> Configuration:
-    """Return the content of a configuration file, which does not affect other functions.
+    """Return the content of a configuration file; no other function of the API uses the file.
 
     Args:
         path: path of the file; None for the file of the current folder or, in a repository, of the

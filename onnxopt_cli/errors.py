@@ -18,7 +18,8 @@
      ├── BackendHangs                  a backend did not respond in time
      └── ProtocolBreach                a backend violated its protocol
 
-The errors from NodeError on concern a single case: the run turns them into outcomes and continues.
+``NodeError`` and the errors listed after it concern a single case: the run turns them into outcomes
+and continues.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class UsageError(OnnxoptError):
     exit_code = 2
 
 
-@dataclass(frozen=True)  # without slots: Python 3.9 imports this, too
+@dataclass(frozen=True)  # no slots, which Python 3.9 lacks; it also imports this module
 class Fault:
     """One thing wrong with a case file.
 

@@ -42,7 +42,7 @@ class Backend:
         try:
             return from_torch(executor.forward(arguments, requested))
         except RuntimeError as error:
-            # "Op Execution Error", which names the operator, but not the reason.
+            # The message, "Op Execution Error", names the operator but not the reason.
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None

@@ -10,7 +10,7 @@
 
 MNN has no 64-bit integers and no booleans: its converter declares them int32, and so are the
 arrays that this adapter exchanges with it. The package ``MNN.tools`` must not be imported: it calls
-pip and connects to a server. The native converter, which it wraps, does neither.
+pip and connects to a server. The native converter, which the package wraps, does neither.
 """
 
 import os

@@ -11,8 +11,8 @@
 # ///
 """onnx2pytorch on the CPU.
 
-It raises NotImplementedError for operators, versions and attributes that it lacks, and keeps
-string tensors as NumPy arrays.
+onnx2pytorch raises NotImplementedError for operators, versions and attributes that it lacks, and
+keeps string tensors as NumPy arrays.
 """
 
 import numpy as np

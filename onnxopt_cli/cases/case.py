@@ -129,7 +129,7 @@ class Case:
     """A case with a stable id, whose problem is loaded on demand.
 
     Attributes:
-        id: independent of how the path was typed: ``spec/adam/adam_multiple``,
+        id: the id, independent of how the path was typed: ``spec/adam/adam_multiple``,
             ``onnx-node/test_adam/0``.
         location: file and line, for messages.
         load: function that loads the problem. Every exception of the given function is converted
@@ -142,7 +142,8 @@ class Case:
         suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
             version.
         files: function that returns the files of the case by path. A file that was read to find
-            the case has a signature; a file that is only read by loading has an empty one.
+            the case has a signature; a file that only loading the case reads has an empty
+            signature.
     """
 
     id: str

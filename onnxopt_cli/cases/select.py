@@ -185,9 +185,9 @@ _MAX_DEPTH = 100
 class _Pattern:
     """A pattern of -k, matched against ids.
 
-    Some texts are not parsed as expressions. A text that matches an id literally is not, because
-    ids may contain parentheses or blanks. A single word is not either: ``and`` selects the cases of
-    the operator And.
+    A text that matches an id literally is not parsed as an expression, because ids may contain
+    parentheses or blanks. A single word is not parsed either: ``and`` selects the cases of the
+    operator And.
 
     Args:
         text: the text of the pattern.

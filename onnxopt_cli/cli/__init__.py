@@ -1,8 +1,8 @@
 """The command line. A command turns options into a call of the library, and returns an exit code.
 
-This package is the only one that imports click. The functions of a command import the modules that
-need NumPy or onnx when they run, because these take half a second to load: ``--help`` and shell
-completion do not need them.
+This package is the only one that imports click. A command imports the modules that need NumPy or
+onnx only when it runs. These modules take half a second to load, and neither ``--help`` nor shell
+completion needs them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# Commands that are defined in the module of a related command: the module, and the function there.
+# Commands that are defined in the module of a related command: the name of the module, and the name
+# of the function in it.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),

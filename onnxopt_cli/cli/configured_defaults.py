@@ -30,9 +30,9 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
 
 
 def configured_commands(context: click.Context) -> Iterator[click.Command]:
-    """Yield the commands all of whose options a configuration file may set.
+    """Yield the commands that a configuration file may configure completely.
 
-    For other commands, it may only set the files of operators.
+    For other commands, the file may set only the operator files.
     """
     root = context.find_root()
     if isinstance(root.command, click.Group):
@@ -130,7 +130,7 @@ def _checked(
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Resolve a path, or that in ``FORMAT=PATH``, against a folder; keep suites and ids."""
+    """Resolve a path, also in ``FORMAT=PATH``, against a folder; keep suites and ids unchanged."""
     before, equals, path = str(value).rpartition("=")
     if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)

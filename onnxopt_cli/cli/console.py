@@ -43,7 +43,7 @@ class _Console(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        """Raise the error, for which ``main`` chooses the exit code."""
+        """Raise the error; ``main`` chooses the exit code."""
         raise BrokenPipeError
 
     def print_line(self, text: Text | str) -> None:
@@ -51,9 +51,9 @@ class _Console(Console):
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text) -> None:
-        """Print text, wrapped unless it forbids that.
+        """Print text; wrap its lines unless the text forbids it.
 
-        Lines do not end with the blanks that rich would leave at their ends.
+        Blanks at the ends of lines, which rich would leave, are removed.
         """
         for line in [text] if text.no_wrap else text.wrap(self, self.width):
             line.rstrip()

@@ -1,4 +1,4 @@
-"""Faults of the environment: missing memory or disk space, closed streams, unfit packages.
+"""Faults of the environment: missing memory or disk space, closed streams, missing packages.
 
 Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output fails, a
 command still writes its files, and only the exit code reveals the loss of output.
@@ -169,8 +169,8 @@ class _Stream(io.FileIO):
 class _Lines(io.TextIOWrapper):
     """A text stream that changes lines which a CI server would interpret as commands.
 
-    The lines are changed here because other code has wrapped them before. Data for programs, such
-    as a report, is written as bytes and is not changed.
+    Lines are changed here, where other code has already wrapped them. Data for programs, such as a
+    report, is written as bytes and is not changed.
     """
 
     _line_is_open = False

@@ -36,9 +36,9 @@ _EXAMPLES = 2000
 #: The default time limit of an example in seconds. It is short because examples are small, and
 #: because each step of shrinking an example that hangs takes this time.
 _TIMEOUT = 10.0
-#: The default time limit in seconds of the search for an explanation, longer than the search takes.
-#: Failures with the same explanation are grouped, so the findings depend on the seed alone only if
-#: no search is stopped early.
+#: The default time limit in seconds of the search for an explanation, longer than a search takes.
+#: Failures with the same explanation are grouped, so a search that is stopped early can change the
+#: findings of a seed.
 _EXPLAIN_TIME = 60.0
 
 
@@ -177,7 +177,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 def _chosen(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> Chosen:
-    """Return the operators to test; none for random graphs, which have operators of their own."""
+    """Return the operators to test; none for random graphs, whose generator chooses operators."""
     # Imported late, as in the command: help and completion do not need the search.
     from onnxopt_cli.fuzz.search import Chosen, chosen_operators
 

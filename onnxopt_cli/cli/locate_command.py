@@ -47,8 +47,8 @@ def command(
 ) -> int:
     """Find the nodes of a model that a backend computes wrongly.
 
-    Each node is judged alone, on inputs from onnx's reference. If all are right, but the model is
-    not, the smallest subgraph that fails is found.
+    Each node is judged alone, on inputs from onnx's reference. If every node is right but the model
+    is wrong, the command finds the smallest subgraph that fails.
 
     \b
     onnxopt locate model.onnx -b onnxruntime --dim batch=1

@@ -99,7 +99,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names operators that are not defined anywhere; empty without any."""
+    """Return a line that names the undefined operators; an empty text if there are none."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

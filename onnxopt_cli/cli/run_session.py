@@ -288,7 +288,7 @@ def execute(config: RunConfig) -> int:
 
 
 def _targets(config: RunConfig) -> Sequence[str]:
-    """Return the targets of a run; of the gallery, only the cases of the runtimes under test."""
+    """Return the targets of a run; reduce the gallery to the cases of the runtimes under test."""
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets

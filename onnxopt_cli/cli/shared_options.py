@@ -96,7 +96,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# Shell completion by what the value of an option names.
+# The shell completion of an option, by the kind of name that its value is.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,

@@ -28,9 +28,9 @@ from onnxopt_cli.config.settings import (
 )
 from onnxopt_cli.errors import UsageError
 
-#: The multiple of the error bound that a derived tolerance allows.
+#: A derived tolerance is this multiple of the error bound by default.
 FACTOR = 4.0
-#: The formats of reports: for each, the module of ``report/``, which is imported on first use, and
+#: The formats of reports. Each has the module of ``report/``, which is imported on first use, and
 #: the function that renders a run.
 REPORT_FORMATS = {
     "json": ("saved_run", "json_report"),
@@ -45,8 +45,8 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# Settings that select cases, backends or expectations. A resumed or merged run may state them in
-# other words: the cases, backends and expectations that result from them are compared instead.
+# Settings that select cases, backends or expectations. A resumed or merged run may spell them
+# differently, because the selected cases, backends and expectations are compared instead.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -274,7 +274,7 @@ class Execution(Settings):
 
     Attributes:
         lowering: when operators with a formula are replaced by primitive operators.
-        isolation: where backends run. None means in workers, except for cases that ``numpy``
+        isolation: where backends run. None runs them in workers, except for cases that ``numpy``
             computes by a formula, which run in this process.
         limits: limits of each worker.
         jobs: number of workers of each backend.
@@ -364,8 +364,8 @@ class Judging(Settings):
         ulp: distance in ulp; None for the tolerances of the cases.
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether inconclusive elements are also counted among the elements that are bitwise
-            equal to the expected values. It has no option; ``--verbose`` sets it.
+        examine: whether to count inconclusive elements also among those that are bitwise equal to
+            their expected values. ``--verbose`` sets it; it has no option of its own.
     """
 
     tolerance: ToleranceRule | None = setting(
@@ -596,7 +596,7 @@ class RunConfig(Settings):
 
     @property
     def log_file(self) -> Path | None:
-        """The log that is written, resumed or not."""
+        """The log that the run writes, new or resumed."""
         return self.resume or self.log
 
     def expectation_files(self) -> tuple[Path, ...]:

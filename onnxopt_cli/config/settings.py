@@ -29,7 +29,7 @@ _OPTION, _GROUP, _SECTION = "option", "group", "section"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, and the base class of other kinds of values.
+    """The kind of values that are text; base class of the other kinds.
 
     Attributes:
         of: kind of name for completion in a shell: ``backend``, ``operator``; may be empty.
@@ -105,7 +105,7 @@ class Number(Text):
         return value > self.least if self.beyond else value >= self.least
 
     def word(self, value: Any) -> str:
-        """Return the number without a fraction of zero."""
+        """Return the number, as an integer if its fraction is zero."""
         return str(value).removesuffix(".0")
 
     def json(self, value: Any) -> Any:
@@ -259,7 +259,7 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return the words to type for a value, which need not be valid; no words for None."""
+        """Return the words to type for a value, valid or not; no words for None."""
         if isinstance(self.kind, Flag):
             # Of a pair of flags, self.flag is the flag for false, because true is the default.
             return [self.flag] if value is ("/" not in self.written) else []

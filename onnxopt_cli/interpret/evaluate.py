@@ -100,9 +100,10 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor for which some NumPy functions are replaced, since they fail or are wrong.
+    """A tensor for which some NumPy functions are replaced, because they fail or are wrong.
 
-    They are reductions of empty tensors, and clip and matmul in quadruple precision.
+    The replaced functions are reductions of empty tensors, and clip and matmul in quadruple
+    precision.
     """
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
@@ -188,7 +189,7 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
-    """Return the tensors that must not be negative, since the result of the formula is then NaN."""
+    """Return the tensors whose negative elements would make the formula's result NaN."""
     # Try both T = 1 and T = 3, since some formulas ignore the state in the first step.
     counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(

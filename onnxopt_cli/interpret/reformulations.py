@@ -302,8 +302,8 @@ def _session(model: bytes) -> Any:
 def reformulations(operator: Operator) -> tuple[Implementation, ...]:
     """Return all reformulations of an operator, with unique names.
 
-    They are the formula itself in every arithmetic, and each rewritten formula in a few
-    arithmetics.
+    The reformulations are the formula itself in every arithmetic, and each rewritten formula in a
+    few arithmetics.
     """
     return tuple(_all_reformulations(operator))
 

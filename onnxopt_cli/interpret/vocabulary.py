@@ -23,10 +23,10 @@ maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,    
                      b + e_b
 ===================  ===========================================================  =========
 
-Roundings are counted in unit roundoffs of abs(v). There are several if common implementations are
-not correctly rounded. A quotient may be the product with a reciprocal. A root may be ``a *
-rsqrt(a)`` with a Newton step, which rounds four times. Math libraries do not guarantee an error of
-less than four roundings for powers.
+Roundings are counted in unit roundoffs of abs(v). An operation has several roundings if its common
+implementations are not correctly rounded. A quotient may be the product with a reciprocal. A root
+may be ``a * rsqrt(a)`` with a Newton step, which rounds four times. Math libraries do not guarantee
+an error of less than four roundings for powers.
 
 A power with an integer exponent n may be computed by repeated squaring, as by ``powi`` of LLVM
 (compiler-rt, lib/builtins/powisf2.c), which Rust's ``f32::powi`` and so the Adam of burn use. Each
@@ -329,7 +329,7 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
         base: the bases.
         exponent: the exponents, int64.
         highest_bit_first: whether the bits of the exponent are processed from the highest to the
-            lowest. LLVM's ``powi`` processes them from the lowest.
+            lowest. LLVM's ``powi`` begins with the lowest bit.
     """
     count = np.abs(exponent)
     bits = range(int(np.max(count, initial=0)).bit_length())
@@ -392,8 +392,8 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
-    # Of a maximum or minimum, the error is at most the larger error of the operands. It is smaller
-    # if one operand is never chosen.
+    # The error of a maximum or minimum is at most the larger error of the operands. The error is
+    # smaller if one operand is never chosen.
     error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 

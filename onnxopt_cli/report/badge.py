@@ -14,9 +14,9 @@ def badge_report(view: RunView) -> str:
     """Return a badge as JSON text.
 
     The badge is yellow if the run conforms with expected failures, green if it conforms and has
-    passes, grey if it conforms without any, as a shard without cases does, and red otherwise. It
-    shows counts if all cases have been judged, otherwise the verdict. The capabilities that were
-    left out follow, and a declared precision that widens tolerances.
+    passes, grey if it conforms but has no pass, such as a shard without cases, and red otherwise.
+    It shows counts if all cases have been judged, otherwise the verdict. The text ends with the
+    excluded capabilities, and with a declared precision that widens tolerances.
     """
     good = view.record.exit_code == 0
     color = "red"

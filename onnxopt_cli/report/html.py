@@ -56,7 +56,7 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# The bar of a larger error / tolerance ends at this value, a little beyond the limit of 1.
+# Bars end at this error / tolerance, a little beyond the limit of 1, even if the value is larger.
 _MAX_DRAWN_SHARE = 1.15
 # Distances in ulp with more bits are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
@@ -65,7 +65,7 @@ _MIN_BARS = 8
 _MAX_TICKS = 8
 # Values of error / tolerance are clipped to this range.
 _MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
-# Step numbers of a saved run, which may be any integer, are clipped to this.
+# Step numbers of a saved run may be any integer; they are clipped to this limit.
 _MAX_STEP = 10**12
 
 
@@ -214,7 +214,7 @@ def _rows(view: RunView) -> list[_Row]:
 
 
 def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
-    """Return rows as data, which a browser reads many times faster than HTML, and their cells.
+    """Return rows and their cells as data, which a browser reads many times faster than HTML.
 
     A row consists of case, operator, capabilities and the number of the cell of each backend. The
     cells are listed by number, each with its column; cells that look alike have one number.

@@ -59,7 +59,7 @@ def markdown_report(view: RunView) -> str:
 
 
 def _title(view: RunView) -> str:
-    """Return the heading of a report: its verdict, about a backend if it has a single one."""
+    """Return the heading of a report: the verdict, about the backend if the run has only one."""
     subject = view.subject
     return f"# {subject if subject == NEUTRAL_SUBJECT else _code(subject)} {view.verdict}"
 
@@ -109,7 +109,7 @@ def _changes(view: RunView) -> list[str]:
 
 
 def _causes(view: RunView) -> list[str]:
-    """Return lists of the causes of failures, and of explanations that do not explain all."""
+    """Return lists of the causes of failures, and of explanations that are incomplete."""
     lines = _cause_lines(view.causes, several=len(view.backends) > 1)
     explanations = [
         f"- {_code(explanation.backend)}, {_code(explanation.operator)}: "

@@ -23,7 +23,7 @@ _MAX_DEFAULT_CHARS = 40
 
 
 def named_schemas(name: str) -> Sequence[defs.OpSchema]:
-    """Return the versions of the ONNX operators with a name, newest first; empty without any."""
+    """Return the versions of the ONNX operators with a name, newest first; may be empty."""
     versions = [schema for schema in defs.get_all_schemas_with_history() if schema.name == name]
     return sorted(versions, key=lambda schema: schema.since_version, reverse=True)
 

@@ -59,7 +59,7 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# The number of these rows that are reserved for the most frequent of the remaining causes.
+# The number of these rows that are reserved for causes that are frequent but not among the first.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
@@ -147,8 +147,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 
     Args:
         groups: the failures by cause; if there are many groups, the smallest are only counted.
-        examples: the number of groups, the first ones, for which an example is shown elsewhere. The
-            row of another group names an example.
+        examples: the number of groups at the beginning for which an example is shown elsewhere. The
+            row of each later group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)
@@ -184,7 +184,7 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 def _node_line(result: Result, about: str) -> str:
     """Return the attributes and shapes of a single node without a formula; empty for other models.
 
-    Empty also for a generated case, whose description begins with the operator and contains both.
+    Also empty for a generated case, whose description contains the attributes and shapes already.
     """
     content = result.content
     if content is None or len(content.nodes) != 1:
@@ -217,7 +217,7 @@ def failure_panel(
         more: a command that shows more about the cause.
     """
     result = view.result
-    # The location of an invalid case is the place to fix.
+    # Show the location of an invalid case, where the user has to correct the file.
     location = str(result.location) if result.outcome is Outcome.INVALID else ""
     message = view.message if complete else remark(result, "-v shows them")
     printed = printed_text(result.printed, None if complete else _MAX_PRINTED_LINES)

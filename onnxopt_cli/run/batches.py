@@ -27,8 +27,8 @@ from onnxopt_cli.run.executors import Executor, Pending
 
 # Cases with more bytes of inputs and expected outputs run alone.
 _MAX_CASE_BYTES = 1 << 20
-# If the submitted cases whose responses have not been awaited have more bytes together, no whole
-# batch is submitted ahead.
+# No further whole batch is submitted while the cases that await a response have more bytes than
+# this in total.
 _MAX_BYTES_AHEAD = 64 << 20
 
 
@@ -154,7 +154,7 @@ class BatchExecutor:
 
     def _response_alone(self, request: Request, pending: Pending) -> Response | str:
         response = pending()
-        # A case that must be rejected is not joinable, and its failure is the correct response.
+        # A case that the backend must reject is not joinable: its failure is the correct response.
         if request.joinable and _failure(response) is not None:
             self._failed_alone.add(operators_of(request.model))
         return response

@@ -167,7 +167,7 @@ def open_model_runner(
 ) -> Iterator[ModelRunner]:
     """Yield a function that runs models on backends.
 
-    It starts a backend again on first use, and does not retry if that fails.
+    The function starts each backend again on first use. If the start fails, it does not retry.
     """
     texts = {backend.name: backend.specification.given for backend in backends}
     with ExitStack() as stack:

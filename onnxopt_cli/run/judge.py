@@ -128,8 +128,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Compare outputs with each correct result; return the matching one, its diffs and a note.
 
-    If no correct result matches, return the one with the fewest wrong elements. Results by the
-    second reading of a contested question are then left out.
+    If no correct result matches, return the one with the fewest wrong elements. Results that follow
+    the second reading of a contested question are not considered for this choice.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -233,8 +233,8 @@ def _course(
         diffs: the comparison of each output with the expected one.
 
     Returns:
-        The largest error / tolerance of each recorded step, which is infinite for an error where
-        the tolerance is zero; empty if an output has another type or shape. And a message with the
+        The largest error / tolerance of each recorded step; infinite if an element with tolerance
+            zero has an error; empty if an output has another type or shape. And a message with the
         first step that exceeds the tolerance, and the first step with an inconclusive element.
     """
     largest, places = _largest_errors(len(recorded), expected, actual)

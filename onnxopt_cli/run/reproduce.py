@@ -57,11 +57,11 @@ MAX_EPSILONS = 4.0
 # The rounding error of a wrong implementation may exceed that of the formula by at most this
 # factor, except if rounding is its defect.
 _MAX_EXTRA_ROUNDING = 1000.0
-# The element of a wrong implementation is within the tolerance of the correct value by chance with
-# a probability of about the ratio of that tolerance to the error bound of the implementation. A
-# smaller probability is unlikely.
+# An element of a wrong implementation can be within the tolerance of the correct value by chance.
+# The probability is about the ratio of this tolerance to the error bound of the implementation.
+# Ratios below this limit count as unlikely.
 _UNLIKELY = 0.01
-#: Reason why a node of an operator without a formula cannot be observed.
+#: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"
 
 #: A mistake must reproduce this number of wrong elements, or be confirmed by generated nodes. An
@@ -72,7 +72,8 @@ _SECONDS, _BYTES = 10.0, 1 << 30
 # A mistake reproduces a wrong element if it differs from it by less than this share of the error of
 # the element.
 _NEAR_SHARE = 0.02
-# The type in which a mistake computes, by the name of the mistake; only coarser types are listed.
+# The type in which a mistake computes, by the name of the mistake, if this type is coarser than the
+# tensors' types.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -144,7 +145,7 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         return "not readable"
     if result.outcome is not Outcome.FAIL:
         return observation
-    # A backend returns outputs in the graph's order, an implementation in the node's.
+    # A backend returns outputs in the graph's order, an implementation in the node's order.
     order = [[*expected.outputs].index(name) for name in observation.expected.outputs]
     return _with_returned(observation, result, judging, order)
 
@@ -189,7 +190,7 @@ def _with_returned(
 def unlike_mistakes(
     result: Result, case: Case | None, judging: Judging, names: Sequence[str]
 ) -> str:
-    """Return how a failure differs from that of known mistakes; empty if both are equal.
+    """Return how a failure differs from the failure of known mistakes; empty if they are equal.
 
     Args:
         result: a failure.
@@ -229,7 +230,7 @@ def conforms(outputs: Sequence[Array], observation: Observation, judging: Judgin
 
 
 def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether a backend with a mistake can pass a case that the backend passed."""
+    """Return whether a backend with this mistake can pass a case that passed in the run."""
     outputs = implementation.run(observation.call)
     if conforms(outputs, observation, judging):
         return True
@@ -258,7 +259,7 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation returns all wrong elements of a backend.
 
-    Elements in which only the implementation is wrong do not matter.
+    Elements that are wrong in the implementation alone are ignored.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
@@ -326,7 +327,8 @@ def _returns(
     coarse = _coarse_type(implementation, outputs, observation.call)
     fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # If a mistake returns some outputs in a coarser type, its other outputs may have all digits.
+    # If a mistake returns some outputs rounded to a coarser type, its other outputs may be
+    # unrounded.
     may_have_all_digits = fits or implementation.precision is None
     if may_have_all_digits and agree([*map(Branch, outputs, limits)], returned):
         return True
@@ -345,7 +347,7 @@ def _returns(
 
 
 def _are_near(output: Array, returned: Array, limit: Array) -> bool:
-    """Return whether all pairs of finite elements agree within a much wider tolerance."""
+    """Return whether all pairs of finite elements agree, with a very wide tolerance."""
     with np.errstate(all="ignore"):
         far = np.abs(output - returned) > _MAX_EXTRA_ROUNDING * limit
     return not np.any(far & np.isfinite(output) & np.isfinite(returned))
@@ -415,7 +417,8 @@ def _own_limits(
         output.shape for output in outputs
     ]:
         return []
-    # The mistake's own output always agrees, even if its error bound is around another value.
+    # The exact output of the mistake always agrees, even if the error bound is centred on another
+    # value.
     return [
         Branch(output, np.zeros(output.shape), derived_output.branch)
         for output, derived_output in zip(outputs, limits, strict=True)
@@ -452,7 +455,7 @@ def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 
 
 def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) -> str:
-    """Return how a failure differs from that of a known mistake; empty if both are equal.
+    """Return how a failure differs from the failure of a known mistake; empty if they are equal.
 
     The mistake is computed by onnx's corrected reference in a forked process, since a model is not
     trusted.
@@ -575,7 +578,7 @@ def _floats_alike(
     else:
         least = 2 * epsilon * np.abs(wide)
         limit = np.minimum(limit, np.maximum(_NEAR_SHARE * error, least))
-        # Nearly correct elements do not count, because many mistakes reproduce them.
+        # Ignore nearly correct elements, because many mistakes reproduce them.
         wrong = (error > least / _NEAR_SHARE) | ((error > 0) & (distance == 0))
     agrees = (distance == 0) | (distance <= limit)
     return float(np.count_nonzero(wrong)) if agrees.all() else None

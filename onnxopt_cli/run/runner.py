@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Fewer cases run in this process: forking costs more than it saves.
+# With fewer cases, forking takes longer than it saves, so they run in this process.
 _MIN_PARALLEL_CASES = 20
 # Cases are distributed to forked processes in about this number of chunks, of at most this number
 # of groups each.
@@ -206,8 +206,8 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     with closing(finished) if finished else nullcontext():
         while True:
             submitted_count = sum(isinstance(entry, _Submission) for entry in window)
-            # A submission holds all values of a case, which limits their number. Finished rows are
-            # small.
+            # A submission holds all values of a case in memory, so the number of submissions is
+            # limited. Finished rows are small.
             while submitted_count <= (ahead := _ahead(plan)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
@@ -343,10 +343,7 @@ def _total(total: Response, response: Response) -> Response:
 def _usable_arrays(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors, and why the next step cannot use the outputs.
-
-    The reason is empty if it can.
-    """
+    """Return the outputs that are tensors, and the reason if the next step cannot use them."""
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
@@ -391,7 +388,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         math = executor.specification.math
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if response.batch and result.outcome is not Outcome.PASS:
-            # Other cases of the batch may have caused it.
+            # Other cases of the batch may have caused the failure.
             return _result_alone(plan, submission, index)
         if result.outcome is not Outcome.PASS:
             return result
@@ -437,7 +434,7 @@ def _reason_to_stop(plan: Plan, failed: int) -> str:
 
 
 def _fails(results: Sequence[Result]) -> bool:
-    """Return whether a case counts towards ``max_fail``: it ran on a backend that failed it."""
+    """Return whether a case counts towards ``max_fail``: whether a backend ran it and failed."""
     return any(not result.conforms and not result.not_started for result in results)
 
 
@@ -531,7 +528,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each stage outside of any case in which a backend's workers failed."""
+    """Yield a result for each stage, outside of any case, in which workers of a backend failed."""
     for executor in plan.backends:
         # Several workers may fail in the same stage; the worst failure is kept.
         by_place: dict[str, Result] = {}

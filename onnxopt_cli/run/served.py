@@ -76,7 +76,7 @@ def open_run(
 
 
 class _CasesAtClient:
-    """Stands for the cases of the client, which are needed as probes.
+    """A placeholder for the client's cases, which a worker does not have but needs as probes.
 
     Iteration raises NeedsWorkersError, so that the client runs the case that needs a probe.
     """

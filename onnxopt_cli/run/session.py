@@ -151,7 +151,7 @@ def open_session(
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
         # An unknown backend is reported before the cases are read, which may take long. With a
-        # cluster, its machines decide, because other backends may be installed there.
+        # cluster, the check happens on its machines, because other backends may be installed there.
         require_backends(config.backends)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
@@ -188,7 +188,7 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # Record the ids: when the log is resumed, the cases that failed last may be others.
+            # Record the ids, because other cases may have failed last when the log is resumed.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)
@@ -363,8 +363,8 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # Of two failures outside of any case, one of which is in the resumed log, the worse
-                # one counts.
+                # The resumed log may also have a failure outside of any case; the worse of the two
+                # is kept.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
@@ -596,7 +596,7 @@ def _run_again(
         case = by_id[result.case]
         outcome_in_order = in_order.get(result.case, outcome)
         if result.case not in in_order and outcome is not result.outcome:
-            # The case ended its worker, so it was left out of the common rerun.
+            # The case ended its worker, so the rerun of all cases in order omitted it.
             outcome_in_order = restarted([*before, case])[-1].outcome
         if outcome_in_order is not outcome:
             text = _dependence(before, case, outcome_in_order, restarted, culprits)
@@ -614,7 +614,7 @@ def _dependence(
     restarted: _Restarted,
     culprits: list[Case],
 ) -> str:
-    """Return, in words, after which earlier case a case has the outcome of the run in order."""
+    """Return a text that names the earlier case which causes the outcome of a case."""
 
     def same_after(prefix: Sequence[Case]) -> bool:
         return restarted([*prefix, case])[-1].outcome is outcome
@@ -626,8 +626,8 @@ def _dependence(
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only in some runs"
-    # The shortest part of the earlier cases, up to the last of them, after which the outcome is the
-    # same begins with the culprit.
+    # Search for the shortest run of cases, ending just before this case, after which the outcome is
+    # the same. The culprit is its first case.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

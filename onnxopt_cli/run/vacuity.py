@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # For an operator without a formula, at most this number of cases serve as probes of a backend.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
-# Shape of the first tensors of a plain node whose own inputs cannot be used.
+# Shape of the first tensors of a plain node if the inputs of the original node cannot be used.
 _PLAIN_SHAPE = (3,)
 # Factor of the inputs of the second node of a pair. It is positive, so that signs do not change.
 _FACTOR = 1.25
@@ -75,7 +75,7 @@ class VacuityCheck:
     """
 
     probe_cases: Iterable[Case] = ()
-    # By backend and probe, the fault of the probe's outputs; empty if they are correct.
+    # The fault of a probe's outputs, by backend and probe; empty if the outputs are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def reason(self, executor: Executor, problem: Problem, response: Response) -> str:
@@ -126,7 +126,7 @@ class VacuityCheck:
     def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Return why a correct result is vacuous; empty if it is conclusive or no probe exists."""
+        """Return why a correct result is vacuous; empty if it is not, or there is no probe."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:
@@ -144,7 +144,7 @@ class VacuityCheck:
         return f"right, but the expected output is a constant or an input, and {first_finding}"
 
     def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Name an operator of a rejected model that the backend may be unable to compute."""
+        """Return why the backend may not compute an operator of a rejected model, or empty."""
         for node in model.graph.node:
             finding = self._finding_for_operator(executor, node, None)
             if finding:
@@ -154,7 +154,7 @@ class VacuityCheck:
     def _finding_for_operator(
         self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
-        """Return why nothing shows that a backend computes the operator of a node.
+        """Return why no probe shows that a backend computes the operator of a node.
 
         Args:
             executor: the backend.
@@ -268,7 +268,7 @@ def _is_new(value: Array, problem: Problem) -> bool:
 
 
 def _likelihood(case: Case, name: str, lower_name: str) -> int:
-    """Return how likely it is that a case is one of an operator; 0 if it is not.
+    """Return a score of how likely a case is to have the operator; 0 if it cannot have it.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
@@ -377,8 +377,8 @@ def plain_pair(
 def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Value]]) -> bool:
     """Return whether a backend must have computed the outputs that it returned for both nodes.
 
-    This holds if at least one output differs from all inputs and between the two nodes. The values
-    need not be correct.
+    It must have if at least one output differs from all inputs and between the two nodes. The
+    values need not be correct.
     """
     for right, first, second in zip(pair[0].expected, *returned, strict=False):
         if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
@@ -393,7 +393,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
     """Return whether a backend that computes nothing could return these outputs.
 
-    This holds if each of them is empty, zero, NaN, or equal to an input.
+    It could if each output is empty, zero, NaN, or equal to an input.
     """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(
@@ -489,7 +489,7 @@ def _operands(
 def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
-    """Return a value and its type if that type is allowed, else None and the first allowed type."""
+    """Return a value and its type; None and the first allowed type if its type is invalid."""
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]

@@ -165,15 +165,15 @@ class ProcessLostError(Exception):
 
 
 class TimeLimitError(BaseException):
-    """Code took longer than its limit. Not an Exception, which the code may handle."""
+    """Code took longer than its limit. The limited code may catch every Exception, but not this."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeLimitError` in Python code of the block that takes more processor time.
+    """Raise :class:`TimeLimitError` in the block after a limit of processor time.
 
     Processor time does not depend on the load of the machine. Calls into C are not interrupted.
-    Only the main thread may use this.
+    Only the main thread may use this function.
     """
 
     def expire(_signal: int, _frame: object) -> None:

@@ -196,7 +196,8 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
             if breach and (breach.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
-                # The case obeys the protocol in a new worker, so an earlier case broke it.
+                # With this case, a new worker obeys the protocol, so an earlier case caused the
+                # violation.
                 self._incidents.append(breach)
             job.result, worker.response = worker.response, None
             if worker.free and worker.case_count >= _CASES_PER_WORKER:

@@ -3,7 +3,7 @@
 The process that will remove the folder holds a lock on it, which the system releases when that
 process ends for any reason. An unlocked folder is therefore abandoned, and the next run removes it.
 The random name and the unusual mode of these folders distinguish them from folders of other
-programs. A marker file would do so too, but the backend should find the folder empty.
+programs. A marker file would also distinguish them, but the backend should find an empty folder.
 """
 
 from __future__ import annotations

@@ -144,9 +144,9 @@ def end_descendants(
 ) -> bool:
     """Kill the descendants of a process until none is left, even if they start new processes.
 
-    All are stopped before any is killed, so that none can react to the end of another. Signals are
-    sent to whole process groups, from which a process does not escape by forking. Orphans that this
-    process adopts meanwhile are killed in the next round.
+    All descendants are stopped before any is killed, so that no process can react to the end of
+    another. Signals are sent to whole process groups, from which a process does not escape by
+    forking. Orphans that this process adopts meanwhile are killed in the next round.
 
     Args:
         parent: the process; it and its process group receive no signal.

@@ -47,7 +47,7 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# Growth of a resource in one run that is not examined. The unit of memory is bytes.
+# Growth of each resource in one run that is accepted without examination. Memory is in bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,

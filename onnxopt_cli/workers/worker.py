@@ -382,7 +382,8 @@ class _WorkerProcess:
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
-        # Readable when the process has ended. On systems without it, regular polls detect the end.
+        # This descriptor is readable when the process has ended. Systems without it detect the end
+        # by regular polls.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)
@@ -557,7 +558,7 @@ def _is_orphan(child: int) -> bool:
 
 
 class Printed:
-    """Reads the output of a worker from a pipe, and keeps its end.
+    """Reads the output of a worker from a pipe, and keeps the last part of it.
 
     Args:
         descriptor: the reading end of the pipe.

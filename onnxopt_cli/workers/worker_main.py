@@ -63,7 +63,7 @@ def main(
     faulthandler.enable()
     for descriptor in (channel, input_file, output_file):
         if descriptor >= 0:
-            # Processes that the backend starts must not inherit it.
+            # Processes that the backend starts must not inherit the descriptor.
             os.set_inheritable(descriptor, False)
     # EOFError: the runner has ended, or has closed the channel.
     with socket.socket(fileno=channel) as connection, suppress(EOFError):

@@ -192,7 +192,7 @@ class CaseFields:
             raise FormatError(node, f"found {node.key}, expected {valid_field}: {reason}")
 
     def read(self, nodes: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-        """Return the values of nodes by name; collect the errors of invalid nodes and omit them."""
+        """Return the values of nodes by name; collect errors, and omit invalid nodes."""
         values: dict[str, T] = {}
         for name, node in nodes.items():
             if id(node) not in self.broken:
@@ -664,7 +664,7 @@ def _is_complex(value: Any) -> bool:
 def _lost(wide: Array, narrow: Array) -> Array:
     """Return which doubles are out of the range of an element type.
 
-    Rounding is acceptable. A change to or from infinity, NaN or zero is not, nor is saturation.
+    Rounding is allowed. A change to or from infinity, NaN or zero, and saturation, are not allowed.
 
     Args:
         wide: the doubles.

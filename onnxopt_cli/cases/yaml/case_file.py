@@ -189,7 +189,7 @@ def _cases(
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
-    # Shared by the cases without data files.
+    # Cases without data files share this function.
     only_file: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken, memory)

@@ -445,7 +445,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
         over = int(number(linear.fields["over"]))
 
         def line() -> Array:
-            # Step `over` has the value `high`, and so have all later ones.
+            # Step `over` and all later steps have the value `high`.
             share = np.minimum(np.arange(count) / max(over - 1, 1), 1.0) if over > 1 else 1.0
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 

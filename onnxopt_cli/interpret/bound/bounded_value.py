@@ -1,8 +1,8 @@
 """The operands of the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Two kinds of results consist of two of them each: a
-choice by an undecided comparison has two accepted results (:class:`Either`), and an operation on
-tensors of different types may be computed in either type (:class:`Mixed`).
+The operands of a formula are :class:`Bounded`. Some results consist of two such operands: a choice
+by an undecided comparison has two accepted results (:class:`Either`), and an operation on tensors
+of different types may be computed in either type (:class:`Mixed`).
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Bounded(Approximate, _Operand):
         precision: the coarsest type in which an implementation may compute the value.
         doubt: the error for comparisons, which is zero where the operands are exact and the type
             can represent the result; None if it equals the error.
-        reach: for a sum, the sum of the magnitudes of its terms; otherwise None. It is needed for
-            products with a sum, since an implementation may multiply each term instead.
+        reach: for a sum, the sum of the magnitudes of its terms; otherwise None. The reach is
+            needed for products with a sum, since an implementation may multiply each term instead.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 

@@ -2,11 +2,11 @@
 
 A trajectory is a case of several steps, in which outputs of a step are inputs of the next one.
 
-The outputs of a node have error bounds, as does a gradient that is computed from them, and all of
-them are operands of the next formula. Expected values are computed in the wide type, without
-rounding between nodes. If rounding decides a choice, the error covers both branches. Averages
-reduce errors, and gradients of steep functions multiply them. Bounds never cancel, so a long
-trajectory with a steep gradient may have bounds that make its elements inconclusive.
+The outputs of a node, and a gradient that is computed from them, have error bounds and are operands
+of the next formula. Expected values are computed in the wide type, without rounding between nodes.
+If rounding decides a choice, the error covers both branches. Averages reduce errors, and gradients
+of steep functions multiply them. Bounds never cancel, so a long trajectory with a steep gradient
+may have bounds that make its elements inconclusive.
 """
 
 from __future__ import annotations

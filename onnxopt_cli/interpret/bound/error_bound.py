@@ -54,7 +54,7 @@ Change = Callable[[Array], Array]
 #: NaN or an infinity, and a mask of the elements at which it is also accepted.
 AlsoRight = tuple[float, Array]
 
-#: The multiple of the error bound that a derived tolerance allows.
+#: A derived tolerance is this multiple of the error bound by default.
 FACTOR = 4.0
 
 
@@ -71,8 +71,8 @@ class DerivedOutput:
         factor: multiple of the error that is allowed.
         otherwise: alternative accepted values, for elements at which rounding decides a choice, or
             at which a reformulation turns an infinite input into NaN; equal at other elements. None
-            without an alternative. The alternative may itself have one. Each element of each output
-            may have its own branch of a choice.
+            without an alternative. The alternative may itself have an alternative. Each element of
+            each output may have its own branch of a choice.
     """
 
     expected: Array

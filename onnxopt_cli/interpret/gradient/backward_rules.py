@@ -542,7 +542,7 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs if that of x is constant along the reduced axes.
+        """Return the gradients of the inputs from a gradient of x that is constant along the axes.
 
         Args:
             name: the gradient of x, with length 1 along the reduced axes.

@@ -5,8 +5,8 @@ The attributes of a Gradient node name tensors of its graph. The part of the gra
 and ``zs`` at which it is differentiated. If y has several elements, their sum is differentiated.
 
 Operators without a rule of differentiation are first replaced by primitive nodes. This module
-contains such bodies for Gelu and for normalizations, which compute the variance as the mean square
-of the difference from the mean. Other operators are replaced by ONNX's function body.
+contains the primitive nodes for Gelu and for normalizations, which compute the variance as the mean
+square of the difference from the mean. Other operators are replaced by ONNX's function body.
 """
 
 from __future__ import annotations

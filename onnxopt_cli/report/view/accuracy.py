@@ -1,8 +1,9 @@
 """Accuracy of a backend over all cases: error / tolerance, bits lost, distribution of errors.
 
-Every output that is compared with a tolerance counts. With a derived tolerance, the error is the
-distance from the correctly rounded result of the formula; with another tolerance, the distance from
-the oracle's result. Outputs whose computation preserves only absolute accuracy have separate rows.
+Every output that is compared with a tolerance is included. With a derived tolerance, the error is
+the distance from the correctly rounded result of the formula; with another tolerance, the distance
+from the oracle's result. Outputs whose computation preserves only absolute accuracy have separate
+rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Accuracy:
         backend: the backend's name.
         operator: the operator's name.
         output: the output's name in the specification, which several tensors of a node may share. A
-            remark follows if an identity of the backend loses relative accuracy.
+            remark follows if the backend uses an algebraic identity that loses relative accuracy.
         provenance: the source of the tolerance.
         tensors: number of judged tensors.
         elements: number of their elements.
@@ -114,8 +115,8 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     """Yield operator, output and diff of each tensor whose values were compared.
 
-    If a result passes only by an identity that preserves no relative accuracy, a remark follows the
-    output's name.
+    If a result passes only because an algebraic identity is allowed that loses relative accuracy, a
+    remark follows the output's name.
     """
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"

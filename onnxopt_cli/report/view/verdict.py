@@ -10,7 +10,7 @@ from typing import TypeVar
 from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result, Standing
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-#: Labels of results whose meaning an expectation file changes; their outcome would mislead.
+#: Labels of results whose meaning an expectation file changes; their outcome alone would mislead.
 EXPECTED_FAILURE = "expected failure"
 UNEXPECTED_PASS = "unexpected pass"  # noqa: S105 - a label, not a password
 _PLURALS = {EXPECTED_FAILURE: "expected failures", UNEXPECTED_PASS: "unexpected passes"}

@@ -41,7 +41,8 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# If one cause has more combinations of wrong outputs, entries do not list wrong outputs.
+# If the failures of one cause have more combinations of wrong outputs than this, their entries do
+# not list wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
 # Fields of an entry that describe a failure, as pairs of the field's name and its words.
@@ -56,7 +57,7 @@ _TOP = re.compile(r"[A-Za-z-]+\s*:")
 #: The least number of ids that a glob must match. Fewer ids are clearer than a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# No globs are listed for an id with more separators: their number grows quadratically.
+# Globs are not listed for an id with more separators, because their number grows quadratically.
 _MAX_SEPARATORS = 24
 
 
@@ -272,8 +273,9 @@ class _Update:
     def _described(self, results: Sequence[Result]) -> dict[_Described, list[Result]]:
         """Group results by the fields that describe their failure.
 
-        The fields are the known mistakes that reproduce the failure, or the wrong outputs if other
-        outputs are correct. If a cause has many combinations of wrong outputs, they are not listed.
+        The fields name the known mistakes that reproduce the failure. Otherwise they name the wrong
+        outputs, if other outputs are correct. If a cause has many combinations of wrong outputs,
+        they are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
         for result in results:
@@ -302,7 +304,7 @@ class _Update:
         return clipped(cause, _MAX_REASON_CHARS)
 
     def pin(self) -> None:
-        """Set the versions of suites for which the file is now written."""
+        """Set the versions of suites to which the updated file applies."""
         pins = dict(pattern.text.split("@", 1) for pattern in self.layer.suites)
         now = pins | {
             name.removeprefix(SUITE): version
@@ -433,7 +435,7 @@ class _Edit:
         self.changes.append((place, place, head + block))
 
     def pin(self, suites: Sequence[str]) -> None:
-        """Set the versions of suites for which the file was written."""
+        """Set the versions of suites to which the file applies."""
         new_line = f"suites: [{', '.join(map(json.dumps, suites))}]"
         count = len(self._lines)
         keys = [number for number, line in enumerate(self._lines) if _TOP.match(line)]
@@ -454,7 +456,7 @@ class _Edit:
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return the place for entries in a file without any, and lines that must precede them."""
+        """Return the place for the first entries of a file, and lines that must precede them."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):

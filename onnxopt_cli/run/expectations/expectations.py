@@ -108,7 +108,7 @@ class Entry:
     def applies_to(self, backend: BackendIdentity) -> bool:
         """Return whether the entry applies to a backend.
 
-        A backend that does not report its version is in no range of versions.
+        A backend that does not report its version is outside of every version range.
         """
         if not self.names(backend):
             return False
@@ -128,7 +128,7 @@ class Entry:
         return self.expires is not None and today >= self.expires
 
     def allows(self, result: Result) -> bool:
-        """Return whether a result is expected; an entry that allows flaky also allows a pass."""
+        """Return whether a result is expected; entries that allow ``flaky`` also allow a pass."""
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
@@ -424,7 +424,7 @@ class Expectations:
         return None
 
     def must_pass(self, case: str) -> str:
-        """Return the place that requires a case to pass; empty if no place does."""
+        """Return the place in a file that requires a case to pass; empty if there is none."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):

@@ -44,7 +44,8 @@ from onnxopt_cli.operators.registry import registry
 #: The version that a log's header states.
 SCHEMA = "onnxopt.log/1"
 _CHUNK_BYTES = 1 << 20
-# If a run depends on more files, its log has one digest for each folder instead of each file.
+# If a run depends on more files than this, its log has one digest for each folder instead of each
+# file.
 _MAX_LISTED_FILES = 5_000
 # Larger files are identified by size and modification time instead of content.
 _MAX_FILE_BYTES = 4 << 30
@@ -95,7 +96,7 @@ class FileSnapshot:
         self._known: dict[str, tuple[Signature, bytes]] = {}
         self._backends = ""
         self._left = MAX_HASHED_BYTES
-        # Files that are too large to be read.
+        # Files whose size exceeds the limit for hashing.
         self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:

@@ -37,7 +37,7 @@ from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 if TYPE_CHECKING:
     import jsonschema_rs
 
-# The first bytes of every log. A file that consists of a part of them is also recognized as a log.
+# The first bytes of every log. A file that ends within these bytes is also recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
 #: The id of a case, and the name of a backend.
@@ -48,7 +48,7 @@ _ENDS = frozenset({0, 1, 2, 5})
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # The outcomes with outputs that were compared.
 _COMPARED = _WITH_WRONG_OUTPUTS | {Outcome.PASS, Outcome.VACUOUS, Outcome.SKIP, Outcome.LEAK}
-# The outcomes that a case can have although it was not started.
+# The outcomes of cases that may not have been started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
@@ -325,7 +325,7 @@ class _Rules:
         self._rerun.add(key)
 
     def resume(self) -> None:
-        """Allow results again for cases that did not run on every backend."""
+        """Allow new results of cases that did not run on every backend."""
         rows = [complete_row(self._results, case, self._backends) for case in self._cases]
         self._closed = {(result.case, result.backend) for row in rows for result in row}
 

@@ -32,7 +32,7 @@ LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"
 
-# Errors that mean that the system or file system lacks a call, or that a container forbids it.
+# Error numbers of a call that the system or file system does not support, or a container forbids.
 _LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -44,9 +44,10 @@ class LogWriter:
     """An open log, which is locked if the system has locks.
 
     An error while a record is written raises no exception: it is stored in :attr:`failure`, and the
-    run continues, so that its verdict is shown. The same happens if another program writes to the
-    file, which is detected by the file's size before each record, and by its content at the end. In
-    that case a last record marks the log as spoiled, and readers reject the log.
+    run continues, so that its verdict is shown. The log fails in the same way if another program
+    writes to the file. The writer detects this by the file's size before each record, and by its
+    content at the end. In that case a last record marks the log as spoiled, and readers reject the
+    log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.

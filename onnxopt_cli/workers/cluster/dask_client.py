@@ -61,7 +61,7 @@ Done = TypeVar("Done")
 # Target duration and largest size of a batch.
 _BATCH_SECONDS = 1.0
 _MAX_BATCH_ITEMS = 1000
-# Assumed time of the client for each batch: with many workers, batches are larger accordingly.
+# Assumed time that the client needs for each batch; it makes batches for many workers larger.
 _CLIENT_SECONDS_PER_BATCH = 0.01
 # Number of workers that may be lost with the same item.
 _MAX_TRIES = 2
@@ -160,7 +160,8 @@ class Cluster:
             raise
 
     def _run_loop(self) -> None:
-        # The client handles Ctrl-C. Processes started from here ignore it; the client ends them.
+        # The client handles Ctrl-C. Processes started in this thread ignore it; the client ends
+        # them.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
@@ -546,9 +547,9 @@ class WorkerGroup:
                 ValueError, KeyError or TypeError if the response is invalid.
             files: returns the files that the item with an index needs.
             stop: returns whether to stop early.
-            part: returns the part to which the item with an index belongs. Workers receive
-                different parts while there are enough, so that one worker processes a whole part
-                if possible. None if there is only one part.
+            part: returns the part to which the item with an index belongs; None if there is only
+                one part. Workers receive different parts while there are enough parts, so that one
+                worker processes a whole part if possible.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.

@@ -121,7 +121,7 @@ class Sidecar:
         for path, (digest, mode) in wanted.items() if not lacking else ():
             target = placed(self._tree, path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Copied, not linked, so that a backend cannot modify the store for later runs.
+            # A link would let a backend modify the store for later runs.
             shutil.copyfile(self._files / digest, target)
             target.chmod(mode | 0o600)
         return lacking
@@ -133,7 +133,7 @@ class Sidecar:
         temporary.mkdir()
         folder = Path(setup.folder) if setup.local else placed(self._tree, setup.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # This is the environment of the worker, not of the client.
+        # os.environ is the environment of the Dask worker, not of the client.
         environment = {**without_ci_channels(os.environ), "TMPDIR": str(temporary)}
         environment["ONNXOPT_CACHE_DIR"] = str(temporary)
         copies = [(path, placed(self._tree, path)) for path in setup.operators]
