@@ -12,15 +12,18 @@ FMA. For T elements, each of these bounds holds with a probability of at least 1
 
 Terms that are much smaller than the sum are lost systematically, and so is a small addend such as
 Gemm's C; a bound of this loss is added to both bounds. Equal sums, for example of repeated rows,
-have equal errors. T is therefore an effective number of elements, (sum c)^2 / sum c^2, where the
-sums are over the distinct significands of the outputs, and c elements share a significand.
+have equal errors. T is therefore the effective number of elements, (sum c)^2 / sum c^2, where the
+sums run over the distinct significands of the outputs, and c is the number of elements with a
+significand.
 
-Outputs of 16 bits are accumulated in float32 and rounded once: r is in units of u|y|, and n + 2
-becomes 2. Subnormal outputs are left out, because their errors are not proportional to |y|.
+16-bit outputs are accumulated in float32 and rounded once. Their error r is in units of u|y|, and
+the bound n + 2 of the variance becomes 2. Subnormal outputs are left out, because their errors are
+not proportional to |y|.
 
 If the digits of the operands are related, as in an arithmetic progression, the errors of correct
-algorithms are systematic, too. A finding is therefore dropped if a correct algorithm yields one for
-the same operands: sequential sums in float32 or, for 16-bit outputs, correctly rounded sums.
+algorithms are systematic, too. A finding is therefore dropped if a correct algorithm causes a
+finding for the same operands. The correct algorithms are sequential sums in float32 or, for 16-bit
+outputs, correctly rounded sums.
 
 TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
@@ -43,20 +46,20 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-# The probability with which a correct algorithm fails one test. An output has four tests: all
-# together have a probability below 1e-9.
+# The probability with which a correct algorithm fails one test. A correct algorithm fails any of
+# the four tests of an output with a probability below 1e-9.
 _FALSE_ALARM = 1e-10
 # The probability with which a correct algorithm causes a finding that is reported but is not a
 # failure.
 _FINDING_PROBABILITY = 1e-4
-# Outputs with fewer elements are not examined: the tests would be too weak.
+# Outputs with fewer elements than this are not examined, because the tests would be too weak.
 _MIN_ELEMENTS = 256
-# Outputs whose sums have more products in total are not examined.
+# Outputs whose sums have more products than this in total are not examined.
 _MAX_PRODUCTS = 1 << 24
 # The digits of float32 operands count as random if the magnitudes of their nonzero elements are in
 # this range, and at least this share of their elements has a nonzero last byte.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
-# 16-bit elements whose terms cancel by a larger factor are left out.
+# 16-bit elements whose terms cancel by a factor larger than this are left out.
 _MAX_CANCELLATION = 64.0
 # A term that is below this number of unit roundoffs of the sum may be lost systematically.
 _SMALL_TERM = 8.0
@@ -66,8 +69,8 @@ _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# A message about a mean square error that is too large also states the mean error if that exceeds
-# this number of standard errors.
+# A message about an excessive mean square error also states the mean error if the mean error
+# exceeds this number of standard errors.
 _SIGNIFICANT = 7.0
 
 
@@ -125,13 +128,13 @@ class _Operation:
 
     def sums(self) -> _Sums:
         """Return the sums in double."""
-        # Small products in several threads mostly wait.
+        # Threads that compute small products mostly wait for each other.
         with one_blas_thread():
             exact = np.einsum(self.equation, *self.factors, optimize=True)
             magnitudes = np.einsum(self.equation, *map(np.abs, self.factors), optimize=True)
         terms = np.ones(_DRAWN_TERMS)
         for seed, factor in enumerate(self.factors, start=1):
-            # The seeds differ: the factors of a product must be drawn independently.
+            # The seeds differ, because the factors of a product must be drawn independently.
             generator = np.random.default_rng(seed)
             terms *= np.abs(generator.choice(factor.reshape(-1), _DRAWN_TERMS))
         if self.addend is None:
@@ -231,7 +234,7 @@ def accumulation_finding(
 
 
 def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array] | None:
-    """Return the operands of a node; None if one is empty, sparse or missing."""
+    """Return the operands of a node; None if an operand is empty, sparse or missing."""
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     values = [{**constants, **inputs}.get(name) for name in model.graph.node[0].input if name]
     arrays = [value for value in values if isinstance(value, np.ndarray) and value.size]
@@ -348,7 +351,7 @@ def _largest_ratio(elements: int) -> float:
 
 
 def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether an operand consists of integers, or of random digits in the output's type."""
+    """Return whether an operand has integers, or floats of the output's type with random digits."""
     if operand.dtype.kind in "iu":
         return True
     return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))
@@ -403,7 +406,8 @@ def _equation(
             second = "jk" if attributes.get("transB") else "kj"
             return f"{first},{second}->ij"
         case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
-            # Fast algorithms compute larger kernels. Pads and strides are not supported.
+            # Convolutions with larger kernels may be computed by fast algorithms. Convolutions with
+            # pads or strides are not supported here.
             if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
                 return None
             spatial = "xyzw"[: ranks[0] - 2]

@@ -29,15 +29,16 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The rounding of a sample to representable numbers moves its mean and mean square by at most this
-# number of gaps between the levels of such numbers.
+# Rounding the numbers of a sample to its dtype moves the mean and the mean square by at most this
+# number of gaps between the levels of neighbouring representable numbers.
 _GRAINS = 8
-# The square of four standard deviations, in variances. Smaller deviations need no test.
+# The square of four standard deviations, as a multiple of the variance. Deviations below four
+# standard deviations need no test.
 _LIKELY_VARIANCES = 16
 # The error of a scaled element, in ulps.
 _SCALING_ULPS = 16
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# In between it has neither, and drops nothing.
+# The versions in between have neither of them and drop no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
 # Indices of the inputs of Dropout.
 _RATIO, _TRAINING = 1, 2
@@ -227,7 +228,7 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
         return "has elements whose probability is 0"
     inner = np.clip(chances, 0, 1)
     if _is_unlikely(np.ones(inner.shape), inner, values, alarm):
-        return f"has {values.sum():g} ones where {inner.sum():.4g} are to be expected"
+        return f"has {values.sum():g} ones where {inner.sum():.4g} are expected"
     if inner.size and _is_unlikely(inner - inner.mean(), inner, values, alarm):
         return "has ones where they are unlikely"
     return ""
@@ -278,7 +279,7 @@ def _test_classes(logits: Array, sample: Array) -> str:
 
 
 def _test_dropout(x: Array, keep: float, sample: Array) -> str:
-    """Test that each element is 0 or scaled, and how many are kept."""
+    """Test that each element is 0 or scaled, and test the number of kept elements."""
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     ulp = np.spacing(np.abs(wide / keep).astype(sample.dtype)).astype(np.float64)
     scaled = np.abs(values - wide / keep) <= _SCALING_ULPS * ulp
@@ -291,7 +292,7 @@ def _test_dropout(x: Array, keep: float, sample: Array) -> str:
 
 
 def _decisive(x: Array) -> Array:
-    """Return which elements show whether they are dropped: finite, and not flushed to zero."""
+    """Return which elements show whether they are dropped: all that are finite and not flushed."""
     return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 

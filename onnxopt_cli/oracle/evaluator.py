@@ -38,11 +38,11 @@ _SEQUENTIAL_TYPES = (np.float32, np.float64)
 _MATRIX_RANK = 2
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
-# Matrix products with more products of elements are not summed sequentially, which would take
-# seconds.
+# Matrix products with more multiplications than this are not summed sequentially, because
+# sequential sums would take seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
-# If initializers have more elements in total, they are converted to double at each use, to save
-# memory.
+# Initializers that have more elements than this in total are converted to double at each use, to
+# save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
 # Largest number of terms of a mean that is updated term by term.
 _MAX_UPDATED_TERMS = 4096
@@ -68,8 +68,8 @@ class ReferenceModel:
 
     Args:
         model: the model.
-        expanded: operators that are replaced by their published function bodies. With ``like``,
-            elements that overflow in a body alone are those of the operator.
+        expanded: operators that are replaced by their published function bodies. With ``like``, an
+            element that overflows only in the body has the value that the operator computes.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
         like: an instance for the same model without replaced operators, whose initializers are
@@ -78,7 +78,7 @@ class ReferenceModel:
     Attributes:
         wide: whether it computes in double.
         visits: the state of the current run; instances that share nodes also share this object.
-        arrays: the initializers. Those of a wide instance keep the model's own types if their
+        arrays: the initializers. A wide instance keeps them in the model's own types if their
             doubles would take too much memory.
         proto: the model without these initializers, in double if it is wide.
     """
@@ -97,7 +97,8 @@ class ReferenceModel:
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
         )
-        # A node that two instances share finds the visitor of the current run in one object.
+        # Instances that share nodes share this object, in which a node finds the visitor of the
+        # current run.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
             donor.proto if donor else _without_initializers(model, wide=wide)
@@ -314,7 +315,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
             # The reference's operators accept only this value of stash_type. In a wide model they
-            # compute in double nevertheless.
+            # compute in double in spite of it.
             setattr(node, name, onnx.TensorProto.FLOAT)
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001

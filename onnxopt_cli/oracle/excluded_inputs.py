@@ -391,7 +391,7 @@ def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
         return ""
     limits = np.iinfo(dtype)
     truncated = np.trunc(values.astype(np.float64))
-    # The largest 64-bit integers cannot be represented as doubles; their successors can.
+    # The largest 64-bit integers are not representable as doubles, but the integers after them are.
     holds = (truncated >= float(limits.min)) & (truncated < float(int(limits.max) + 1))
     if holds.all():
         return ""

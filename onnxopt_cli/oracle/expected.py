@@ -238,8 +238,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # If rounding made a choice select another branch than in the bound, use the value of
-            # the bound.
+            # Rounding may lead a choice to another branch than the evaluation of the bound takes.
+            # The expected value is then that of the bound's branch.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
@@ -280,9 +280,10 @@ def _effective_tolerance(
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Return how a stored output differs from that of the formula.
+    """Return the differences of a stored output from that of the formula.
 
-    Empty if it agrees within the derived error bound or within the tolerance that the case states.
+    The list is empty if they agree within the derived error bound or within the tolerance that the
+    case states.
     """
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []

@@ -1,4 +1,7 @@
-"""Outputs that are floats as text. The specification of Cast leaves the number of digits open."""
+"""Outputs that are texts of floating-point numbers.
+
+The specification of Cast leaves the number of digits open.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def _source(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProt
 def _number_text(
     model: onnx.ModelProto, inputs: Mapping[str, Value], source: onnx.NodeProto | str
 ) -> NumberText | None:
-    """Return how to judge the texts of a value; None unless it is a tensor of floats."""
+    """Return how to judge the texts of a value; None if the value is not a tensor of floats."""
     value = inputs.get(source) if isinstance(source, str) else None
     if value is None:
         value = _constant(model, source)

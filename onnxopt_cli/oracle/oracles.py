@@ -64,7 +64,8 @@ def resolved(expected: Expected | PendingExpected) -> Expected:
 def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
     """Return a problem with its expected outputs, in a form that an ONNX test directory can store.
 
-    Stored outputs are kept. Others are those of the formula or of onnx's reference.
+    Stored outputs are kept. Outputs that are not stored are computed by the formula or by onnx's
+    reference.
 
     Raises:
         UsageError: if the outputs cannot be computed, or contradict the formula.

@@ -45,7 +45,7 @@ def replaces(*places: str) -> Callable[[F], F]:
     two: the node, then the original.
 
     Args:
-        places: the functions to replace, each as module, class if any, and name, with dots.
+        places: the functions to replace, each as a dotted path of module, class if any, and name.
     """
 
     def register(function: F) -> F:
@@ -99,7 +99,7 @@ def corrected() -> Iterator[None]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let OpenBLAS use one thread in a block; without effect on other BLAS libraries."""
+    """Let OpenBLAS use one thread in a block. Other BLAS libraries are not affected."""
     if (functions := blas_thread_functions()) is None:
         yield
         return

@@ -59,9 +59,10 @@ if TYPE_CHECKING:
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-# Kinds of outputs with rounding errors. Outputs of other kinds must be equal.
+# Kinds of outputs with rounding errors. Outputs of other kinds must be equal to the expected ones.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
-# A stored output counts as rounded for print if all its elements have fewer decimals than this.
+# A stored output is treated as rounded for printing if all its elements have fewer decimals than
+# this.
 _MAX_PRINTED_DECIMALS = 6
 _MAX_STRUCTURE_CHARS = 200
 _CONTRADICTION = (
@@ -116,9 +117,9 @@ class ReferenceOracle:
             math: the ``math`` option of the backend.
 
         Returns:
-            A function that waits for the estimate and returns the expected result; the result
-            itself if it needs no estimate because the case is invalid or its outputs are random;
-            None if outputs are stored and none of them needs an estimate.
+            A function that waits for the estimate and returns the expected result. If the case is
+            invalid or its outputs are random, no estimate is needed, and the expected result itself
+            is returned. None if all outputs are stored and none of them needs an estimate.
         """
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:
@@ -357,7 +358,7 @@ def _whole_reading(
 
 
 def _agrees(expected: Expected, reading: Expected) -> bool:
-    """Return whether all stored outputs agree with a reading, or are rounded for print."""
+    """Return whether all stored outputs agree with a reading, or are rounded for printing."""
     return all(
         not isinstance(value, np.ndarray)
         or not _is_wrong(value, stored, reading.tolerances[name])
@@ -377,8 +378,8 @@ def _of_reading(
     """Return an expected result with the estimate of one reading.
 
     A stored output that differs from the reference by more than the tolerance of the case
-    contradicts the reference. If it differs by more than rounding, but within the tolerance of the
-    case, that tolerance remains, with a reason.
+    contradicts the reference. A stored output that differs by more than rounding, but within the
+    tolerance of the case, is judged by the tolerance of the case, with a reason.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []
@@ -433,8 +434,8 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return why the structure of the reference's output is wrong; empty if it may be right.
 
-    It is wrong if it contradicts the type and shape that onnx infers, and the stored output does
-    not.
+    The structure is wrong if it contradicts the type and shape that onnx infers, and that of the
+    stored output does not contradict them.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}

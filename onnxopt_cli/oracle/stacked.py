@@ -34,9 +34,11 @@ _MOVING = frozenset({"Expand", "Gather", "GatherElements", "Slice", "Split", "Ti
 _BY_CHANNEL = frozenset(
     {"AveragePool", "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"}
 )
-# Convolutions with more window elements in all runs are computed one run after the other.
+# Convolutions with more window elements than this in all runs together are computed one run after
+# the other.
 _MAX_WINDOW_ELEMENTS = 1 << 20
-# Larger tensors are moved one run after the other, because looking up single elements is slow.
+# Tensors with more elements than this are moved one run after the other, because looking up single
+# elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
 # Runs visit the nodes together if their intermediate results and moved operands have at most this
@@ -311,7 +313,7 @@ def _joined(values: Sequence[Any]) -> Stacked:
 
 
 def _shared(outputs: Sequence[Stacked]) -> list[Any]:
-    """Return outputs with one value instead of equal integers and truth values of all runs."""
+    """Return outputs with a single value for integers and truth values that all runs share."""
     return [
         output.of_run(0)
         if isinstance(output.values, np.ndarray)

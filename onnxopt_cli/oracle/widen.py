@@ -82,8 +82,8 @@ def widened_value(value: Value) -> Value:
 def rounded_like(exact: Value, native: Value) -> Value:
     """Return a value in double, rounded to the type of the same value in the model's own types.
 
-    A value that is not a floating-point tensor, or whose shape in double differs, is that in the
-    model's own types.
+    A value that is not a floating-point tensor, or whose shape in double differs, is returned in
+    the model's own types.
     """
     if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
         return native

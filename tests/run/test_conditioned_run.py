@@ -356,7 +356,7 @@ def test_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend)
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Coin")).code == 0
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Loaded"), "--no-explain")
     assert result.code == 1
-    assert "has 2000 ones where 1000 are to be expected" in result.out
+    assert "has 2000 ones where 1000 are expected" in result.out
 
 
 def test_model_without_a_condition_estimate_is_reported_with_the_reason(onnxopt, tmp_path, backend):

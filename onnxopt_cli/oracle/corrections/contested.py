@@ -54,7 +54,7 @@ class Contested:
         concerns: returns whether the readings may differ at a node, given its attributes, its
             inputs and the opset version.
         place: the function of onnx's reference that the second reading replaces.
-        second: the replacement. Its first argument is the original function.
+        second: the replacement. The first argument of the replacement is the original function.
     """
 
     name: str
@@ -70,14 +70,15 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     """Yield the names of the contested questions on which a node's outputs may depend.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         inputs: its inputs.
     """
     entries = _BY_OPERATOR.get(node.op_type, ())
     if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
-        # None: an attribute that refers to one of the surrounding function may have any value.
+        # An attribute that refers to an attribute of the surrounding function is None: it may have
+        # any value.
         attribute.name: None if attribute.ref_attr_name else helper.get_attribute_value(attribute)
         for attribute in node.onnx_node.attribute
     }
@@ -99,7 +100,8 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
     """Return a function that calls a second reading with the original function.
 
-    A ``functools.partial`` would not do: as an attribute of a class, it is not bound to instances.
+    A ``functools.partial`` cannot take its place, because a partial object that is an attribute of
+    a class is not bound to instances.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +175,10 @@ def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset:
 
 
 def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
-    """Clip by comparison and selection. A bound of NaN has no effect: comparisons are false."""
+    """Clip by comparison and selection.
+
+    A bound that is NaN has no effect, because comparisons with NaN are false.
+    """
     low, high = [*bounds, None, None][:2]
     if low is not None:
         x = np.where(x < low, low, x)
@@ -207,7 +212,10 @@ def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: in
 
 
 def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
-    """Divide by the largest element or the sum, including their signs; for L2, take a root."""
+    """Divide by the signed maximum or sum.
+
+    For L2, take the root of squares divided by their sum.
+    """
     rows = x.reshape(-1, x.shape[-1])
     sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
     divisor = sums[norm](axis=-1, keepdims=True)
@@ -215,8 +223,8 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
     return (np.where(divisor == 0, rows, y).reshape(x.shape).astype(x.dtype),)
 
 
-#: The contested questions. Each reading of a question is an expected result with tolerances of its
-#: own.
+#: The contested questions. Each reading of a question yields an expected result with tolerances of
+#: its own.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
         name="Resize: the output length if scale times length is not an integer",
@@ -243,7 +251,7 @@ CONTESTED: tuple[Contested, ...] = (
         second=_whole_length,
     ),
     Contested(
-        name="RoiAlign: the values whose maximum mode max takes",
+        name="RoiAlign: the values whose maximum is the result in mode max",
         operator="RoiAlign",
         readings=(
             Quotation(

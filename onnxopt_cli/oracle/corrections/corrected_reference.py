@@ -44,8 +44,9 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: How a number that is interpolated between integers is rounded; the specification does not define
-#: it. A number whose distance from an integer is below the tolerance becomes that integer.
+#: The rounding of a number that is interpolated between integers. The specification does not define
+#: this rounding. A number whose distance from an integer is below the tolerance becomes that
+#: integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
@@ -72,13 +73,13 @@ _LARGEST_QUOTIENT = 2.0**30
 _LARGEST_INTEGER = 2.0**63
 # The value PROBIT of the attribute post_transform: a text, or a number in TreeEnsemble.
 _PROBIT = (b"PROBIT", 4)
-# A coordinate whose distance from an integer is smaller is replaced by that integer.
+# A coordinate whose distance from an integer is smaller than this is replaced by the integer.
 _COORDINATE_TOLERANCE = 1e-9
 
 
 @cache
 def operators() -> list[type]:
-    """Return classes of operators that onnx's reference lacks, entirely or in versions or modes."""
+    """Return classes of operators of which onnx's reference lacks all or some versions or modes."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_dequantize_linear, op_grid_sample, op_scatter_elements
 
@@ -193,7 +194,7 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         and attributes.get("auto_pad") == b"VALID"
     ):
         # By the specification, the number of windows is rounded up in this case; onnx's shape
-        # inference and runtimes do not round it up.
+        # inference and runtimes round it down.
         return "has fewer windows than onnx's shape inference says"
     return ""
 
@@ -225,7 +226,7 @@ def _normalized_magnitudes(
     """Divide by the norm of the magnitudes. The reference's norm for p = 1 is a sum with signs."""
     axis, p = axis or node.axis, p or node.p
     sizes = np.abs(x)
-    # The evaluator replaces numpy.sum, but not the method, to add terms sequentially.
+    # To add terms sequentially, the evaluator replaces numpy.sum, but not the method of arrays.
     norm = np.power(np.sum(np.power(sizes, p), axis=axis, keepdims=True), 1.0 / p)
     quotients = np.where(norm == 0, 0, sizes / norm)
     return (np.copysign(quotients, x).astype(x.dtype),)
@@ -268,7 +269,7 @@ def _sum_of_squares(node: Any, original: Any, x: Array, *args: Any, **kwargs: An
 
 @replaces("op_mean.Mean._run")
 def _mean(_node: Any, _original: Any, *operands: Array) -> tuple[Array]:
-    """Broadcast every operand. The reference does not broadcast the first one."""
+    """Broadcast every operand. The reference does not broadcast the first operand."""
     return ((reduce(np.add, operands) / len(operands)).astype(operands[0].dtype),)
 
 
@@ -282,7 +283,10 @@ def _loss(
     ignore_index: Any = None,
     get_log_prob: Any = None,
 ) -> tuple[Array, ...]:
-    """Compute log-softmax directly. The reference computes log(softmax), -inf below about -745."""
+    """Compute log-softmax directly.
+
+    The reference computes log(softmax), which is -inf if the result is below about -745.
+    """
     log_probabilities = _log_softmax_along(x, 1).astype(x.dtype)
     (loss,) = fast_loss(None, log_probabilities, target, weight, reduction, ignore_index)
     loss = np.asarray(loss)
@@ -299,7 +303,7 @@ def _without_intercepts(
 
 @replaces("aionnxml.op_one_hot_encoder.OneHotEncoder._run")
 def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
-    """Convert floats to integers before the lookup, which the reference does not."""
+    """Convert floats to integers before the lookup. The reference does not convert them."""
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
 
 
@@ -338,7 +342,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along one axis or, in early versions, over all axes from it on."""
+    """Return a correction along one axis or, in early versions, over all axes from this axis on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -391,7 +395,7 @@ def _upsampled(
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute early versions as Upsample does, and accept negative axes."""
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
-    # Looked up at each call, so that it is the corrected version of Upsample.
+    # Upsample is looked up at each call, so that its corrected version is called.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
     if kwargs.get("axes"):
         kwargs |= {"axes": [axis % args[0].ndim for axis in kwargs["axes"]]}
@@ -406,7 +410,7 @@ def _global_maximum(_original: Any, x: Array) -> Array:
 
 @accelerates("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, original: Any, outputs: Any) -> Any:
-    """Skip the reference's slow check if all outputs are arrays, of one run or of several."""
+    """Skip the slow check of the reference if all outputs are arrays of one or several runs."""
     if type(outputs) is tuple and outputs and all(type(v) in _ARRAYS for v in outputs):
         return outputs
     return original(node, outputs)
@@ -469,7 +473,10 @@ def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: f
 def _saturated(
     quantize: Any, original: Any, x: Array, scale: Array, *args: Any, **attributes: Any
 ) -> Any:
-    """Limit the quotients, because the reference converts them to int32, where they wrap around."""
+    """Limit the quotients.
+
+    The reference converts them to int32, where large quotients wrap around.
+    """
     blocks = (attributes.get(name) for name in ("axis", "block_size"))
     reshape = reference_modules().op_quantize_linear._reshape_input  # noqa: SLF001
     largest = _LARGEST_QUOTIENT * np.abs(reshape(scale, x.shape, *blocks).astype(np.float64))

@@ -74,10 +74,11 @@ def _padded_or_cut(
 def _unique(
     node: Any, original: Any, x: Array, axis: Any = None, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Compute first occurrences along the axis, also if only the values are an output.
+    """Compute first occurrences along the axis, even if the values are the only output.
 
-    The reference computes first occurrences along the first axis instead, and only if indices are
-    requested, too. Therefore the axis is moved to the front, and all outputs are requested.
+    The reference computes first occurrences along the first axis instead, and only if the node also
+    has the output of indices. Therefore the axis is moved to the front, and all outputs are
+    requested.
     """
     with_all_outputs = SimpleNamespace(onnx_node=SimpleNamespace(output=("Y", "i", "inverse", "n")))
     if axis is None or np.isnan(axis):

@@ -207,7 +207,8 @@ def _activations(
     """
     stated = attributes.get("activations") or ()
     usual = _USUAL[kind] * directions
-    # The stated default of RNN has two names per direction, too many for its one activation.
+    # The default of RNN in the specification has two names per direction, but RNN has one
+    # activation per direction.
     names = list(stated) if len(stated) == len(usual) else usual
     alphas = iter(attributes.get("activation_alpha") or ())
     betas = iter(attributes.get("activation_beta") or ())

@@ -1,7 +1,8 @@
 """Corrections of operators of texts.
 
 The string types of NumPy drop null characters at the end of a text, and have a fixed length. The
-reference uses them in the functions below. Arrays of Python objects keep a text whole.
+reference uses these types in the functions that this module replaces. Arrays of Python objects keep
+all characters of a text.
 """
 
 from __future__ import annotations

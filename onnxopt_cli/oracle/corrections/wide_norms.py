@@ -52,7 +52,7 @@ def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
 
 
 def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -> tuple[Any, ...]:
-    """Compute norms at several scales; choose for each norm a scale without powers out of range.
+    """Compute norms at several scales; choose for each norm a scale at which no power overflows.
 
     Args:
         compute: computes the norms.

@@ -69,7 +69,7 @@ def convolved_in_blocks(
         x: the images.
         w: the kernels.
         b: the bias.
-        auto_pad: as of the node, like the other arguments.
+        auto_pad: the attribute of the node, as are the following arguments.
         dilations: the distances of the elements of a kernel.
         group: the number of groups.
         kernel_shape: the shape of a kernel.
@@ -167,7 +167,7 @@ def _grouped(
     if kwargs.get("output_shape") or kwargs["auto_pad"].startswith("SAME"):
         kwargs |= {"pads": _transposed_pads(x, w, **kwargs)}
     biases = [None] * group if b is None else np.split(b, group)
-    # The reference has no output for a batch of no images.
+    # The reference has no output for an empty batch, so one image of zeros is convolved instead.
     images = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
     parts = zip(np.split(images, group, 1), np.split(w, group), biases, strict=True)
     outputs = [original(node, *part, group=1, **kwargs)[0] for part in parts]
@@ -206,7 +206,7 @@ def _deformed(
     mask: Array | None = None,
     **attributes: Any,
 ) -> Any:
-    """Interpolate at coordinates of pixels. The reference normalizes coordinates in float32."""
+    """Interpolate at coordinates in pixels. The reference normalizes coordinates in float32."""
     if x.ndim != _IMAGE_RANK:
         return original(node, x, w, offset, b, mask, **attributes)
     count, group = attributes.get("offset_group") or 1, attributes.get("group") or 1
@@ -342,7 +342,10 @@ def _wide(x: Array) -> Array:
 @replaces("op_average_pool.AveragePool_1._run", "op_average_pool.AveragePool_7._run")
 @replaces("op_average_pool.AveragePool_11._run", "op_average_pool.AveragePool_19._run")
 def _averaged(_pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Divide by the number of elements of the input, plus those of the padding if it counts."""
+    """Divide by the number of elements.
+
+    Elements of the padding count if ``count_include_pad`` is set.
+    """
     geometry = _geometry(x, attributes)
     padding_counts = bool(attributes.get("count_include_pad"))
     counted = geometry.within(padding=padding_counts).sum(axis=-1)
@@ -361,7 +364,7 @@ def _root_of_powers(pool: Any, _original: Any, x: Array, **attributes: Any) -> t
 
 @replaces("op_max_pool.MaxPool._run")
 def _maximum(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array, ...]:
-    """Return the maximum of each window, NaN if it contains NaN, and its first index."""
+    """Return the maximum of each window, or NaN if the window contains NaN, and its first index."""
     geometry = _geometry(x, attributes)
     in_input = geometry.within(padding=False)
     if not in_input.any(axis=-1).all():

@@ -1,7 +1,7 @@
 """The condition estimate: exact values of a model's outputs, and tolerances for them.
 
-A model without a formula of ours runs on onnx's reference: once in double, which gives the exact
-value y of each element, and eight times in double with roundings of the model's own types injected
+A model without a formula runs on onnx's reference: once in double, which gives the exact value y of
+each element, and eight times in double with roundings of the model's own types injected
 (:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. It also runs by each
 accepted reformulation, which gives the values z: in its own types, by the function bodies that ONNX
 publishes, and with sequential sums. For each element
@@ -16,9 +16,8 @@ doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
 A difference that is not proportional to the roundings does not widen the tolerance. Where z
 overflows, a perturbation crosses a discontinuity, or the operand of a root becomes negative, the
-value of that run is an alternative: it is accepted for that element beside y, with a tolerance of
-its own.
-``docs/conditioned.md`` gives the reason of each rule.
+value of that run is an alternative. An alternative is accepted for its element beside y, with a
+tolerance of its own. ``docs/conditioned.md`` gives the reason of each rule.
 
 :mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations, and
 :mod:`~onnxopt_cli.oracle.estimate.conditioned_outputs` derives units and tolerances from the values
@@ -92,7 +91,8 @@ from onnxopt_cli.oracle.widen import SINGLE, is_short, single_value, widened
 #: Beginning of the reason for a missing estimate if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
 _FLUSHED = "the result with zeros for subnormal numbers"
-# With more contested questions in a model, their combinations are not tried.
+# In a model with more contested questions than this, the second readings are tried one at a time,
+# not in combination.
 _MAX_COMBINED_QUESTIONS = 2
 # Names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
@@ -126,7 +126,8 @@ def all_readings(
             :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; or empty.
 
     Returns:
-        The result by the first readings of all questions, then those by other readings that differ.
+        The result by the first readings of all questions, then the results by other readings if
+        they differ from it.
 
     Raises:
         NoReferenceError: if the condition cannot be estimated.
@@ -359,7 +360,7 @@ def _evaluate_stable_bodies(
 
 
 def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
-    """Return an evaluation with the exact values of elements that overflow in it alone.
+    """Return an evaluation by a body, with exact values where only the body overflows.
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. Such a body loses
     all digits of a result that onnx's reference computes, so it is not an accepted reformulation
@@ -398,7 +399,8 @@ def _evaluate_accumulating_body(
     body = published_body(model, inputs)
     evaluations = evaluate_model(body, inputs, shared, CALLED) if body else []
     for evaluation in evaluations:
-        # The node computes in float32: an overflow of its body in 16 bits is not evidence of one.
+        # The node computes in float32, so an overflow of its body in 16 bits does not show that the
+        # node overflows.
         evaluation.native, evaluation.out_of_range = evaluation.exact, []
     return evaluations
 
@@ -454,7 +456,7 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs rounded down or up after errors of coordinates; empty if these are exact.
+    """Return outputs rounded down or up after errors of coordinates; empty without such errors.
 
     Args:
         model: a model that interpolates between integers.

@@ -26,8 +26,8 @@ from onnxopt_cli.oracle.rounding.injection import (
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# A reformulation that differs from y by more units does not measure the condition. Where it
-# overflows, its value is an alternative.
+# A reformulation that differs from y by more than this number of units does not measure the
+# condition. Where such a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
 # With this share of a reformulation's error as the unit, 16 units are four times its error.
 _REFORMULATION_SHARE = 1 / 4
@@ -57,7 +57,8 @@ class ConditionedOutput:
             only absolute accuracy; empty if this makes no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.
         units: the tolerance in units; 0 if the tolerances are all zero.
-        labels: a description of each pair in ``right``; an empty or missing one stands for none.
+        labels: a description of each pair in ``right``; an empty or missing description stands for
+            a pair without a description.
         structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
     """
 
@@ -221,7 +222,8 @@ def _float_output(
             [v for evaluation in evaluations for v in evaluation.sequential], exact
         ):
             # The error of a normalized element is relative to the mean, so it may exceed 2^14
-            # roundings of the element. It is compared with units and the largest output, too.
+            # roundings of the element. The error is therefore also compared with the unit and with
+            # the largest output.
             share = np.minimum(
                 _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
             )
@@ -292,9 +294,9 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         reduce(np.maximum, (distance for distance, _ in pairs), unit)
         for pairs in (movements, fine_movements)
     )
-    # The movement is proportional to the roundings, at the minimum of an even function to their
-    # squares, and at the zero of a root to their square roots. Any other ratio of the movements by
-    # large and small roundings reveals a discontinuity.
+    # The movement is proportional to the roundings. At the minimum of an even function it is
+    # proportional to their squares, and at the zero of a root to their square roots. Any other
+    # ratio of the movements by large and small roundings reveals a discontinuity.
     jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
     jumps &= bool(fine_movements)
     values: list[Array] = []
@@ -311,7 +313,8 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
             values.append(beyond)
     if getattr(evaluation.native, "dtype", None) == np.float64:
         # Doubles are perturbed in double, so a run may overflow where the exact value is finite.
-        # The remaining runs may be those in which two cancelling terms move identically.
+        # The unit is then infinite, because two cancelling terms may move identically in all
+        # remaining runs.
         infinite = [np.isinf(value) for _, value in movements]
         unit = np.where(np.isfinite(exact) & np.any(infinite, axis=0), np.inf, unit)
     return unit / evaluation.step, values
@@ -348,7 +351,7 @@ def _alternative_value(
     Args:
         value: the alternative in double.
         relative: its relative tolerance.
-        tolerance: the tolerances of the exact value, which are the least of the alternative.
+        tolerance: the tolerances of the exact value; those of the alternative are not smaller.
         dtype: the dtype of the output.
     """
     relative_tolerance = relative * np.abs(value)

@@ -38,7 +38,8 @@ from onnxopt_cli.oracle.widen import is_wide, widened_value
 
 # The estimates have a standard deviation of sqrt(2) / 12 of the total.
 _RUNS = 12
-# The largest number of nodes whose movements are measured alone, for all outputs together.
+# The largest number of nodes, for all outputs together, that have a further run in which only their
+# roundings are injected.
 _MAX_ALONE = 4
 _SEED = 42
 

@@ -77,8 +77,8 @@ class SharedState:
         encountered: receives the contested questions that nodes of the model raise.
         prefix: the nodes before the first that is reformulated.
         classes: the classes of nodes that ran, by node and types of operands.
-        unchanged: models without replaced operators, each with whether it computes in double, and
-            the reference model that runs it.
+        unchanged: triples of a model without replaced operators, a flag that states whether it
+            computes in double, and the reference model that runs it.
     """
 
     math: str
@@ -381,7 +381,7 @@ def _flushing(visitor: Visitor) -> Visitor:
 
 
 def flushed_value(value: Value) -> Value:
-    """Return a tensor with zeros for subnormal numbers; itself if it has none."""
+    """Return a tensor with zeros for subnormal numbers; the same tensor if it has none."""
     if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
         return value
     small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))

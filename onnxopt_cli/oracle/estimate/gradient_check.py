@@ -41,8 +41,8 @@ _SMALL_SHARE = 1e-6
 _NOISE = 2.0**-46
 # Slopes on both sides whose relative difference is smaller are considered equal.
 _SAME_SLOPE = 1e-5
-# If quotients along each element would visit more nodes, quotients along random directions are
-# used instead.
+# If quotients along each element would visit more nodes than this, quotients along random
+# directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 

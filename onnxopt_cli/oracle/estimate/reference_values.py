@@ -137,7 +137,7 @@ def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     """Return a model in which nodes with a formula of ours are lowered, and gradients expanded.
 
     A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
-    backward pass. The roundings of each of these nodes count.
+    backward pass. Each of these nodes has roundings of its own.
 
     Raises:
         NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.

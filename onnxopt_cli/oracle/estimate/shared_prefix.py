@@ -31,7 +31,7 @@ _SMALL_BYTES = 1 << 12
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
-# Takes the place of an output that is not kept. None would stand for an omitted operand.
+# A placeholder for an output that is not kept. None would stand for an omitted operand.
 _NOT_KEPT = object()
 
 
@@ -93,7 +93,7 @@ class SharedPrefix:
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
         """Return an object that shares the first nodes of a model with its reformulations.
 
-        It shares none if the model has operators whose reads a visitor does not see.
+        No nodes are shared if the model has operators whose reads a visitor does not see.
 
         Args:
             model: the model.

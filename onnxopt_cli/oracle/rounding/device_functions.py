@@ -33,7 +33,7 @@ def _logarithm(near_one: float, ulps: float) -> ErrorOf:
 
 
 def _periodic(error: float) -> ErrorOf:
-    """Return an absolute error for operands in [-pi, pi]; 0 outside, for the usual tolerance."""
+    """Return an absolute error for operands in [-pi, pi]; 0 for others, as for other functions."""
     return lambda y, x: np.where(np.abs(x) <= _PI, error, 0.0) + 0 * y
 
 

@@ -75,7 +75,7 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 
 
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
-    """Perturb the logarithm of a sum in a block, as if rounded after adding the largest operand.
+    """Perturb the logarithm of a sum in a block: round it as if the largest operand had been added.
 
     Args:
         move: returns the error of the logarithm, given the largest operand.

@@ -87,21 +87,23 @@ DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 # A model of doubles is perturbed by 2^27 roundings of double, 2^-26: movements by its own roundoff
 # would be hidden by the roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# The following shares of a rounding are units where 16 roundings would be too many.
+# The following shares of a rounding are the unit where a tolerance of 16 roundings would be too
+# wide.
 #
-# The mean and the variance of terms: the errors of all observed reformulations are below 4
-# roundings, so a tolerance of 16 units is 8 roundings.
+# For the mean and the variance of terms, a tolerance of 16 units is 8 roundings, because the errors
+# of all observed reformulations are below 4 roundings.
 _STATISTICS_SHARE = 1 / 2
 # A coordinate is computed in at most 6 steps, and a value that is interpolated between two terms
 # along each axis in at most 8. A tolerance of 16 units is 8 roundings.
 _COORDINATES_SHARE = 1 / 2
-# Gates, relative to the range of an activation: a tolerance of 16 units is 4 roundings.
+# For gates, whose error is relative to the range of an activation, a tolerance of 16 units is 4
+# roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# At most this number of elements of inputs and outputs of exact nodes is kept, because a loop may
-# have many iterations.
+# The largest number of elements of inputs and outputs of exact nodes that are kept. It is limited
+# because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
 # The largest error of rounding a subnormal number, by the roundoff of its type.
 _SUBNORMAL_ERRORS = {
@@ -602,7 +604,7 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 
 
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
-    """Return the error of a node's sums in roundings; 1 if a sum is rounded to 16 bits only."""
+    """Return the error of a node's sums in roundings, which is 1 for outputs of 16 bits."""
     return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
 
 
@@ -660,7 +662,7 @@ def _rounded(
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
         # A number below half of the smallest subnormal number is rounded to zero. An element that
-        # results from cancellation is excepted: its error has the size of its terms.
+        # results from cancellation is an exception: its error has the size of its terms.
         vanishes = size[small] < subnormal_error / step
         toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
@@ -706,7 +708,8 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
         share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
         return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
-        # The sum is at least 1, so a rounding of it moves its logarithm by a rounding of 1.
+        # The sum is at least 1, so a rounding of the sum moves its logarithm by at most a rounding
+        # of the number 1.
         return 0.0 if node.op_type == "Softmax" else 1.0
     if kind is not NodeKind.MIX:
         return 0.0

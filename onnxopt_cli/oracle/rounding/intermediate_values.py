@@ -9,8 +9,8 @@ Their error is at most 4u if the operand is not clamped. The result for a clampe
 exactly 0 or 1: in tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
 
 A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
-elements. In a node that selects elements, the error may select another one. Therefore the
-coordinates are perturbed as well.
+elements. In a node that selects elements, an error of a coordinate may lead to another element.
+Therefore the coordinates are perturbed as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from onnxopt_cli.oracle.patching import reference_modules, replaced
 
 # An activation is saturated if its distance from its limit is at most this number of roundings.
 _SATURATION = 32.0
-# The share of a rounding by which an activation moves that is not saturated. With a tolerance of 16
-# units, 4 roundings are accepted.
+# The share of a rounding by which an activation moves if it is not saturated. With a tolerance of
+# 16 units, 4 roundings are accepted.
 _INTERIOR_SHARE = 1 / 4
 
 # In these modes a coordinate is a quotient by the scale, which is exact if the scale is a power of
@@ -38,8 +38,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
-# Otherwise the error of a weight is this share of the error of a coordinate that is as large as the
-# sum of the magnitudes of its terms.
+# Otherwise the error of a weight is this share of the error of a coordinate whose size is the sum
+# of the magnitudes of the weight's terms.
 _EXACT_RATIO = 2.0**6
 _WEIGHT_SHARE = 1 / 16
 

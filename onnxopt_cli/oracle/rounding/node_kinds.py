@@ -1,7 +1,7 @@
 """The kind of a node, which decides where roundings are injected.
 
-``docs/conditioned.md`` has a table of the kinds. The kind is listed for some operators. For the
-others it is determined by running the node again with other inputs.
+``docs/conditioned.md`` has a table of the kinds. For some operators the kind is listed in this
+module. For the others it is determined by running the node again with other inputs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NodeClass:
 
     Attributes:
         kind: its kind.
-        terms: the number of elements that an output element depends on, on average.
+        terms: the average number of elements on which an element of the output depends.
     """
 
     kind: NodeKind
@@ -85,8 +85,8 @@ DEFINED = frozenset(
 # slow. docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # Most nodes of a network have these operators. To determine their kinds would give the same
-    # result, but take long.
+    # Most nodes of a network have these operators. Determining their kinds by running the nodes
+    # would give the same result, but take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT
@@ -94,7 +94,7 @@ _LISTED = {
     **dict.fromkeys(
         ("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), NodeKind.ELEMENTWISE
     ),
-    # The error of fast algorithms is relative to the scale, also where the exact result is zero.
+    # The error of fast algorithms is relative to the scale, even where the exact result is zero.
     **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
     "DeformConv": NodeKind.MIX,
@@ -151,7 +151,7 @@ PRODUCTS = frozenset(
 
 _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
-# A larger double may be an integer by chance, after its digits have been rounded.
+# A double above this limit may be an integer by chance, after its digits have been rounded.
 _MAX_INTEGER = 2.0**40
 # This number of elements of an output is compared first, because comparing all of them requires
 # sorting.
@@ -189,7 +189,7 @@ def classify(
     """Return the kind of a node at its inputs.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         compute: runs it with other inputs.
         inputs: its inputs, floats as doubles.
         outputs: its outputs.
@@ -212,10 +212,10 @@ def classify(
 
 
 def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Return whether a node is discontinuous: it chooses by, or discretizes, floating-point values.
+    """Return whether a node is discontinuous in its floating-point operands.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         inputs: its inputs, floats as doubles.
         outputs: its outputs.
     """
@@ -249,7 +249,7 @@ def _moves_data(
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
-        # An output of zeros, or one that overflows, says nothing about the kind.
+        # An output that consists of zeros or overflows does not reveal the kind.
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0
@@ -303,7 +303,7 @@ def _terms(
     outputs: Sequence[Any],
     places: Sequence[int],
 ) -> tuple[float, bool]:
-    """Return how many elements of an input an output element depends on, and whether as a product.
+    """Return the number of input elements per output element, and whether the node only multiplies.
 
     A few elements of each input are moved, one at a time, and the output elements that change are
     counted. Elements without an effect, for example because they are multiplied by zero, do not

@@ -101,14 +101,14 @@ class ErrorModel:
     step: float
 
     def bound(self, size: Array) -> Array:
-        """Return the allowed errors of averages, given their sizes times numbers of roundings."""
+        """Return the allowed errors of averages, given products of their sizes and roundings."""
         return np.asarray(np.where(np.isfinite(size), self.roundoff * size, 0.0))
 
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
         """Return the errors of averages in this run.
 
-        Bounds are scaled by the magnitude of the rounding of this run. Observed errors are not,
-        because those of a mean and of its variance occur together.
+        Bounds are scaled by the magnitude of the rounding of this run. Observed errors are not
+        scaled, because the observed errors of a mean and of its variance occur together.
         """
         shares = self.roundings(average)
         return (

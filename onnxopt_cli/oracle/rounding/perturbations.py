@@ -21,8 +21,8 @@ RUNS = 8
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
 #: The sequence of sizes repeats after this number of places. Within a period, any two places differ
 #: in size in at least one run. The period is the largest prime for which four levels and eight runs
-#: suffice. If it divided the size of a tensor, corresponding elements would move alike; a prime
-#: number of this size rarely does.
+#: suffice. If the period divided the size of a tensor, corresponding elements would move alike; a
+#: prime number of this magnitude rarely divides the size.
 DISTINCT_PLACES = 58_967
 
 # Columns of signs, one row per run. Any two columns contain all four pairs of signs; the signs of

@@ -63,8 +63,8 @@ _WINDOW_SHARE = 2 / 16
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
 _MAX_CHANNELS = 16
-# Convolutions whose windows have more elements in total are summed over the places of their
-# kernels, without copies of all windows.
+# Convolutions whose windows have more elements than this in total are summed over the places of
+# their kernels, without copies of all windows.
 _MAX_COLUMNS = 1 << 21
 # Tiles extend along the last axes; elements along other axes are summed as channels are.
 _TILED_AXES = 2
@@ -86,7 +86,7 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     terms has an error of sqrt(n) / 4 roundings of the sum itself.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         inputs: its inputs.
         output: its output.
     """
@@ -135,7 +135,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a ``Conv`` or ``ConvTranspose`` by any known algorithm.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         inputs: its inputs.
         output: its output.
     """
@@ -194,7 +194,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns; for one of zeros, the length of the longest."""
+    """Return the lengths of rows or columns; those of zeros get the length of the longest."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
@@ -203,8 +203,8 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
 
     An angle t in float32 has an error of at most 3 roundings, which moves cos(t) by 3 u t sin(t). A
-    cosine has an error of up to 4 roundings of 1, and the sum has one of 2 roundings. The tolerance
-    is twice the total.
+    cosine has an error of up to 4 roundings of the number 1, and the sum has an error of 2
+    roundings. The tolerance is twice the total.
     """
     coefficients = WINDOWS[node.op_type]
     count = int(inputs[0])
@@ -231,7 +231,7 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 
 
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
-    """Return an output with NaN or an infinity in each element that may be one by a fast algorithm.
+    """Return an output with NaN or infinity in each element to which a fast algorithm spreads it.
 
     These are all elements that are mixed with an operand that is not finite. An element that is NaN
     by a direct sum remains NaN. An infinite element may become NaN, but not the infinity of the

@@ -43,13 +43,13 @@ def accumulates_in_single(op_type: str, kind: NodeKind) -> bool:
 
 
 def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
-    """Return whether a node accumulates 16-bit operands in float32 without rounding them before."""
+    """Return whether a node accumulates 16-bit operands in float32 without rounding them first."""
     accumulates = accumulates_in_single(op_type, kind)
     return accumulates and kind not in _COORDINATES and op_type not in _STAGED
 
 
 def requests_short_sums(model: onnx.ModelProto) -> bool:
-    """Return whether an attribute of any node requires that it computes in 16 bits."""
+    """Return whether any node has an attribute that requires computation in 16 bits."""
     return any(
         attribute.name in _TYPE_ATTRIBUTES and attribute.i in _SHORT_TYPES
         for node in all_nodes(model)

@@ -51,8 +51,8 @@ _FURTHER_ROUNDINGS = {
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
-# The error of a longer sum grows with the square root of the number of terms, which the perturbed
-# runs estimate better than this bound.
+# The error of a sum with more terms than this grows with the square root of their number. The
+# perturbed runs estimate such an error better than the bound.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
 # Gemm multiplies the first two operands, and may add a third one.
@@ -80,8 +80,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# At most this share of the sum in a norm counts as lost, which already makes a quotient by the norm
-# inconclusive.
+# The largest share of the sum in a norm that is treated as lost. With this share, a quotient by the
+# norm is already inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
@@ -91,7 +91,7 @@ def direct_bound(
     """Return the largest error of a node's direct evaluations, in units of the unit roundoff.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         node_class: its kind, and the number of terms of its sums.
         compute: runs it with other inputs.
         operands: its inputs, floats as doubles.
@@ -117,8 +117,8 @@ def direct_bound(
         return None
     bound = (terms + _FURTHER_ROUNDINGS[node.op_type]) * _sum_of_magnitudes(node, compute, operands)
     if node.op_type == "CausalConvWithState":
-        # compute() applies SiLU to the sum m of magnitudes, which returns at least m / 2. The
-        # derivative of SiLU is at most 1.1, hence 2.2; SiLU itself also rounds.
+        # compute() applies SiLU to the sum m of magnitudes, and SiLU(m) is at least m / 2. The
+        # derivative of SiLU is at most 1.1, so the factor is 2 * 1.1. SiLU itself also rounds.
         bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
 
@@ -210,7 +210,7 @@ def with_overflow(
     """Return an output with an infinity or NaN where some order of the terms yields that value.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         node_class: its kind, and the number of terms of its sums.
         compute: runs it with other inputs.
         operands: its inputs.
@@ -285,7 +285,7 @@ def flushed_error(
     """Return the largest error of each element of an output if its terms are flushed to zero.
 
     Args:
-        node: the node, as the evaluator has it.
+        node: the node, as the evaluator prepares it.
         node_class: its kind, and the number of terms of its sums.
         compute: runs it with other inputs.
         operands: its inputs, floats as doubles.
