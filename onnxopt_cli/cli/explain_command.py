@@ -57,8 +57,8 @@ def command(saved: Path, explain_time: float | None) -> int:
         raise
     if not explanations:
         click.echo(
-            "no failure can be explained: only wrong outputs of models with a single node can be, "
-            "and for an operator without a formula, a saved run needs several failing cases"
+            "no failure can be explained: onnxopt explains wrong outputs of models with a single "
+            "node; for an operator without a formula, a saved run needs several failing cases"
         )
     for line in explanation_lines(explanations):
         stdout().print(line, soft_wrap=True)

@@ -78,7 +78,8 @@ def test_conditions_of_generated_nodes_are_not_accidental():
     assert supports_condition(12, 15)
     for meeting, others in product(range(31), repeat=2):
         if supports_condition(meeting, others):
-            # If a quarter of the nodes that meet it is right, or a quarter of the others wrong.
+            # The probabilities assume that a quarter of the nodes that meet the condition is right,
+            # or that a quarter of the others is wrong.
             assert 0.75**meeting < 0.05
             assert 0.75**others < 0.05
 
@@ -186,7 +187,7 @@ def test_operators_that_are_not_examined_in_time_are_counted(onnxopt, workplace)
     assert "--explain-time SECONDS" in text
 
 
-def test_traits_of_a_node_name_its_type_attribute_and_version():
+def test_features_of_a_node_name_its_type_attribute_and_version():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 9]> '
         "g (float[2] x) => (bool[2] y) { y = Cast<to = 9>(x) }"
@@ -199,7 +200,7 @@ def test_traits_of_a_node_name_its_type_attribute_and_version():
     assert "input is float16, float32 or float64" in texts
 
 
-def test_bfloat16_is_told_from_the_floats_of_numpy():
+def test_bfloat16_is_distinguished_from_the_floats_of_numpy():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> '
         "g (bfloat16[2] x) => (bfloat16[2] y) { y = Exp(x) }"
@@ -522,7 +523,7 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
         if search._accepted:
             (statement,) = search._accepted
             assert statement.traits == (is_float,)
-            # Short floats are among the nodes that are generated for the next statement.
+            # The nodes that are generated for the next statement include short floats.
             search._samples += nodes(8, is_float, failed=False)
 
     monkeypatch.setattr(search, "_examine_cases", lambda: None)
@@ -601,7 +602,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """A limit of integers is otherwise stated although equal floats pass."""
+    """Otherwise a limit of integers would be stated although equal floats pass."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():

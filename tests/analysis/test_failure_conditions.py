@@ -250,9 +250,9 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
     ]
     assert (20, 40, 60) in supported
     for failing, meeting, others in supported:
-        # The probability that all failing inputs meet the condition if it has no effect.
+        # This is the probability that all failing inputs meet a condition that has no effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # The probability that all others pass if a tenth of such inputs fails.
+        # This is the probability that all others pass if a tenth of such inputs fails.
         assert 0.9**others < 0.05
 
 
@@ -260,7 +260,8 @@ def test_failures_wherever_a_condition_holds_are_not_accidental():
     supported = [numbers for numbers in product(range(61), repeat=2) if supports_wherever(*numbers)]
     assert (20, 40) in supported
     for meeting, others in supported:
-        # If a quarter of the inputs that meet it passes, or a tenth of the others fails.
+        # The probabilities assume that a quarter of the inputs that meet the condition passes, or
+        # that a tenth of the others fails.
         assert 0.75**meeting < 0.05
         assert 0.9**others < 0.05
 
@@ -269,7 +270,8 @@ def test_agreement_with_a_changed_formula_is_not_accidental():
     assert supports_change(59, 1)
     for total, unlike in product(range(61), range(4)):
         if total >= unlike and supports_change(total - unlike, unlike):
-            # If the backend returns other outputs for a tenth of the inputs.
+            # The probabilities assume that the backend returns other outputs for a tenth of the
+            # inputs.
             share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
             assert sum(share) < 0.05
 

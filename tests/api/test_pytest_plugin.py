@@ -21,7 +21,7 @@ ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
 
 @pytest.fixture(autouse=True)
 def user_test(pytester):
-    """Write a test of the user, which runs beside the cases."""
+    """Write a test file of the user; its test runs beside the cases."""
     pytester.makepyfile(
         "import sys\ndef test_mine():\n    assert 'onnxopt_cli._api' not in sys.modules"
     )
@@ -31,7 +31,7 @@ def test_plugin_is_inactive_without_its_option(pytester):
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_test_of_the_document_checks_each_case(pytester):
+def test_example_of_the_document_checks_each_case(pytester):
     text = (REPOSITORY / "docs" / "python.md").read_text()
     example = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1]
     assert example.count("\n") <= 10

@@ -132,7 +132,7 @@ def write_wheel(folder, name, version, files, requires=()):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A folder of wheels; that of onnx makes the packages of the tests importable by a pth file."""
+    """A folder of wheels; that of onnx has a pth file that lets pip find the tests' packages."""
     folder = tmp_path_factory.mktemp("wheels")
     installed = sorted({*filter(os.path.isdir, sys.path)} - {str(Path.cwd())})
     paths = [path for path in installed if Path(path).name == "site-packages"]

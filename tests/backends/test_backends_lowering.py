@@ -121,12 +121,12 @@ def test_unsupported_operators_are_remembered_per_backend():
     assert second.unlowered == 1
 
 
-def test_mode_never_reports_unsupported():
+def test_operator_is_unsupported_without_lowering():
     with pytest.raises(Unsupported, match=r"^no Adam here$"):
         run(Fake(), lowering=LoweringMode.NEVER)
 
 
-def test_mode_always_lowers_first():
+def test_lowered_model_runs_first_if_requested():
     backend = Fake()
     assert run(backend, lowering=LoweringMode.ALWAYS).lowered
     assert backend.unlowered == 0

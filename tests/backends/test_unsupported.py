@@ -118,7 +118,7 @@ def test_only_the_beginning_of_a_long_message_is_searched(run):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_unsupported_does_not_satisfy_must_reject(demo):
+def test_unsupported_model_does_not_count_as_rejected(demo):
     text = (demo / "demo.yaml").read_text()
     (demo / "demo.yaml").write_text(text + REJECTED)
     backend = plugin("States")

@@ -51,7 +51,7 @@ def test_all_cases_of_the_installed_corpora_are_valid(name):
     assert all(content.inputs is not None and content.stored for content in contents.values())
 
 
-def test_light_corpus_has_the_tolerances_of_onnx_s_runner():
+def test_light_corpus_has_the_tolerances_of_the_test_runner_of_onnx():
     contents = read_all("onnx-light")
     densenet = contents["onnx-light/light_densenet121/0"]
     assert densenet.tolerance == Relative(2e-3, 1e-7, Provenance.DIRECTORY)
@@ -276,7 +276,7 @@ def test_cache_that_others_can_write_to_is_not_used(
     assert reason in caplog.text
 
 
-def test_cache_without_a_test_of_onnx_s_sources_is_rebuilt(node_collections, tmp_path):
+def test_cache_that_lacks_a_test_of_onnx_is_rebuilt(node_collections, tmp_path):
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "abs.py").write_text('expect(node, name="test_lost")')
     corpora._origin.cache_clear()
@@ -308,7 +308,7 @@ def test_lock_that_is_never_released_does_not_block(node_collections, monkeypatc
         os.close(descriptor)
 
 
-def test_onnx_s_sources_name_most_of_its_tests():
+def test_sources_of_onnx_name_most_of_its_tests():
     corpora._origin.cache_clear()
     _, named = corpora._origin()
     names = {case.id.split("/")[1] for case in corpus("onnx-node")[0]}

@@ -89,7 +89,7 @@ def test_outputs_of_an_operator_of_onnx_are_optional(tmp_path, monkeypatch, onnx
         assert f"{name}  {type_name}  as expected" in answer.out
 
 
-def test_inputs_are_sorted_into_the_specification_s_order(tmp_path):
+def test_inputs_are_sorted_as_in_the_specification(tmp_path):
     text = """
         onnxopt: 1
         suite: s

@@ -177,7 +177,8 @@ def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, ste
 )
 def test_conformance_suite_is_small_and_describes_each_case(suite, domain):
     cases = suite_cases(suite)
-    # So few cases run in seconds. Adam has most: 380, for its many attributes and states.
+    # This number of cases runs in seconds. Adam has the most, 380, for its many attributes and
+    # states.
     assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators

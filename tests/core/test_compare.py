@@ -200,7 +200,7 @@ def test_needed_tolerances_pass_and_smaller_ones_fail(expected, data):
 
 
 @given(floats(np.float32), st.floats(0, 1), st.floats(0, 1))
-def test_larger_tolerance_accepts_no_less(expected, rtol, increase):
+def test_larger_tolerance_accepts_all_that_a_smaller_one_accepts(expected, rtol, increase):
     with np.errstate(over="ignore"):
         actual = expected * np.float32(1.25)
     small = judge(expected, actual, Relative(rtol, 0, Provenance.CASE))

@@ -28,7 +28,7 @@ def value(name, dtype=FLOAT, shape=("n",)):
 def model(
     nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_version=8, constants=()
 ):
-    """A model; domains are imported in version 1."""
+    """Return a model that imports version 1 of the domains."""
     imports = [helper.make_opsetid("", opset)]
     imports += [helper.make_opsetid(domain, 1) for domain in domains]
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(constants))
@@ -40,7 +40,7 @@ def model(
 def one_node(
     op_type, dtype=FLOAT, *, outputs_as=None, opset=18, ir_version=8, domain="", **attributes
 ):
-    """A model that is one node from x to y, both with three elements."""
+    """Return a model of one node from x to y, both with three elements."""
     node = helper.make_node(op_type, ["x"], ["y"], domain=domain, **attributes)
     return model(
         [node],
@@ -59,20 +59,20 @@ def adam_node(outputs=("X_new", "V_new", "H_new"), **attributes):
 
 
 def adam_inputs():
-    """The declarations of Adam's inputs."""
+    """Return the declarations of Adam's inputs."""
     return [value("R", shape=[]), value("T", TensorProto.INT64, [])] + [
         value(name, shape=[2]) for name in "XGVH"
     ]
 
 
 def adam(**attributes):
-    """One Adam node and nothing else."""
+    """Return a model of one Adam node."""
     outputs = [value(name, shape=[2]) for name in ("X_new", "V_new", "H_new")]
     return model([adam_node(**attributes)], adam_inputs(), outputs, domains=(TRAINING,))
 
 
 def doubled_adam(**attributes):
-    """A model of three nodes: X + X, Adam with the sum as its X, and Neg of X_new."""
+    """Return a model of three nodes: X + X, Adam with the sum as its X, and Neg of X_new."""
     node = adam_node(**attributes)
     node.input[2] = "doubled"
     nodes = [
@@ -84,7 +84,7 @@ def doubled_adam(**attributes):
 
 
 def adam_in_function(call=None, *, attributes=(), defaults=None):
-    """Adam in a function whose attribute rate is the operator's alpha.
+    """Return a model with Adam in a function whose attribute rate is the operator's alpha.
 
     Args:
         call: attributes of the call.
@@ -115,7 +115,7 @@ def adam_in_function(call=None, *, attributes=(), defaults=None):
 
 
 def adam_in_branch():
-    """Adam in the branch of an If that is taken, on tensors of the outer graph."""
+    """Return a model with Adam in the branch of an If that runs, on tensors of the outer graph."""
     branch = helper.make_graph(
         [adam_node(("inner", "v", "h"))], "b", [], [value("inner", shape=[2])]
     )
@@ -135,7 +135,7 @@ def adam_in_branch():
 
 
 def adam_in_function_in_branch():
-    """A function that contains an If whose branch contains Adam."""
+    """Return a model with a function that contains an If, whose branch contains Adam."""
     branch = adam_in_branch()
     function = helper.make_function(
         "local",

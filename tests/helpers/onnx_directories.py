@@ -20,7 +20,7 @@ def tensor_type(dtype=TensorProto.FLOAT, shape=None):
 
 
 def identity(inputs, initializers=()):
-    """A model that returns its inputs, given as {name: type}, under the names out_<name>."""
+    """Return a model that returns its inputs, given as {name: type}, under the names out_<name>."""
     names = [name for name in inputs if name not in {tensor.name for tensor in initializers}]
     return helper.make_model(
         helper.make_graph(

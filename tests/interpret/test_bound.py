@@ -102,7 +102,7 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
                 np.testing.assert_array_equal(actual_part, expected_part, strict=True)
 
 
-def test_outputs_have_the_node_s_order_and_the_shapes_of_their_tensors():
+def test_outputs_have_the_order_of_the_node_and_the_shapes_of_their_tensors():
     operator = registry().named("Momentum")
     attributes = {"alpha": 0.5, "beta": 1.0, "mode": "standard", "norm_coefficient": 0.0}
     inputs = [np.float32([0.1]), np.int64([[1]])]

@@ -286,7 +286,7 @@ def every_pair(dtype):
 
 @runtimes
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_arithmetic_is_numpys_also_on_nan_infinity_and_zero(runtime, dtype):
+def test_arithmetic_equals_that_of_numpy_also_on_nan_infinity_and_zero(runtime, dtype):
     def formula(_T, X, Y):
         return (
             X + Y,
@@ -307,7 +307,7 @@ def test_arithmetic_is_numpys_also_on_nan_infinity_and_zero(runtime, dtype):
 
 @runtimes
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_comparisons_and_logic_are_numpys_also_on_nan(runtime, dtype):
+def test_comparisons_and_logic_equal_those_of_numpy_also_on_nan(runtime, dtype):
     def formula(_T, X, Y):
         conditions = (
             X > Y,

@@ -50,7 +50,7 @@ def test_gradient_is_rho_times_the_residual():
 def test_penalties_of_all_layers_are_added_to_one_loss():
     layers = [[1, 2], [3.0], [], [0, 0], [1.0], [], [0, 0], [-1.0], []]
     (loss,) = evaluate(call_of("AdmmPenalty", np.float64([[10]]), *layers, rho=2))
-    # The residuals are 1 and 2, 1, and empty.
+    # The residuals of the three layers are [1, 2], [1] and [].
     assert loss == 16
     assert loss.dtype == np.float64
     assert loss.shape == (1, 1)

@@ -13,7 +13,7 @@ F = np.float32
 
 
 def eliminated(matrix, complete=False):
-    """LU with partial or complete pivoting, in the type of the matrix."""
+    """Return the determinant by an LU decomposition with partial or complete pivoting."""
     a, count, determinant = matrix.copy(), len(matrix), matrix.dtype.type(1)
     for place in range(count):
         remaining = np.abs(a[place:, place:])
@@ -35,7 +35,7 @@ def eliminated(matrix, complete=False):
 
 
 def reflected(matrix):
-    """QR by Householder's reflections."""
+    """Return the determinant by a QR decomposition with Householder reflections."""
     a, sign = matrix.copy(), F(1)
     for place in range(len(a) - 1):
         mirror = a[place:, place].copy()
@@ -49,7 +49,7 @@ def reflected(matrix):
 
 
 def expanded(matrix):
-    """Laplace's expansion by cofactors of the first row."""
+    """Return the determinant by Laplace's expansion along the first row."""
     if len(matrix) == 1:
         return matrix[0, 0]
     total = F(0)
@@ -60,7 +60,7 @@ def expanded(matrix):
 
 
 def without_fractions(matrix):
-    """Bareiss' fraction-free elimination, with pivots."""
+    """Return the determinant by Bareiss' fraction-free elimination, with pivots."""
     a, before, sign = matrix.copy(), F(1), F(1)
     for place in range(len(a) - 1):
         row = place + int(np.argmax(np.abs(a[place:, place])))

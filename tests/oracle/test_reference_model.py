@@ -118,7 +118,8 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
 ) -> None:
     chain = _HEADER + _MODELS["chain"]
     not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
-    # Each of the two reformulations runs from the inputs in the model's own types only.
+    # Of the runs for each of the two reformulations, only the one in the model's own types begins
+    # at the inputs.
     assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )
@@ -372,7 +373,7 @@ def test_scores_of_trees_after_probit_are_not_judged():
 
 
 def test_operands_broadcast_along_a_stated_axis_are_not_judged():
-    # Onnx's reference would add the elements of b along the last axis.
+    # The reference of onnx would add the elements of b along the last axis.
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 6]>
         g (float[2,3,3] a, float[3] b) => (float[2,3,3] y) {
             y = Add<axis = 1, broadcast = 1>(a, b)

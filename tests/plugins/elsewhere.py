@@ -10,7 +10,7 @@ print("standard output is not the protocol's")  # noqa: T201 - that is the point
 
 
 class Copies:
-    """Identity; its printed text shows the environment."""
+    """Computes Identity, and prints text that shows the environment."""
 
     unsupported = "no kernel"
 

@@ -1,4 +1,4 @@
-"""Backends whose outputs are wrong, or right in an unusual container; each says how."""
+"""Backends with wrong outputs, or with right outputs in an unusual container."""
 
 from __future__ import annotations
 

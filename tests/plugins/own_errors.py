@@ -20,7 +20,7 @@ class RuntimeFault(Exception):
 
 
 class Panic(BaseException):
-    """Not a subclass of Exception, like the exceptions of Rust panics."""
+    """An error that is not a subclass of Exception, like the exceptions of Rust panics."""
 
 
 class NoTraining:

@@ -142,7 +142,7 @@ def test_xunit_omits_only_locations():
     assert ET.tostring(junit) == ET.tostring(xunit)
 
 
-def test_message_has_the_ends_of_a_stack_trace_and_the_text_all_of_it():
+def test_message_shortens_a_stack_trace_and_the_text_has_all_of_it():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(300)), "Last: cause"]
     )

@@ -554,7 +554,7 @@ def test_correct_outputs_pass_that_the_tolerance_of_onnx_rejects(onnxopt):
     assert all(name in result.out for name in names)
 
 
-def test_attention_in_bfloat16_and_bernoulli_pass_on_onnx_s_reference(onnxopt):
+def test_attention_in_bfloat16_and_bernoulli_pass_on_the_reference_of_onnx(onnxopt):
     attention = select("test_attention_4d_causal_bf16", "test_attention_3d_causal_bf16_expanded")
     bernoulli = select("test_bernoulli", "test_bernoulli_double_expanded")
     cases = (*attention, *bernoulli)

@@ -42,7 +42,8 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Every second evaluation differs from the one before: first the expected result, then the output.
+# Evaluations alternate between two results: the first gives the expected result, the second the
+# output.
 ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
 CASES = 60

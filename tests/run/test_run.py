@@ -356,8 +356,8 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # The headline has the text. The list of causes and the message also have it, but not if the
-    # cause is a wrong value.
+    # The headline contains the message. The list of causes and the details also contain it, except
+    # for wrong values.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 
@@ -412,7 +412,7 @@ def test_committed_cases_conform_on_onnx_runtime(committed):
 
 
 @pytest.mark.slow
-def test_committed_cases_detect_the_defects_of_onnx_s_reference(committed):
+def test_committed_cases_detect_the_defects_of_the_reference_of_onnx(committed):
     messages = " ".join(result["message"] for result in committed["onnx-reference"])
     assert "is float64[" in messages  # a float32 X is returned as double for T > 0
     assert "is float32[" in messages  # several double tensors are returned as float32
@@ -438,7 +438,7 @@ class Backend:
 """
 
 
-def test_inputs_of_a_rejection_case_are_in_the_node_s_order(workplace, onnxopt):
+def test_inputs_of_a_rejection_case_are_in_the_order_of_the_node(workplace, onnxopt):
     (workplace / "pair.yaml").write_text(PAIR)
     (workplace / "vendor.py").write_text(CHECKS_ORDER)
     answer = onnxopt("run", "pair.yaml", "-b", "python:vendor.py:Backend", "-b", "numpy")

@@ -14,7 +14,7 @@ COUNT = 40
 
 
 def single(value):
-    """Return a number as a node's attribute or a float32 input holds it."""
+    """Return a number rounded to float32, like an attribute or a float32 input."""
     return WIDE_TYPE(np.float32(value))
 
 

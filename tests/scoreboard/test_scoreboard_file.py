@@ -80,7 +80,7 @@ def test_site_is_not_written_through_links(onnxopt, workplace):
     (workplace / "elsewhere").mkdir()
     (workplace / "site").mkdir()
     (workplace / "site" / "cases").symlink_to("../elsewhere")
-    # A site whose list is a file of any size.
+    # The list of the site's files may be of any size.
     with (workplace / "site" / "scoreboard-files.json").open("wb") as file:
         file.truncate(40 << 30)
     answer = onnxopt("scoreboard", "board.toml")

@@ -187,7 +187,7 @@ def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
 
 @pytest.mark.isolated
 @pytest.mark.slow
-def test_crash_counts_as_crash(onnxopt, board, workplace):
+def test_crash_is_counted_as_a_crash(onnxopt, board, workplace):
     text = "import os\n\n\nclass Backend:\n    def run(self, model, inputs):\n        os.abort()\n"
     (workplace / "dies.py").write_text(text)
     answer = onnxopt("scoreboard", board('dies = "python:dies.py:Backend"\n'))

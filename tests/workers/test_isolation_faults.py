@@ -66,7 +66,7 @@ BREACHES = {
     "responds_to_another": "responded to the request 9999 instead of",
     "announces_too_much": "were announced",
     "responds_to_the_last": "",
-    # It "was not requested", or on a slow machine "responded to the request" of a later run.
+    # The message states "was not requested" or, on a slow machine, "responded to the request".
     "responds_again_later": "request",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
