@@ -70,7 +70,7 @@ class Configuration:
     profiles: Mapping[str, Mapping[str, object]]
 
     def chosen(self, profile: str | None) -> dict[str, tuple[object, str]]:
-        """Return for each option that is set its value and its ``file:line``.
+        """Return the value of each option that is set, with its ``file:line``.
 
         Raises:
             UsageError: if the profile does not exist.
@@ -111,7 +111,7 @@ class Configuration:
                 yield from of_backend(text.strip())
 
     def backend(self, backend: str) -> str:
-        """Add its specification to the name of a backend: ``trt=python:...``.
+        """Return the name of a backend with its specification: ``trt=python:...``.
 
         Options after a comma are kept. Other text is returned unchanged. A name before ``=``
         replaces the one in the file: ``fast=trt,device=0``.

@@ -272,7 +272,7 @@ _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did 
 
 # Models of older IR versions have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
-# The last opset of that IR version; runtimes hardly support earlier ones.
+# The last opset that models of this IR version may use; few runtimes support earlier opsets.
 _MIN_OPSET = 8
 # The first opset of each IR version. The table begins with the oldest row, and later entries of
 # a dict replace earlier ones, hence `reversed`.
@@ -384,7 +384,7 @@ class ModelRunner:
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
-    # Imported lazily: a backend that supports all operators never needs it.
+    # The module is imported lazily: a backend that supports all operators never needs it.
     from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
     return formula_operators(model)

@@ -37,7 +37,7 @@ _NEGATIVE_AXES = {11}
 # Versions of operators that changed the meaning of some nodes, without a difference that the
 # comparison of schemas finds.
 _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
-    # Negative axes and indices were invalid before.
+    # Before 11, negative axes and indices were invalid.
     **dict.fromkeys(
         (
             "ArgMax", "ArgMin", "Compress", "Concat", "Flatten", "Gather", "GatherElements",
@@ -47,32 +47,34 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Before, the number of outputs selected training; onnx's reference always trains there.
+    # Before 14, the number of outputs selected training. For those versions, onnx's reference
+    # always trains.
     "BatchNormalization": {14},
-    # 9 added conversions from and to strings; 13 defined results out of range.
+    # Version 9 added conversions from and to strings. Version 13 defined the conversion of values
+    # out of range.
     "Cast": {9, 13},
     "ConvTranspose": {11},
-    # Before, scales were scalars.
+    # Before 13, scales were scalars.
     "DequantizeLinear": {13},
     "QuantizeLinear": {13},
-    # The values of `mode` have other names.
+    # Version 20 renamed the values of `mode`.
     "GridSample": {20},
-    # Before, scale and bias were per group; since then, per channel.
+    # Before 21, scale and bias had one element for each group; since 21, one for each channel.
     "GroupNormalization": {21},
     # Before 11, negative axes were invalid; before 13, the input was reshaped to a matrix.
     "Hardmax": {11, 13},
     "LogSoftmax": {11, 13},
     "Softmax": {11, 13},
-    # 8 added broadcasting.
+    # Version 8 added broadcasting.
     "Max": {8},
     "Mean": {8},
     "Min": {8},
     "Sum": {8},
     "NonMaxSuppression": {11},
-    # The default coordinate transformation and the rounding of sizes changed.
+    # These versions changed the default coordinate transformation and the rounding of sizes.
     "Resize": {11, 13, 18},
     "RoiAlign": {16},
-    # Before 9, the first axis was that of batches.
+    # Before 9, the first axis was the batch axis.
     "Scan": {9, 11},
     "Upsample": {9},
 }  # fmt: skip
@@ -112,7 +114,7 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
 
 
 def _schemas(nodes: Sequence[onnx.NodeProto], version: int) -> list[OpSchema] | None:
-    """Return the schemas of nodes in an opset; None if it lacks an operator."""
+    """Return the schemas of nodes in an opset; None if the opset lacks an operator."""
     schemas = []
     for node in nodes:
         schema = _schema(node, version)
@@ -135,7 +137,7 @@ def _schema(node: onnx.NodeProto, version: int) -> OpSchema | None:
 
 
 def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> bool:
-    """Return whether a node has the same meaning by two schemas of its operator."""
+    """Return whether a node has the same meaning in two schemas of its operator."""
     if new.since_version == old.since_version:
         return True
     changes = _BEHAVIOUR_CHANGES.get(node.op_type, set())
@@ -238,7 +240,7 @@ def _admits(
 def _leading(
     new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
 ) -> int:
-    """Return the number of leading values that both schemas require, by position, not by name."""
+    """Return how many leading values both schemas identify by position, not by name."""
     count = 0
     for new_role, old_role in zip(new, old, strict=False):
         single = OpSchema.FormalParameterOption.Single
@@ -258,8 +260,8 @@ def _role(roles: Sequence[OpSchema.FormalParameter], place: int) -> OpSchema.For
 def _known_types(model: onnx.ModelProto, version: int) -> _Types:
     """Return the known types of values by name, as schemas write them.
 
-    A value without a declared type has that of its node's inputs if the operator's schema requires
-    this.
+    A value without a declared type has the type of its node's inputs if the operator's schema
+    requires equal types.
     """
     graphs = [model.graph]
     graphs += chain.from_iterable(map(subgraphs, nodes_within(model.graph.node)))

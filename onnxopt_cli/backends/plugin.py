@@ -194,7 +194,7 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
 
 
 def require_plugin_file(specification: Specification) -> None:
-    """Require that the file of a plugin exists; other backends are accepted.
+    """Require that the file of a plugin exists; accept every other backend.
 
     Raises:
         BackendUnavailable: if the file does not exist.
@@ -242,7 +242,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Imports the module that shares its name with a plugin's file from outside the file's folder.
+    """Imports the module with the name of a plugin's file, but not from the folder of that file.
 
     Args:
         path: the plugin's file.

@@ -156,7 +156,7 @@ BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 _PYTHON = (bool, int, float, complex, str, bytes)
 _TEXT = (str, bytes, np.str_, np.bytes_)
-# Each kind of numbers includes those of lower rank.
+# Each kind of numbers includes the kinds of lower rank.
 _WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, NumberKind.COMPLEX: 3}
 
 
@@ -240,7 +240,7 @@ def _array(returned: object, element_type: int) -> Array:
 
 
 def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert Python numbers to the declared dtype; return them unchanged if it loses values."""
+    """Convert Python numbers to the declared dtype, unless the conversion changes a value."""
     if not array.size:
         return array.astype(dtype)
     if array.dtype == object or is_string(dtype):

@@ -82,7 +82,8 @@ def _evaluated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[obje
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    # Not None: `prepare` passes only models that are one node of an operator with a formula.
+    # sole_call does not return None here: `prepare` passes only models that are one node of an
+    # operator with a formula.
     return compute_node(model, cast("Call[Array]", sole_call(model, inputs)))
 
 

@@ -58,7 +58,7 @@ class KnownBackend:
         name: the name to write after ``-b``.
         kind: ``built in``, or the object reference of the entry point.
         version: the package that implements it and its version; empty if it is not available.
-        problem: why it is not available, or empty.
+        problem: the reason why it is not available; empty if it is available.
     """
 
     name: str

@@ -217,7 +217,7 @@ def _cut(text: str) -> tuple[str, str]:
     """Split the option ``unsupported`` off a command, unless the text is within quotes."""
     for match in re.finditer(f",{_LAST}", text):
         with suppress(ValueError):
-            # Raises ValueError inside of quotes.
+            # shlex.split raises ValueError if the option is inside quotes.
             shlex.split(text[len(_COMMAND) : match.start()])
             return text[: match.start()], text[match.start() :]
     return text, ""
@@ -250,7 +250,7 @@ def _options(text: str, written: str) -> dict[str, str]:
 
 def _pattern(text: str, pattern: str) -> str:
     if option := re.search(f",{_NAME}", pattern):
-        hint = r"unsupported=REGEX stands last; where the comma belongs to it, write \x2c"
+        hint = r"unsupported=REGEX must be the last option; write a comma of the REGEX as \x2c"
         raise misused(text, f": {printable(option[0])} follows unsupported=REGEX", hint)
     try:
         compile_pattern(pattern)

@@ -201,8 +201,8 @@ def has_result(
 ) -> bool:
     """Return whether the outputs of the formula are finite for some ordinary tensors.
 
-    If they never are, for example because a rate is divided by zero, the outputs depend on the
-    order of operations, and cannot be judged.
+    If no tensors have finite outputs, for example because a rate is divided by zero, the outputs
+    depend on the order of operations, and cannot be judged.
     """
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):

@@ -53,7 +53,7 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# The number of nodes of a model with several nodes is drawn from these.
+# The number of nodes of a model with several nodes is drawn from these numbers.
 _NODE_COUNTS = (2, 2, 3)
 #: Chains of primitive nodes that may connect two nodes: for each node of the chain, the operator
 #: and the name of its second input, if any. Every chain preserves the shape.
@@ -67,17 +67,18 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 #: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: rtol allows the error bounds of elements whose relative error bound is at most this, atol those
-#: of all other elements.
+#: Limit of the relative error bounds that rtol allows. atol allows the error bounds of the elements
+#: above this limit.
 _LARGEST_RTOL = 1e-3
-# An input of another type is a trait of the node.
+# Types of ordinary inputs. The type of an input is a trait of the node if it is not one of these
+# types.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# The number of groups of tensors of a node is drawn from these.
+# The number of groups of tensors of a node is drawn from these numbers.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
-# About one example in this number breaks the signature.
+# On average, one of this number of examples breaks the signature.
 _EXAMPLES_PER_BREACH = 8
 
 
@@ -409,7 +410,8 @@ class _Drawing:
         drawn = _draw_right_node(source, operator, 1, self._shape)
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
-        # Earlier outputs that have the shape of all first tensors, and a type of this operator.
+        # Candidates are earlier outputs with the shape of the first tensors and a type that this
+        # operator accepts.
         candidates = [
             name
             for name in self._outputs
@@ -417,7 +419,7 @@ class _Drawing:
         ]
         for name, value in drawn.inputs.items():
             choices = candidates if name in operator.tensors else []
-            # If there are such outputs, at least the first tensor is one of them.
+            # If there are candidates, at least the first tensor is one of them.
             if choices and (name == operator.tensors[0] or source.integer(0, 1)):
                 node_inputs.append(self._link(source.choice(choices), name in nonnegative))
             else:

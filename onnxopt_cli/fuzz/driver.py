@@ -25,7 +25,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# About one example in this number has several nodes.
+# On average, one of this number of examples has several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -73,11 +73,11 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
 
 
 class Failure(Exception):
-    """An example failed; hypothesis distinguishes failures by their class."""
+    """Base class for failures of examples. Hypothesis distinguishes failures by their class."""
 
 
 class RoundOver(BaseException):
-    """Ends the round. Not a subclass of Exception, which hypothesis would treat as a failure."""
+    """Ends the round. Hypothesis would treat a subclass of Exception as a failure."""
 
 
 class Abort(BaseException):
@@ -183,7 +183,6 @@ def drive(
         # The database identifies a test by the source of this function, so all rounds use it.
         attempted(example)
 
-    # The seed of the round.
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
     # hypothesis.seed disables the database; the settings, which are applied after it, enable it.
@@ -213,8 +212,8 @@ def _undisturbed(folder: Path) -> Iterator[None]:
     """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
     Hypothesis also draws constants that occur in the source of local modules, so the examples would
-    depend on the modules that are loaded. No setting disables this; therefore the set of these
-    constants is replaced by an empty one.
+    depend on the modules that are loaded. No setting disables these draws; the set of constants is
+    therefore replaced by an empty set.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -222,7 +221,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions of hypothesis that do not draw such constants lack these names.
+        # Versions of hypothesis that do not draw constants from source code lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

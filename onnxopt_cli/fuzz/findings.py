@@ -113,7 +113,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = estimated_here(problem)
     else:
         expected = resolved(Oracles(judging).expected(problem))
-    assert not expected.unusable, expected.unusable  # noqa: S101 - else a defect of the strategies
+    assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
         # Otherwise judge() would derive the error bounds while the backend is idle.
         expected.derive()
@@ -271,8 +271,8 @@ class Findings:
 
         Args:
             finding: a finding without an explanation.
-            similar: other failures of the kind. The explanation has to reproduce the first of them
-                that has the same descriptions as the finding.
+            similar: other failures of the kind. The explanation must also reproduce the first of
+                these failures with the same descriptions as the finding.
             seconds: time limit of the search for an explanation; 0 to skip the search.
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))

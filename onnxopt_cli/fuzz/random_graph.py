@@ -349,7 +349,7 @@ def _binary(drawing: _Drawing) -> None:
         second_operand = drawing.constant(drawing.choice(_CONSTANTS))
     elif kind == 1:
         second_operand = drawing.weights(*shape[drawing.integer(0, len(shape)) :])
-    elif kind == 2:  # noqa: PLR2004 - a broadcast operand of full rank
+    elif kind == 2:  # noqa: PLR2004 - the third kind: a broadcast operand of full rank
         second_operand = drawing.weights(*(1 if drawing.integer(0, 1) else size for size in shape))
     else:
         second_operand = drawing.tensor() or x
@@ -410,7 +410,7 @@ def _convolution(drawing: _Drawing) -> None:
         _normalize_batch(drawing, y)
     elif follower > 1:
         drawing.node(
-            "Add" if follower == 2 else "Mul",  # noqa: PLR2004 - the two that runtimes fuse
+            "Add" if follower == 2 else "Mul",  # noqa: PLR2004 - runtimes fuse both
             y,
             drawing.weights(*drawing.choice([(maps, 1, 1), (1, maps, 1, 1), (1,)])),
         )

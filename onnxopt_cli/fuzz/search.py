@@ -80,7 +80,8 @@ _MAX_COSTLY_FAILURES = 30
 _REPRODUCIBLE_FAILURES = 2
 #: Maximum number of attempts to shrink a failure with smaller().
 _MAX_SHRINK_ATTEMPTS = 300
-#: Seconds for the explanation of a finding even if the time of the search is over.
+#: Minimum time in seconds for the explanation of a finding, even if the search exceeds its time
+#: limit.
 _MIN_EXPLAIN_SECONDS = 1.0
 #: Maximum number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
@@ -148,8 +149,9 @@ class _Portions:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries all invalid nodes first. It may skip those of some operators,
-            # but all shards must divide the examples equally, so count all invalid nodes.
+            # The first shard tries all invalid nodes first. It may skip the invalid nodes of some
+            # operators, but all shards must divide the examples in the same way. Therefore all
+            # invalid nodes are counted.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -267,14 +269,15 @@ class Search:
             tried, size = self.tried, portions.size(number)
             most_tried = tried
             while is_new:
-                # Which examples of other portions ran in this process depends on the order of the
-                # workers' responses, so they must not affect explanations.
+                # Examples of other portions must not affect explanations, because the order of the
+                # workers' responses determines which of them ran in this process.
                 self.findings.forget_passed()
                 self.tried = tried
                 try:
                     finding = self._search(number, size)
                 finally:
-                    # Each search of a portion tries the same examples again, so count them once.
+                    # Each search of a portion tries the same examples again, so each example is
+                    # counted once.
                     self.tried = most_tried = max(self.tried, most_tried)
                 if finding is None:
                     break

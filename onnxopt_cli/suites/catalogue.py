@@ -55,13 +55,13 @@ from onnxopt_cli.suites.operators.operator_suite import (
 from onnxopt_cli.suites.pairwise import large, pairwise
 from onnxopt_cli.suites.written import published, trajectories
 
-#: Files store expected outputs only for cases with at most this many input elements.
+#: Files store expected outputs only for cases with at most this number of input elements.
 _WRITTEN_ELEMENTS = 1000
 _MAX_SHOWN_FILES = 5
 _NODE = "onnx-node"
 
 
-#: Slow suites, which run only if they are named explicitly.
+#: Slow suites, which run only if the user names them.
 NAMED_ONLY = ("pairwise", "large")
 
 
@@ -69,7 +69,7 @@ class Suite(NamedTuple):
     """A generated suite: a description, its case templates, and its version.
 
     The version is incremented when a case is added, removed or changed. The id of a removed case is
-    never used again.
+    never reused.
     """
 
     about: str
@@ -121,9 +121,9 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in its files.
 
-    A generated suite is limited to the operator whose file has the stem, and the gallery to the
-    runtime whose adapter has this name. Without such an operator or adapter, all cases are
-    returned.
+    With a stem, a generated suite is limited to the operator whose file has this stem, and the
+    gallery to the runtime whose adapter has this name. Without such an operator or adapter, all
+    cases are returned.
     """
     if name in CORPORA:
         return corpus(name, open_progress)

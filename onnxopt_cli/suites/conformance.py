@@ -1,9 +1,9 @@
 """The suite ``conformance``: for any operator, cases that wrong implementations fail.
 
-The case templates follow from the operator's signature and formula alone: its inputs with their
-types and shapes, its attributes, and the values where its formula is sensitive. They cover the
-input space and are not fitted to the list of known mistakes, so that ``onnxopt audit`` can measure
-how many of these the suite detects.
+The case templates follow from the operator's signature and formula alone: from its inputs with
+their types and shapes, its attributes, and the values to which its formula is sensitive. They cover
+the input space and are not derived from the list of known mistakes. ``onnxopt audit`` can therefore
+measure how many known mistakes the suite detects.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from onnxopt_cli.suites.wirings import wirings
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE_SIZE = 100_003
-#: Shapes of the only tensor of a node: every rank, smaller and larger than a vector or block.
+#: Shapes of the only tensor of a node: shapes of every rank, some smaller and some larger than a
+#: vector register or a block.
 _SINGLE_SHAPES: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
     (2, 3, 1, 3, 2), (2, 1, 2, 2, 1, 2, 1, 2),
@@ -51,7 +52,7 @@ _SINGLE_SHAPES: Shapes = (
 _LENGTHS = (*range(2, 10), *AROUND_BLOCKS)
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
-#: For each full shape, the shapes of an operand that broadcasts to it.
+#: For each full shape, the shapes of operands that broadcast to it.
 _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (3, 3): ((), (1,), (3,), (1, 3), (3, 1)),
     (2, 3, 2): ((2, 1, 2), (1, 3, 1), (1, 1, 2), (2, 1, 1)),
@@ -60,7 +61,7 @@ _NARROW: Mapping[tuple[int, ...], Shapes] = {
 _FAR_VALUE = 24.691358
 #: A value of T whose product with a small attribute is still small.
 _LATE = 900
-#: Values outside the range of float32, and for each, whether other operands are nonzero.
+#: Values outside the range of float32. _BESIDE states for each whether other operands are nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
 #: A setting is a combination of values of the attributes with choices. If an operator has more
@@ -137,7 +138,7 @@ class _ConformanceTemplates(Author):
                     yield replace(template, name=name, attributes=attributes)
 
     def counts(self) -> Iterator[CaseTemplate]:
-        """Yield values of T of all magnitudes; T = 0 and T = 1 in every setting."""
+        """Yield values of T of all magnitudes; T = 0 and T = 1 are tested in every setting."""
         if not self.operator.counts:
             return
         for count in _COUNTS:
@@ -165,13 +166,13 @@ class _ConformanceTemplates(Author):
             yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Yield each attribute omitted, alone, zero, and with unusual values."""
+        """Yield nodes with an attribute that is omitted, zero, unusual, or the only attribute."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # Settings are assigned to templates in turn, so another template here would change the
-        # settings of all later cases.
+        # Settings are assigned to templates in turn, so an additional template here would change
+        # the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}
@@ -314,7 +315,7 @@ class _ConformanceTemplates(Author):
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}
 
     def zeros(self) -> Iterator[CaseTemplate]:
-        """Yield operands that are zero, alone and in combination."""
+        """Yield operands that are zero, one at a time and in combination."""
         about = "Each operand zero or not, in every combination: detects division by zero."
         yield self.template("zeros", about, tensors=self.combined((0, 1)))
         zero = np.zeros(4)
@@ -432,7 +433,7 @@ class _ConformanceTemplates(Author):
             yield self.template(f"large_{dtype}", about, tensors=drawn, rate=dtype)
 
     def thresholds(self) -> Iterator[CaseTemplate]:
-        """Yield tensors, attributes and results that are equal or nearly equal."""
+        """Yield templates in which tensors, attributes or results are equal or nearly equal."""
         powers = np.array([*product((0.5, 1.0, -2.0), repeat=len(self.operator.tensors))]).T
         even = {
             name: np.abs(column) if name in self.nonnegative else column
@@ -459,7 +460,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[CaseTemplate]:
-        """Yield cases for operators whose step depends on all elements, as by a norm."""
+        """Yield templates of operators whose step depends on all elements, as on a norm."""
         if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):

@@ -1,8 +1,8 @@
 """Case templates with doubles that float32 cannot represent, and an extreme in another dimension.
 
 An implementation may have separate code for large tensors, scalars, operands that broadcast, or
-certain T. If it computes there in float32, a double keeps 24 of its 53 bits, which only a case in
-double detects.
+certain values of T. If this code computes in float32, a double keeps only 24 of its 53 bits. Only a
+case in double detects the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from onnxopt_cli.cases.case_template import (
 )
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: Shapes of the only tensor: smaller than a vector, of several ranks, and around block sizes.
+#: Shapes of the only tensor: smaller than a vector register, of several ranks, and around block
+#: sizes.
 _SINGLE_SHAPES: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))
 _MORE_SINGLE_SHAPES: Shapes = (
     (1,), (3,), (7,), (33,), (130,), (260, 2), (2, 300), (2, 1, 2, 1, 2, 1, 2), (17_000,),
@@ -48,7 +49,7 @@ _LARGE_FLOAT = 2.0**24
 _SMALL_SCALE = 1e-6
 #: The number of small terms; a float32 sum that starts at _LARGE_FLOAT loses each of them.
 _TERMS = 40
-#: Names of cases that hardly ever kill a mutant which the other cases do not kill.
+#: Names of cases that rarely kill a mutant which no other case kills.
 _ONLY_THOROUGH = re.compile(
     r"double_(shape_(3_5|2_3_2_2|5003)|tensors_2|T_1000(_.*)?|.*_(one|large))"
 )

@@ -33,9 +33,10 @@ _FAR_COUNTS = (
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: The subset of _FEW_COUNTS for which attributes near 1 / T are also tested.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
-#: Values of T whose parity a double represents, since powers may be computed in double.
+#: Values of T whose parity a double represents, because an implementation may compute powers in
+#: double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
-#: Number of _PARITIES in suites that run in seconds: one is odd and one even.
+#: Suites that run in seconds have only the first two _PARITIES, an odd and an even number.
 _FEW_PARITIES = 2
 #: Values of T at which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
@@ -49,7 +50,8 @@ PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: Suites that run in seconds have only this number of BETWEEN_PAGES and of HIGH_RANKS.
+#: Suites that run in seconds have only the first shapes of BETWEEN_PAGES and HIGH_RANKS, up to this
+#: number.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
@@ -69,12 +71,13 @@ LARGE_SINGLE_SHAPES: Shapes = (
 )  # fmt: skip
 #: Special values of elements.
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
-#: Signs of two infinities: alike and unlike.
+#: The product of the signs of two infinities: equal or opposite signs.
 _SIGNS = {"alike": 1, "unlike": -1}
 #: The last elements of a random tensor. They are large, so that its sum, norm and ranks depend on
 #: them.
 _TAIL = (40.0, -60.0, 50.0)
-#: Distance in ranks of a threshold from the largest element; it separates the elements of _TAIL.
+#: Number of ranks between a threshold and the largest element. The threshold separates the elements
+#: of _TAIL.
 _RANKS_BELOW = 2.5
 
 
@@ -92,7 +95,8 @@ def extremes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     yield from _exact_zeros(author)
     limit = None if thorough else _FIRST_SHAPES
     between = BETWEEN_PAGES[:limit]
-    # In a sum over all tensors the largest term hides the others, so each case has one tensor.
+    # In a sum over all tensors, the largest term would hide the others, so each case has one
+    # tensor.
     single = (*PAGES, *between, *MATRICES, *HIGH_RANKS[:limit]) if author.carried else ()
     yield from sizes(author, tuple(dict.fromkeys((*SINGLE_SHAPES, *single))), seeds)
     for word, shapes in (("pages", PAGES), ("between_pages", between),
@@ -260,7 +264,7 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 
 
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield tensors that are equal in float32 but not in double, some in each of the two types.
+    """Yield tensors of float32 and of double that are equal in float32 but not in double.
 
     Their differences reveal an operand that is rounded.
     """

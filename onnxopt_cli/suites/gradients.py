@@ -36,7 +36,7 @@ _Step: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Range:
-    """Random numbers, all different.
+    """A tensor of random numbers, all of which differ.
 
     Attributes:
         shape: the shape.

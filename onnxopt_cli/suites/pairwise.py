@@ -4,8 +4,8 @@ A dimension is an attribute, T, R, the number of tensors, the shape of a tensor,
 broadcasts to it, its type, or its values; the values of a dimension are called its levels. Most
 bugs occur where two dimensions have certain levels together, and are visible only if the other
 dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels and
-leaves the others at their first, ordinary level. A random generator with a fixed seed proposes
-candidates, and the candidate whose pairs of levels have been covered least is chosen.
+all other dimensions to their first level, which is an ordinary one. A random generator with a fixed
+seed proposes candidates, and the candidate whose pairs of levels have been covered least is chosen.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _SHAPES: Shapes = (
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: For each number of tensors, the number of case templates.
+#: The number of case templates for each number of tensors.
 _NUMBERS = {
     1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
     65: 26, 129: 3,
 }  # fmt: skip
-#: Positions of the last and first tensors of batches, for batch sizes that are multiples of 8.
+#: Positions of the last and the first tensors of batches whose size is a multiple of 8.
 _BATCH_EDGES = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
 #: The shapes of the suite ``large``.
 _LARGE_SHAPES: Shapes = (
@@ -81,17 +81,17 @@ _RANKS = (0, 1, 2, 3)
 #: numbers that six digits or float32 do not represent exactly.
 _NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN_VALUES = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
-#: Values of attributes with limits, as shares of their range, the ordinary one first. The products
-#: of the last three with 100 are inexact.
+#: Values of attributes with limits, as shares of the range between the limits; the ordinary value
+#: is first. The products of the last three shares and 100 are inexact.
 _SHARES = (0.6134568, 0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
 _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
 
-#: Special values of elements, and those of doubles only.
+#: Special values of elements, and special values that only doubles can have.
 _SPECIAL = (0.0, 1.0, -1.0, 1e-6, -1e-6, 1e-12, 1e-30, 1e6, -1e6, 1e12, 1e18, -0.0)
 _SPECIAL_WIDE = (16777217.0, 1 + 2**-40, 1e60, -1e60, 1e-60, 1e-100, 1e-300)
-#: Distributions of tensors that are too large for literals, for arbitrary and for nonnegative
-#: tensors.
+#: Distributions of tensors that are too large for literals: first of arbitrary tensors, then of
+#: nonnegative tensors.
 _DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("normal", {}),
     ("integers", {"low": -2, "high": 3}),
@@ -105,45 +105,47 @@ _NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
 )
 #: Tensors with more elements than this are random.
 LITERAL = 24
-#: One of 4 tensors of less than 800 elements is a literal nevertheless, so that it can have
-#: infinite elements; where one NaN makes the whole result NaN, one of 10 may have NaN.
+#: Of the tensors with fewer than 800 elements, one in 4 is nevertheless a literal, so that it can
+#: have infinite elements. If one NaN makes the whole result NaN, one in 10 literals may have NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
-#: In nodes with more tensors than this, the tensors are small and their levels purely random.
+#: In nodes with more tensors than this, the tensors are small and their levels are random.
 _FEW_TENSORS = 9
-#: Share of infinite elements in literal tensors that have some.
+#: Share of infinite elements in literal tensors that have infinite elements.
 _INFINITE_SHARE = 0.06
 #: Share of the numbers of an attribute with limits that are at or next to an integer rank.
 _RANK_SHARE = 0.4
 #: The seed of the designs, and the number of seeds of random tensors.
 _SEED, _SEEDS = 20, 10**5
-#: Numbers of candidates for a node, and for each group, among which the least covered is chosen.
+#: Numbers of candidates for a node and for each group. The least covered candidate is chosen.
 _NODES, _GROUPS = 200, 12
-#: Mean number of dimensions of a node that are extreme, and the limits of their share.
+#: Mean number of extreme dimensions of a node, and the limits of the share of extreme dimensions.
 _EXTREMES = 4.5
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
 #: Share of the dimensions that are extreme in nodes with more than _FEW_TENSORS tensors.
 _MANY_EXTREME = 0.6
-#: Probability that the terms of a sum over tensors are ordinary, by the number of tensors.
+#: Probability that all terms of a sum over tensors are ordinary numbers, by the number of tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
 #: Share of nonnegative elements in a tensor that the formula requires to be nonnegative.
 _NONNEGATIVE = 0.9
-#: Share of special values among the elements of a literal tensor, for each of _DISTRIBUTIONS.
+#: Share of special values among the elements of a literal tensor, for each element of
+#: _DISTRIBUTIONS.
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
-#: Initial weight of pairs with a level that few templates have; that of other pairs is 1.
+#: Initial weight of pairs with a level that few templates have. Other pairs have the weight 1.
 _RARE = 10.0
-#: Number of elements drawn at once, of which literal tensors are parts.
+#: Number of elements that are drawn at once. Each literal tensor is a part of them.
 _POOL = 4096
-#: Number of attempts to draw a conclusive node; in one of 3 nodes, one conclusive output suffices.
+#: Number of attempts to draw a conclusive node. In one of 3 nodes, a single conclusive output
+#: suffices.
 _TRIES, _PARTLY = 8, 3
 #: The rank of a matrix, and the highest rank of a vector with additional axes of 1.
 _MATRIX, _MOST_RANK = 2, 7
-#: One of 4 vectors has a higher rank; one of 8 nodes has tensors of the same shape.
+#: One of 4 vectors gets a higher rank. In one of 8 nodes, all tensors have the same shape.
 _LIFTED, _ALIKE = 4, 8
 
 
 class _Cover:
-    """The weight of each pair of levels, a quarter of its former value after each use.
+    """The weight of each pair of levels. Each use of a pair divides its weight by four.
 
     Args:
         sizes: the number of levels of each dimension.
@@ -164,7 +166,7 @@ class _Cover:
             rows: candidates, one in each row; the columns are the levels of the first dimensions.
         """
         levels = rows + self._starts[: rows.shape[1]]
-        # A lookup by one flat index is twice as fast as by two indices.
+        # A lookup by one flat index is twice as fast as a lookup by two indices.
         pairs = levels[:, :, None] * len(self._need) + levels[:, None, :]
         best = self._need.take(pairs).sum((1, 2)).argmax() if len(rows) > 1 else 0
         self._need.reshape(-1)[pairs[best]] *= 0.25
@@ -177,7 +179,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
     design = _Design(operator, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
-    # Shapes exactly one tile high or wide.
+    # These shapes are exactly one tile high or wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]
@@ -237,13 +239,14 @@ class _Design:
             else:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
-        # Half of the nodes are without each of these, for backends that lack it. An infinity
-        # hides all other terms of a sum, unless it is multiplied by zero.
+        # Half of the nodes are without doubles, half without broadcasting, and half without
+        # infinities, for backends that lack one of these. An infinity hides all other terms of a
+        # sum, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
         # The first dimension follows from the shapes that the caller of `template` passes.
         node = {"tensors": [*_NUMBERS], **node}
-        # With few dimensions, extremes rarely hide errors, so that more of them are allowed.
+        # With few dimensions, extremes rarely hide errors, so more extremes are allowed.
         self._extremes = min(_MOST_EXTREME, max(_LEAST_EXTREME, _EXTREMES / len(node)))
         tensor: dict[str, Sequence[Any]] = {"shape": _SHAPES}
         tensor |= {f"shape of {name}": _NARROW for name in author.stepped}
@@ -269,7 +272,7 @@ class _Design:
         self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # Since there are few such nodes, each of them has many extremes.
+            # There are few nodes with many tensors, so each of them has many extremes.
             extremes = _MANY_EXTREME
         # With some levels, one output is never finite, although other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
@@ -314,7 +317,7 @@ class _Design:
         with np.errstate(all="ignore"):
             first, second = (
                 operator.formula(
-                    # A sum over all tensors includes a scalar, which is varied, too.
+                    # Scalars are varied as well if a sum over all tensors includes a scalar.
                     *(scalar * (by if self._author.carried else 1) for scalar in scalars),
                     *(tensor * by for tensor in self._ordinary),
                     **attributes,
@@ -336,8 +339,8 @@ class _Design:
     def _group(
         self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
     ) -> Array:
-        """Choose the levels of a group, given those of its node."""
-        # Among many groups, random levels cover enough pairs.
+        """Choose the levels of a group, given the levels of its node."""
+        # In a node with many groups, random levels cover enough pairs.
         number = _GROUPS if chosen["tensors"] <= _FEW_TENSORS else 1
         candidates = np.empty((number, len(self._sizes)), int)
         candidates[:, : len(node)] = node
@@ -393,7 +396,7 @@ class _Design:
         )
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
-        """Return a number for each group: the given one, or one at or next to an integer rank."""
+        """Return, for each group, the given number or a number at or next to an integer rank."""
         numbers = []
         for shape in shapes:
             size = prod(shape)
@@ -406,7 +409,7 @@ class _Design:
     def _tensor_of(
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
     ) -> TemplateInput:
-        """Return a tensor of a group: literal if it is small, else random."""
+        """Return a tensor of a group. Small tensors are literals; the others are random."""
         shape = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
         dtype = np.dtype(WIDE_TYPE if name in group["double"] else "float32")
         style = _DISTRIBUTIONS.index(group[f"values of {name}"])
@@ -419,17 +422,18 @@ class _Design:
             kind, parameters = (_NONNEGATIVE_DISTRIBUTIONS if nonnegative else _DISTRIBUTIONS)[
                 style
             ]
-            # A result that depends on all elements would overflow if another operand is float32.
+            # If the result depends on all elements and another operand is float32, wide values
+            # would overflow.
             separate = self._author.elementwise or self._author.limits
             if dtype == WIDE_TYPE and kind == "lognormal" and separate:
-                # Some elements exceed the range of float32, and some underflow in it.
+                # Some elements exceed the range of float32, and some underflow in float32.
                 parameters = {"mean": parameters["mean"] * 1.5, "scale": 85.0}
             return RandomTensor(kind, int(self.random.randint(_SEEDS)), shape, dtype, parameters)
         values = self._mixed(shape, dtype, style, nonnegative=nonnegative)
         if infinite:
-            # Doubles include a number that is infinite in float32 only.
+            # Infinite doubles include a finite number that exceeds the range of float32.
             largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE_TYPE else np.inf]
-            # Where elements are ranked, one NaN makes the whole tensor inconclusive.
+            # If the operator ranks elements, one NaN makes the whole tensor inconclusive.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
             far = np.array(largest)[self.random.randint(len(largest), size=shape)]
@@ -454,7 +458,8 @@ class _Design:
         values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE_TYPE else ()))
         if not (self._author.elementwise or self._author.limits):
-            # In a sum, large numbers hide the other terms, and the squares of larger ones overflow.
+            # In a sum, large numbers hide the other terms, and the squares of still larger numbers
+            # overflow.
             limit = (1, 1e12, 1e12, 1e60 if dtype == WIDE_TYPE else 1e12)[style]
             special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)

@@ -2,9 +2,10 @@
 
 The templates of :func:`rank_templates` have ranks at and next to elements of literal tensors, those
 of :func:`whole_rank_templates` integer ranks of tensors of many lengths, and those of
-:func:`far_rank_templates` many elements or many tensors. The last ones avoid integer ranks at which
-the rounding of (n - 1) * percent / 100 depends on the order of operations: percent / 100 * (n - 1),
-the order of ``numpy.percentile``, is also correct, but may prune one element more at such a rank.
+:func:`far_rank_templates` many elements or many tensors. :func:`far_rank_templates` avoids integer
+ranks at which the rounding of (n - 1) * percent / 100 depends on the order of operations. The order
+percent / 100 * (n - 1) of ``numpy.percentile`` is also correct, but may prune one more element at
+such a rank.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.suites.pairwise import LITERAL
 
-#: With this number of elements, a percentage just below 100 selects another rank than 100.
+#: With this number of elements, a percentage just below 100 selects a different rank than 100.
 _LONG_SIZE = 100_001
 _LONG_SHARES = (0.3, 1.0)
 #: More tensors than a batch of 32.
 _TENSORS = 33
-#: Shapes of ranks 1 to 7, those over 1 with several rows.
+#: Shapes of ranks 1 to 7. Shapes of a rank above 1 have several rows.
 _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),

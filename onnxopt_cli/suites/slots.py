@@ -1,6 +1,6 @@
 """Case templates that vary every operand slot of an operator, one after the other.
 
-A slot is a tensor of a node, in a group: the gradient of the second tensor, for instance. Code for
+A slot is a tensor of a node in one group, such as the gradient of the second tensor. Code for
 shapes, types and shared values is often right for one slot and wrong for another. Each template
 below therefore exists for every slot, or has one group for every slot.
 """
@@ -37,7 +37,8 @@ _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 #: The unfit shapes in the suites that run in seconds.
 _BRIEF_UNFIT_WORDS = ("enlarges_scalar", "enlarges_axis", "too_long")
-#: Shapes of a first tensor, with shapes of two operands that broadcast to it in different ways.
+#: Shapes of a first tensor, each with the shapes of two operands that broadcast to it in different
+#: ways.
 _DISTINCT_BROADCASTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
     ((3, 4), (4,), (3, 1)),
     ((2, 3, 4), (3, 1), (2, 1, 4)),
@@ -77,7 +78,7 @@ def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield operands of every slot whose shape does not broadcast to the first tensor's."""
+    """Yield operands of every slot that do not broadcast to the first tensor."""
     for word, (first_shape, unfit) in _UNFIT_SHAPES.items():
         if not thorough and word not in _BRIEF_UNFIT_WORDS:
             continue
@@ -131,7 +132,7 @@ def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _shared_across(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield nodes in which a tensor of one group and another of the next are the same value."""
+    """Yield nodes in which tensors of two successive groups are the same value."""
     names = author.operator.tensors
     for shift in range(1, len(names)):
         pairs = [
@@ -250,7 +251,7 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the largest and smallest 64-bit T, with attributes whose powers show its sign."""
+    """Yield the largest and the least 64-bit T; powers of the attributes reveal its sign."""
     if not author.operator.counts:
         return
     for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):

@@ -21,11 +21,11 @@ from onnxopt_cli.cases.case_template import (
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: Enough tensors that their numbers have a different order when sorted as text.
+#: A number of tensors large enough that their numbers sort differently as text.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Wirings whose mistakes other wirings usually detect, too.
+#: Wirings that detect mistakes which other wirings usually detect as well.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip

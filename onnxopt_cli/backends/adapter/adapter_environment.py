@@ -51,7 +51,7 @@ from onnxopt_cli.core.text import command_line, printable, some_of
 from onnxopt_cli.core.untrusted_files import Malformed, is_private, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable
 
-# Incremented when the content of an environment changes.
+# Version of the content of environments. Increment it with every change of that content.
 _FORMAT = 1
 _ENVIRONMENT = "environment"
 _NEW = "new"
@@ -59,7 +59,7 @@ _MANIFEST = "onnxopt.json"
 _MAX_MANIFEST_BYTES = 1 << 20
 # A process that installs a large runtime over a slow network holds the lock for hours.
 _LOCK_SECONDS = 24 * 3600.0
-# A package of the environment itself, which no adapter pins.
+# The package pip is part of every environment, and no adapter pins it.
 _INSTALLER = "pip"
 _REQUIRED = ("numpy", "onnx")
 _MAX_NAMED = 6
@@ -67,7 +67,7 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class AdapterEnvironment:
-    """The place of an adapter's environment, which need not exist.
+    """The location of an adapter's environment. The environment need not exist.
 
     Attributes:
         specification: the backend as the user specified it.
@@ -140,7 +140,7 @@ class AdapterEnvironment:
             return None
 
     def runnable(self) -> Specification:
-        """Return the specification of the adapter's plugin in its environment.
+        """Return the specification that runs the adapter's plugin in the environment.
 
         Raises:
             UsageError: if the user gave the option ``python``.
@@ -227,7 +227,7 @@ class AdapterEnvironment:
                     self._create(open_progress, held=held)
             finally:
                 with suppress(OSError):
-                    # Succeeds only if the folder is empty.
+                    # rmdir succeeds only if the folder is empty.
                     self.folder.rmdir()
         return True
 
@@ -257,8 +257,8 @@ class AdapterEnvironment:
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
         try:
             new = work / _ENVIRONMENT
-            # Only a lock names all packages. The installer reports a package when it finds it, so
-            # the last one does not count before the installer ends.
+            # Without a lock, the number of packages is unknown. The installer reports a package
+            # before it installs it, so the last package counts only when the installer has ended.
             count = len(self._pinned()) if self.adapter.lock else None
             with open_progress(f"installing {self._title}", "packages") as tick:
                 packages = self._install(
@@ -271,7 +271,8 @@ class AdapterEnvironment:
             place = self.folder / _ENVIRONMENT
             move_scripts(new, place)
             if os.path.lexists(place):
-                # An unusable environment: its interpreter was removed, or its manifest is damaged.
+                # The existing environment is unusable: its interpreter was removed, or its manifest
+                # is damaged.
                 place.rename(work / "unusable")
             new.rename(place)
         finally:

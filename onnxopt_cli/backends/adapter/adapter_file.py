@@ -47,13 +47,13 @@ from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 SHIPPED = Path(__file__).parents[2] / "adapters"
 #: The attribute of the plugin's file that implements the backend.
 ATTRIBUTE = "Backend"
-#: Distinguishes names of npm packages from those of Python packages.
+#: This prefix distinguishes names of npm packages from names of Python packages.
 NPM_PREFIX = "npm:"
 
 _MAX_FILE_BYTES = 1 << 20
-# Adapters pin tens of packages, and installers take minutes to read many thousands.
+# Adapters pin tens of packages. Installers take minutes to read thousands of requirements.
 _MAX_REQUIREMENTS = 1000
-# The version is part of the name of a folder.
+# Versions are limited in length because they are part of the name of a folder.
 _MAX_VERSION_CHARS = 100
 # The name of a package in the index of Python packages.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -135,7 +135,7 @@ class Adapter:
         return {**self.npm, self.runtimes[0]: version} if is_chosen else self.npm
 
     def constraints(self, version: str) -> str:
-        """Return the lock's requirements, without the runtime if its version is chosen."""
+        """Return the lock's requirements. The runtime is left out if the user chose its version."""
         runtime = canonicalize_name(self.runtimes[0]) if version else ""
         return "".join(
             f"{requirement}\n"
@@ -256,7 +256,7 @@ def shipped_adapters() -> list[str]:
 
 
 def adapter_source(specification: Specification) -> str:
-    """Return the path of an adapter's file; a user's file need not exist, and is named as written.
+    """Return the path of an adapter's file; the path of a user's file is returned as written.
 
     Raises:
         UsageError: if no adapter has this name.

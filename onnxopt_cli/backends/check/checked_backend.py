@@ -45,10 +45,10 @@ from onnxopt_cli.operators.registry import registry
 #: Common operators; most backends support at least one.
 LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
 
-#: Versions of ai.onnx, the likeliest first.
+#: Versions of ai.onnx to probe, the most widely supported first.
 OPSETS = (17, 13, 21, 11)
 
-#: Shapes of inputs; operators on matrices require the second, operators on images the third.
+#: Shapes of inputs. Operators on matrices require the second shape, operators on images the third.
 SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
 
 TRAINING = "ai.onnx.preview.training"
@@ -102,7 +102,7 @@ class ProbeModel:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of this dtype and shape, always the same."""
+        """A small tensor of this dtype and shape; its elements never change."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
@@ -220,7 +220,7 @@ def _type_name(element_type: int) -> str:
 _DTYPES = tuple(
     map(np.dtype, ("float32", "float64", "int64", "int32", "float16", "bool", "uint8", "int8"))
 )
-# A backend that compiles each model would take too long for all probes.
+# Time limit of all probes together: some backends compile each model, which takes long.
 _SEARCH_SECONDS = 20.0
 
 

@@ -60,9 +60,10 @@ _STANDARD_OUTPUT = 1
 _TEN_MEGABYTES = 10 * 2**20
 _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
-# Time after a response in which unrequested output of a command is expected to arrive.
+# Time to wait after a response for output that was not requested.
 _SILENCE_SECONDS = 0.1
-# The value of an unknown field; a parser that searches the line for words would shut down.
+# The value of an unknown field. A command that searches the line for the word, instead of parsing
+# the JSON, shuts down.
 _UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
 
 
@@ -84,7 +85,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
 
 
 def _answers_alike(subject: CheckedBackend) -> str:
-    """The same inputs have the same outputs."""
+    """The backend returns the same outputs for the same inputs."""
     problem = _supported_problem(subject)
     first, second = (_outputs(subject, problem) for _ in range(2))
     if len(first) != len(second):
@@ -217,7 +218,7 @@ def _stays(command: CheckedCommand) -> str:
 
 def _refuses_damaged(command: CheckedCommand) -> str:
     damaged = command.probe.problem()
-    # Damages the node for commands that take single nodes; others receive `content`.
+    # Commands that take single nodes receive this damaged node, and all others receive `content`.
     damaged.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
     if refused is None:

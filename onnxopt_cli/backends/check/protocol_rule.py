@@ -14,7 +14,7 @@ from onnxopt_cli.errors import BackendHangs, OnnxoptError
 class RuleOutcome(StrEnum):
     """Whether a backend follows a rule."""
 
-    PASS = "pass"  # noqa: S105 - the word of conformance testing, no password
+    PASS = "pass"  # noqa: S105 - a term of conformance testing, not a password
     FAIL = "fail"
     NOT_SHOWN = "not shown"
 
@@ -44,7 +44,7 @@ class RuleResult:
         verdict: whether the backend follows the rule.
         observed: the behaviour of the backend.
         hung: whether the backend did not respond in time; the remaining rules are then skipped.
-        remedy: the advice to the user: the rule's, or a more specific one.
+        remedy: the advice to the user, either that of the rule or more specific advice.
         option: the command-line option with which the backend would follow the rule; empty if
             there is no such option.
         exit_code: the exit code of the command.
@@ -79,7 +79,7 @@ class RuleNotShown(Exception):
 
 
 def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
-    """Check a backend; every exception except KeyboardInterrupt breaks the rule."""
+    """Check a backend; every exception except KeyboardInterrupt means that it breaks the rule."""
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))
     except KeyboardInterrupt:

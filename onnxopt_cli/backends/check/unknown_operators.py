@@ -1,8 +1,9 @@
-"""Check that a backend reports unknown operators as unsupported, or propose a pattern for them.
+"""Check that a backend reports unknown operators as unsupported, or propose a pattern.
 
-A runtime reports an unknown operator with an error of its own. The check submits nonexistent
-operators and training operators, and compares the messages with those for invalid models of a
-supported operator: a pattern that matches such a message does not identify unknown operators.
+Every runtime has its own error message for an unknown operator. A pattern identifies this message.
+The check submits nonexistent operators and training operators, and compares the messages with the
+messages for invalid models of a supported operator: a pattern that matches such a message does not
+identify unknown operators.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from onnxopt_cli.errors import BackendDied
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
 _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
-# Text with fewer letters is punctuation or a common word.
+# Patterns have at least this number of letters: shorter text is punctuation or a common word.
 _MIN_LETTERS = 8
-# Characters of a line on each side of a name; more would not fit a terminal.
+# Characters of a line that a pattern has on each side of a name, so that it fits in a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = "report a missing operator as unsupported, not as an error; or {}"
@@ -137,7 +138,7 @@ def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
         try:
             response = refusal(subject.raw_outputs, problem)
         except BackendDied:
-            # Another rule checks this.
+            # Another rule checks that the backend survives an invalid model.
             continue
         if response is None:
             continue
@@ -194,7 +195,8 @@ def _proposal(
     """Return a regular expression that matches the errors about unknown operators.
 
     The candidate that matches most of ``texts`` is chosen; ties are resolved in favour of words
-    beside the operator's name, then of the longest pattern. Empty without a valid candidate.
+    beside the operator's name, then of the longest pattern. The result is empty if no candidate is
+    valid.
 
     Args:
         errors: the errors, by operator; the pattern matches all of them.
@@ -221,7 +223,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns from the first error; True if a pattern is made of words beside the name.
+    """Yield patterns from the first error, each with whether it has only words beside the name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """
@@ -255,7 +257,7 @@ def _beginning(text: str) -> str:
 
 
 def _literal(words: str) -> str:
-    """Return a pattern for words with any numbers, without characters special in shell quotes."""
+    """Return a pattern for words with any numbers. Shells do not change it inside quotes."""
     parts = _NUMBERS.split(words)
     pattern = "".join(
         (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))

@@ -1,4 +1,4 @@
-"""Report values as unsupported that a runtime's Python interface cannot exchange as arrays."""
+"""Reject values that a runtime's Python interface cannot exchange as arrays."""
 
 from __future__ import annotations
 

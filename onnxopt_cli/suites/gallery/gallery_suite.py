@@ -1,8 +1,8 @@
 """Read ``gallery.yaml``, and turn its rows into cases.
 
-A row is a defect of one runtime: a sentence, the case that shows it, and one element, shape or type
-of an output with its wrong and its right value. The case comes from another suite or from
-``cases.yaml``. The case of a row has the id ``gallery/<adapter>/<name of the row>``.
+A row describes a defect of one runtime: a sentence, the case that shows the defect, and one
+element, shape or type of an output with its wrong and its right value. The case comes from another
+suite or from ``cases.yaml``. The case of a row has the id ``gallery/<adapter>/<name of the row>``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Defect:
         wrong: what the runtime returns.
         right: what the specification requires.
         element: the index of the element that ``wrong`` and ``right`` are about.
-        upstream: the issue or pull request, or whether one was searched for.
+        upstream: the issue or pull request about the defect, or a note that none was found or
+            searched for.
         found_by: the suites and searches that show the defect.
         feature: the opset that introduced the feature which the runtime accepts and ignores; None
             if the runtime supports the feature.
@@ -142,7 +143,7 @@ def gallery_cases(find: FindCases, adapter: str = "") -> tuple[list[Case], list[
 
     Args:
         find: finds the cases of other suites.
-        adapter: the runtime; if it has no rows, those of all runtimes.
+        adapter: the runtime; if it has no rows, the rows of all runtimes are used.
 
     Returns:
         The cases, and a fault for each row whose case the installed onnx does not contain.

@@ -24,7 +24,7 @@ from onnxopt_cli.suites.operators.node_draft import (
 _SPECIAL = ("plain", "halves", "wide", "special")
 _FINITE = ("plain", "halves", "wide", "negative", "limits")
 _MAX_SHIFT = 7
-# From this version on, shifts by negative numbers and by all bits are defined.
+# The first version that defines shifts by negative numbers and by all bits.
 _ANY_SHIFT_VERSION = 28
 _SMALLEST_DIVISOR = 0.125
 
@@ -97,7 +97,7 @@ UNARY: Mapping[str, Unary] = {
     "IsNaN": Unary(styles=("special",)),
     "LeakyRelu": Unary(styles=("plain", "negative", "wide"), floats={"alpha": _ALPHA}),
     "Log": Unary(0.0078125, 9),
-    # For arguments below -1, 1 + exp(x) in the published function body loses digits.
+    # For arguments below -1, the term 1 + exp(x) of the published function body loses digits.
     "Mish": Unary(-1, 30),
     "Neg": Unary(styles=("plain", "wide", "special", "limits")),
     "Not": Unary(),
@@ -148,7 +148,7 @@ def _binary(
     y = draft.tensor(draft.dtype(1, among), second, styles=styles)
     if divisor and y.dtype.kind in "iu":
         y = np.where(y == 0, y.dtype.type(3), y)
-        # The quotient of the least integer by -1 is not representable.
+        # The type cannot represent the quotient of its least integer and -1.
         y = np.where(y == -1, y.dtype.type(2), y) if y.dtype.kind == "i" else y
     draft.add(x)
     draft.add(y)
@@ -195,7 +195,8 @@ def _pow(draft: NodeDraft) -> None:
         return
     draft.add(draft.tensor(dtype, first, styles=("plain", "halves")))
     if not is_float and exponent.kind == "f":
-        # Powers of integers with exponents such as 1/2 are converted to integers afterwards.
+        # Powers of integers with exponents such as 1/2 are converted to integers. Bases below 1 are
+        # avoided.
         draft.inputs[0] = draft.tensor(dtype, first, low=1, high=9)
         draft.add(draft.tensor(exponent, second, low=0.0, high=3.0, styles=("halves",)))
         return
@@ -247,7 +248,7 @@ def _clip(draft: NodeDraft) -> None:
     bounds = draft.tensor(dtype, (2,), low=0 if dtype.kind == "u" else -2, high=2)
     least, largest = bounds if draft.maybe(3) else np.sort(bounds)
     if len(draft.schema.inputs) == 1:
-        # A minimum above the maximum is defined since version 11 only.
+        # Before version 11, a minimum above the maximum is undefined.
         least, largest = sorted((float(least), float(largest)))
         zero = draft.choice((None, "min", "max"))
         if zero == "min":

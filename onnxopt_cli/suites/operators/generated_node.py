@@ -18,8 +18,8 @@ from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
-#: Models import at least this version of ai.onnx. Earlier ones broadcast in another way, and few
-#: runtimes implement them.
+#: Models import at least this version of ai.onnx. Earlier versions broadcast in a different way,
+#: and few runtimes implement them.
 OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120
 # Operators whose input must be an optional before _OPEN_OPTIONAL_VERSION. In later versions, it may
@@ -36,7 +36,7 @@ class GeneratedNode:
         schema: the operator in one version.
         attributes: the attributes that the node has.
         values: a value for each place of the node, None for an omitted input.
-        requested: whether each output is requested, by place; a variadic output counts once for
+        requested: whether each output is requested, by place; a variadic output has one entry for
             each of its values.
     """
 
@@ -133,7 +133,7 @@ class GeneratedNode:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The version, element types and optional features that a target must have."""
+        """The version, element types and optional features that a backend must support."""
         domain = self.domain or "ai.onnx"
         tags = [f"{domain}-{self.version}", *sorted({*_dtypes(self.inputs.values())})]
         if any(isinstance(value, onnx.GraphProto) for value in self.attributes.values()):

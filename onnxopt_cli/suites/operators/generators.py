@@ -59,8 +59,8 @@ GENERATORS: Mapping[str, Callable[[NodeDraft], None]] = {
     operator: generate for family in FAMILIES.values() for operator, generate in family.items()
 }
 
-#: Seeds of nodes whose tensors may contain NaN, infinities and the limits of their types even where
-#: the generator of the operator draws none.
+#: Seeds of nodes whose tensors may contain NaN, infinities and the limits of their types, even if
+#: the operator's generator draws no such elements.
 EXCEPTIONAL_SEEDS = range(1 << 20, 1 << 21)
 
 #: Operators without a generator, by the reason.

@@ -37,7 +37,7 @@ def _resize(draft: NodeDraft) -> None:
     draft.set("mode", mode if mode != "nearest" or draft.maybe() else None)
     _require_exact(draft, dtype, mode)
     options = [None, *_TRANSFORMATIONS, "tf_crop_and_resize"]
-    if draft.since(19):  # half_pixel_symmetric since then
+    if draft.since(19):  # version 19 added this mode
         options.append("half_pixel_symmetric")
     transformation = draft.attribute("coordinate_transformation_mode", options)
     draft.set("nearest_mode", draft.choice(_ROUNDINGS) if mode == "nearest" else None)
@@ -69,7 +69,8 @@ def _resize(draft: NodeDraft) -> None:
         return
     # Implementations disagree on whether the scales apply to the cropped or to the whole image.
     draft.require(transformation != "tf_crop_and_resize")
-    # Only whole output lengths: the specification does not say which length a fraction has.
+    # Output lengths are whole numbers, because the specification does not say how a fraction is
+    # rounded.
     factors = [target / length for target, length in zip(targets, lengths, strict=True)]
     scales = np.array([*[1.0] * len(fixed_sizes), *factors], np.float32)
     products = scales[len(fixed_sizes) :].astype(np.float64) * lengths
@@ -100,7 +101,7 @@ def _require_exact(draft: NodeDraft, dtype: np.dtype[Any], mode: str) -> None:
 
 def _grid_sample(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, _FLOATS)
-    rank = draft.choice((2, 3)) if draft.since(20) else 2  # any rank since then
+    rank = draft.choice((2, 3)) if draft.since(20) else 2  # version 20 allows any rank
     lengths, targets = (
         [draft.size(2, 4) for _ in range(rank)],
         [draft.size(1, 3) for _ in range(rank)],
@@ -108,7 +109,7 @@ def _grid_sample(draft: NodeDraft) -> None:
     batch, channels = draft.size(1, 2), draft.size(1, 2)
     early = not draft.since(20)
     names = ("bilinear", "nearest", "bicubic") if early else ("linear", "nearest", "cubic")
-    mode = draft.choice(names if rank == 2 else names[:2])  # noqa: PLR2004 - cubic is of images only
+    mode = draft.choice(names if rank == 2 else names[:2])  # noqa: PLR2004 - cubic has rank 2
     draft.set("mode", mode)
     draft.attribute("padding_mode", (None, "border", "reflection", "zeros"))
     draft.attribute("align_corners", (None, 1, 0))
@@ -134,7 +135,7 @@ def _non_max_suppression(draft: NodeDraft) -> None:
     sizes = random.randint(2, 9, (batch, count, 2)) / 4.0
     boxes = np.concatenate([corners, sizes if centered else corners + sizes], axis=-1)
     if not centered and draft.maybe():
-        # Either diagonal may be given.
+        # The two corners of a box may be the ends of either diagonal.
         boxes = boxes[..., [2, 1, 0, 3]]
     order = random.permutation(batch * classes * count).reshape(batch, classes, count)
     # Coordinates and scores may be of any sign and size.
@@ -153,14 +154,15 @@ _ONE_SIDED_INVERSE_VERSION = 20
 def _dft(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, _FLOATS)
     onesided = draft.maybe()
-    # Earlier versions do not define the inverse of a transform of one side.
+    # Earlier versions do not define the inverse of a one-sided transform.
     inverse = (not onesided or draft.since(_ONE_SIDED_INVERSE_VERSION)) and draft.maybe()
     rank = draft.integer(1, 2)
     lengths = [draft.integer(1, 7) for _ in range(rank)]
     place = draft.integer(0, rank - 1) + 1
     axis = place - (rank + 2) if draft.maybe() else place
     if onesided and inverse:
-        # The other half of the spectrum follows from this one, unless another length is given.
+        # The omitted half of the spectrum follows from this half, unless the node sets the length
+        # of the result.
         lengths[place - 1] += 1
     is_resized = draft.maybe() and not (onesided and inverse)
     length = draft.integer(1, 9) if is_resized else lengths[place - 1]
@@ -171,7 +173,7 @@ def _dft(draft: NodeDraft) -> None:
     draft.add(np.array(length, np.int64) if length != lengths[place - 1] else None)
     if draft.has("axis"):
         draft.set("axis", axis)
-    elif axis != -2 or draft.maybe():  # noqa: PLR2004 - the default
+    elif axis != -2 or draft.maybe():  # noqa: PLR2004 - the default axis
         draft.add(np.array(axis, np.int64))
 
 
@@ -188,11 +190,11 @@ def _stft(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, (draft.size(1, 2), length, 2 if is_complex else 1)))
     draft.add(np.array(step, np.int64))
     if draft.maybe():
-        # Flat top windows have negative values, and some exceed 1.
+        # Flat-top windows have negative values, and some windows exceed 1.
         draft.add(draft.tensor(dtype, (frame,), low=-0.25, high=draft.choice((1.0, 9.0))))
         draft.optional(lambda: np.array(frame, np.int64))
     elif draft.maybe(4):
-        # The frame is the whole signal.
+        # Without a window and a frame length, the frame is the whole signal.
         draft.omit()
     else:
         draft.omit()

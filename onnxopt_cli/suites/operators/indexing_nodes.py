@@ -68,12 +68,12 @@ def _scatter_elements(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, shape, styles=styles))
     index = draft.dtype(1, ("int64", "int32"))
     if reduction == "none":
-        # Duplicates are not allowed without a reduction.
+        # Without a reduction, no index may occur twice.
         picked = tuple(draft.integer(1, size) for size in shape)
         ranks = draft.state().random_sample((*picked[:place], shape[place], *picked[place + 1 :]))
         order = np.argsort(ranks, axis=place, kind="stable")
         indices = np.take(order, range(picked[place]), axis=place)
-        if draft.maybe() and draft.since(11):  # negative indices since then
+        if draft.maybe() and draft.since(11):  # version 11 allows negative indices
             indices = indices - shape[place]
     else:
         picked = tuple(
@@ -99,7 +99,7 @@ def _scatter_nd(draft: NodeDraft) -> None:
         order = draft.state().permutation(len(places))[:count]
         indices = np.array([places[i] for i in order], np.int64).reshape(count, depth)
         picked: tuple[int, ...] = (count,)
-        if draft.maybe() and draft.since(11):  # negative indices since then
+        if draft.maybe() and draft.since(11):  # version 11 allows negative indices
             indices = indices - np.array(shape[:depth], np.int64)
     else:
         picked = draft.shape(1, 2)
@@ -114,7 +114,7 @@ def _one_hot(draft: NodeDraft) -> None:
     shape = draft.shape(1, 3)
     low = 0 if index.kind == "u" else -depth
     indices = draft.state().randint(low, depth + draft.choice((0, 2)), shape)
-    # Fractions are dropped.
+    # The operator truncates indices that are not integers.
     fraction = draft.choice((0.0, 0.75)) if index.kind == "f" else 0.0
     draft.add((indices + np.copysign(fraction, indices)).astype(index))
     depth_type = draft.dtype(1, ("int64", "int32", "float32"))
@@ -126,7 +126,7 @@ def _one_hot(draft: NodeDraft) -> None:
 def _compress(draft: NodeDraft) -> None:
     shape = draft.shape(1, 3)
     axis = draft.choice([None, *range(-len(shape), len(shape))])
-    if axis is not None and not draft.since(11):  # negative axes since then
+    if axis is not None and not draft.since(11):  # version 11 allows negative axes
         axis %= len(shape)
     length = int(np.prod(shape)) if axis is None else shape[axis]
     draft.add(draft.tensor(draft.dtype(0), shape, styles=_STYLES))
@@ -145,7 +145,7 @@ def _nonzero(draft: NodeDraft) -> None:
         # The lowest byte of these numbers is 0.
         values = values * dtype.type(256)
     if dtype.kind == "f" and draft.maybe(3):
-        # NaN is not zero.
+        # NaN counts as nonzero.
         values = draft.tensor(dtype, shape, styles=("nan",))
     draft.add(values)
 

@@ -23,8 +23,8 @@ def _floats(draft: NodeDraft, count: int) -> list[float]:
 def _rows(draft: NodeDraft, features: int, among: Sequence[str] = ("float32",)) -> Array:
     """Draw the rows of a table.
 
-    They are float32 by default, because onnx's reference often returns outputs of a wrong type if
-    the inputs have another one.
+    The default type is float32, because onnx's reference often returns outputs of a wrong type for
+    inputs of other types.
     """
     return draft.tensor(
         draft.dtype(0, among), (draft.size(1, 4), features), styles=("plain", "halves")
@@ -60,7 +60,7 @@ def _feature_vectorizer(draft: NodeDraft) -> None:
     rows = draft.size(1, 3)
     draft.set("inputdimensions", sizes)
     for size in sizes:
-        # Rows of another length are cut, or filled with zeros.
+        # The operator cuts longer rows, and fills shorter rows with zeros.
         length = max(1, size + draft.choice((0, 0, 1, -1)))
         draft.add(draft.tensor(dtype, (rows, length), styles=("plain", "wide", "exceptional")))
 
@@ -199,7 +199,7 @@ def _svm_classifier(draft: NodeDraft) -> None:
     draft.add(_rows(draft, features))
 
 
-# MIN and MAX of TreeEnsemble.
+# The values MIN and MAX of aggregate_function of TreeEnsemble.
 _EXTREMES = (2, 3)
 
 
@@ -214,7 +214,8 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     nodes = draft.state().permutation(count).tolist()
     free_leaves = draft.state().permutation(leaves).tolist()
     roots: list[int] = []
-    # The two branches of each node: the number of a node and 0, or the number of a leaf and 1.
+    # The two branches of each node. A branch is the number of a node and 0, or the number of a leaf
+    # and 1.
     branches: dict[int, list[tuple[int, int]]] = {}
     for depth in depths:
         root = nodes.pop()
@@ -304,7 +305,7 @@ def _tree_ensemble_regressor(draft: NodeDraft) -> None:
     features, targets = draft.size(1, 3), draft.size(1, 2)
     leaves = _set_trees(draft, features)
     aggregate = draft.attribute("aggregate_function", (None, "SUM", "AVERAGE", "MIN", "MAX"))
-    # The specification does not say whether base values take part in a minimum.
+    # The specification does not say whether a minimum includes base values.
     is_extreme = aggregate in ("MIN", "MAX")
     base_values = draft.set("base_values", _floats(draft, targets) if draft.maybe() else None)
     draft.require(not (is_extreme and base_values))

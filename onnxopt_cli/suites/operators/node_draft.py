@@ -1,7 +1,7 @@
 """A node that a generator draws: its attributes, inputs and outputs under the operator's schema.
 
-Choices are the only source of randomness of the generators. In the suite, they follow from a seed;
-in a search for failures, hypothesis chooses them, and shrinks an example by choosing simpler ones.
+Choices are the only source of randomness of the generators. In the suite, choices follow from a
+seed. In a search for failures, hypothesis makes them, and shrinks an example by simpler choices.
 The first option is the simplest.
 """
 
@@ -52,16 +52,16 @@ _EXCEPTIONS = {
 
 # Styles of floats in a node with exceptional values, in addition to those of the generator.
 _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negative")
-# Styles of integers in such a node.
+# Styles of integers in a node with exceptional values.
 _EXTREME_STYLES = ("special", "negative")
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-# Any, since these functions of ml_dtypes have no type information.
+# The type is Any because these functions of ml_dtypes have no type information.
 _finfo: Any = ml_dtypes.finfo
 _iinfo: Any = ml_dtypes.iinfo
 
 
 class Unsuitable(Exception):
-    """The choices lead to no valid node; other choices do."""
+    """The choices lead to no valid node; other choices may."""
 
 
 class Choices(Protocol):
@@ -173,13 +173,13 @@ class NodeDraft:
         self.inputs.append(None)
 
     def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return which element types an input may have, in the order of ``among``."""
+        """Return the element types of ``among`` that an input may have."""
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
         names = tensor_types(formal)
         return [name for name in among if name in names]
 
     def returned(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return which element types an output may have, in the order of ``among``."""
+        """Return the element types of ``among`` that an output may have."""
         names = tensor_types(self.schema.outputs[place])
         return [name for name in among if name in names]
 
@@ -206,7 +206,7 @@ class NodeDraft:
         return tuple(self.size(smallest) for _ in range(rank))
 
     def size(self, smallest: int = 1, largest: int = _MAX_DIMENSION) -> int:
-        """Choose the length of a dimension; lengths differ often, as equal ones hide mistakes."""
+        """Choose the length of a dimension; few lengths are equal, because these hide mistakes."""
         order = sorted(range(smallest, largest + 1), key=lambda size: abs(size - 3))
         return self.choice(order)
 
@@ -215,7 +215,7 @@ class NodeDraft:
 
         Args:
             rank: the number of axes.
-            end: 1 if the axis may also be one behind the last.
+            end: 1 if the axis may also be the one after the last axis.
         """
         return self.integer(-rank if not end else -rank - end, rank - 1 + end)
 
@@ -265,7 +265,7 @@ class NodeDraft:
         return np.asarray(self.state().randint(least, length, shape), dtype)
 
     def optional(self, make: Any, times: int = 2) -> Value:
-        """Append an optional input about once in ``times`` calls, else leave it out."""
+        """Append an optional input about once in ``times`` calls; otherwise leave it out."""
         return self.add(make()) if self.maybe(times) else self.add(None)
 
 

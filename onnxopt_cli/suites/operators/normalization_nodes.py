@@ -12,9 +12,10 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _IMAGE_RANK = 4
 _STYLES = ("plain", "halves", "wide")
-# Correct algorithms differ for infinities, for instance if the mean is folded into the bias.
+# Correct algorithms return different results for infinities, for instance if they fold the mean
+# into the bias.
 _NORMALIZED_STYLES = (*_STYLES, *_STYLES, "nan")
-# A larger epsilon shows where it is added.
+# The larger values of epsilon reveal where an implementation adds epsilon.
 _EPSILONS = (None, 0.125, 0.5, 0.015625)
 
 
@@ -51,7 +52,7 @@ def _instance_normalization(draft: NodeDraft) -> None:
 
 
 def _require_precision(draft: NodeDraft, dtype: np.dtype[Any]) -> None:
-    """Reject doubles that ``stash_type``, float32 by default, lets a backend compute in float32."""
+    """Reject doubles if the operator has ``stash_type``, which is float32 by default."""
     draft.require(dtype != np.float64 or not draft.has("stash_type"))
 
 
@@ -63,7 +64,7 @@ def _group_normalization(draft: NodeDraft) -> None:
     draft.set("num_groups", groups)
     draft.float_attribute("epsilon", _EPSILONS)
     draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
-    count = groups if not draft.since(21) else shape[1]  # per channel since then
+    count = groups if not draft.since(21) else shape[1]  # 21: per channel
     for _ in range(2):
         draft.add(draft.tensor(dtype, (count,), styles=_NORMALIZED_STYLES))
 
@@ -81,7 +82,8 @@ def _layer_normalization(draft: NodeDraft) -> None:
         draft.optional(lambda: draft.tensor(dtype, shape[axis:], styles=_NORMALIZED_STYLES))
         draft.outputs = [True]
         if dtype == np.float32:
-            # The mean and the deviation are float32; onnx's reference returns the input's type.
+            # The mean and the deviation are float32, but onnx's reference returns them in the
+            # input's type.
             outputs = ([True], [True, True, True], [True, True], [True, False, True])
             draft.outputs = draft.choice(outputs)
 
@@ -90,7 +92,7 @@ def _mean_variance_normalization(draft: NodeDraft) -> None:
     shape = draft.shape(2, 4)
     draft.add(draft.tensor(draft.dtype(0, _TYPES), shape, styles=_STYLES))
     axes = sorted(axis % len(shape) for axis in draft.axes(len(shape)))
-    # The default names the axes of images.
+    # The default axes are those of images.
     draft.set("axes", axes if len(shape) != _IMAGE_RANK or draft.maybe() else None)
 
 
@@ -113,7 +115,7 @@ def _loss(draft: NodeDraft, *, softmax: bool) -> None:
     weights = draft.tensor(dtype, (classes,), low=0.25, high=2.0)
     if ignored == -1:
         targets.reshape(-1)[0] = -1
-    # The mean over no elements is undefined.
+    # The mean of zero elements is undefined.
     draft.require(bool((targets != ignored).any()) if ignored is not None else targets.size)
     draft.add(draft.tensor(dtype, shape, styles=_STYLES))
     draft.add(targets)
@@ -140,12 +142,12 @@ def _dropout(draft: NodeDraft) -> None:
         draft.attribute("seed", (None, 7))
         ratio_type = draft.dtype(1, _TYPES[:3])
         draft.optional(lambda: np.array(draft.choice((0.25, 0.75, 0.0)), ratio_type))
-        # Training is random, except that nothing is dropped with a ratio of zero.
+        # The training mode is random, unless the ratio is zero and no element is dropped.
         ratio = draft.inputs[1]
         is_zero = isinstance(ratio, np.ndarray) and not ratio.any()
         draft.optional(lambda: np.array(draft.maybe() and is_zero))
     draft.outputs = draft.choice(([True], [True, True]))
-    # Before version 12, which describes the mask, the specification does not state its values.
+    # Before version 12, the specification does not state the values of the mask.
     draft.require(draft.since(12) or draft.outputs == [True])
 
 

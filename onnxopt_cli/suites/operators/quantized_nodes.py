@@ -18,7 +18,7 @@ _ONNX_TYPES = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5}
 
 
 def _scale_shape(draft: NodeDraft, shape: Shape) -> tuple[Shape, int | None]:
-    """Choose the shape of the scales, and the axis or None for a single scale."""
+    """Choose the shape of the scales and their axis; the axis is None for a single scale."""
     form = draft.choice(("single", "axis", "blocks"))
     if form == "single" or not draft.has("axis"):
         return (), None
@@ -29,7 +29,7 @@ def _scale_shape(draft: NodeDraft, shape: Shape) -> tuple[Shape, int | None]:
     draft.set("block_size", block)
     place = axis % len(shape)
     scales = tuple(-(-size // block) if i == place else size for i, size in enumerate(shape))
-    # A single scale may be taken for that of the whole tensor.
+    # An implementation may interpret a single scale of a block as the scale of the whole tensor.
     draft.require(prod(scales) > 1)
     return scales, axis
 
@@ -65,7 +65,7 @@ def _quantize_linear(draft: NodeDraft) -> None:
     if x_type.kind == "i":
         x = draft.tensor(x_type, shape, low=-300, high=300)
     else:
-        # Quotients of 1/2 are ties; some saturate.
+        # Quotients that are odd multiples of 1/2 are ties. Some quotients saturate.
         steps = draft.tensor(np.dtype(np.float32), shape, styles=("halves", "plain"))
         factor = draft.choice((1.0, 1.0, 40.0))
         spread = _spread(scale, shape, axis, draft.attributes.get("block_size"))
@@ -91,7 +91,7 @@ def _dequantize_linear(draft: NodeDraft) -> None:
     draft.add(draft.tensor(x_type, shape, styles=("wide", "plain", "limits")))
     scale_type = draft.dtype(1, ("float32", "float16"))
     draft.add(quantized_scale(draft, scale_shape).astype(scale_type))
-    if x_type.itemsize < 4 and draft.maybe():  # noqa: PLR2004 - no zero point for int32
+    if x_type.itemsize < 4 and draft.maybe():  # noqa: PLR2004 - int32 has no zero point
         draft.add(draft.tensor(x_type, scale_shape, styles=("plain", "wide")))
     if draft.maybe():
         draft.attribute("output_dtype", (TensorProto.FLOAT, TensorProto.FLOAT16))
@@ -99,7 +99,7 @@ def _dequantize_linear(draft: NodeDraft) -> None:
 
 def _dynamic_quantize(draft: NodeDraft) -> None:
     x = draft.tensor(np.dtype(np.float32), draft.shape(1, 4), styles=("plain", "halves"))
-    # The range always contains zero.
+    # The operator extends the range of the elements to contain zero.
     draft.add(x + np.float32(draft.choice((0.0, 4.0, -4.0))))
 
 
@@ -115,7 +115,7 @@ def _matmul_integer(draft: NodeDraft) -> None:
     draft.add(draft.tensor(a, first, styles=("wide", "plain")))
     draft.add(draft.tensor(b, second, styles=("wide", "plain")))
     draft.optional(lambda: draft.tensor(a, (), styles=("plain", "wide")))
-    # One zero point for each column: a vector, or with batches a tensor of B's rank.
+    # There is one zero point for each column: a vector or, if B has batches, a tensor of B's rank.
     columns = second[-1:] if len(second) == 2 else (*second[:-2], 1, second[-1])  # noqa: PLR2004
     shape: Shape = columns if draft.maybe() else ()
     draft.optional(lambda: draft.tensor(b, shape, styles=("plain", "wide")))

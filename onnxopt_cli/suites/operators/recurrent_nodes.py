@@ -46,7 +46,7 @@ def _activations(draft: NodeDraft, operator: str, directions: int) -> None:
         names += [draft.choice(_FURTHER_ACTIVATIONS) if draft.maybe() else name for name in usual]
     draft.set("activations", names)
     pairs = [_PARAMETERS.get(name, (None, None)) for name in names]
-    # Parameters are consumed in order by the activations that have some.
+    # The lists have one entry, in order, for each activation that has the parameter.
     alphas = [alpha for alpha, _ in pairs if alpha is not None]
     betas = [beta for _, beta in pairs if beta is not None]
     draft.set("activation_alpha", alphas or None)
@@ -69,7 +69,8 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
     if operator == "LSTM" and draft.maybe(4):
         draft.set("input_forget", 1)
 
-    # Unbounded activations overflow, and neither clip nor Relu is specified for NaN.
+    # Weights are small with clip or other activations: unbounded activations overflow, and neither
+    # clip nor Relu is specified for NaN.
     is_usual = draft.attributes.keys().isdisjoint(("clip", "activations"))
 
     def weights(*shape: int) -> np.ndarray:

@@ -75,7 +75,7 @@ def _reduce(
 def _arg(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, NUMBERS)
     shape = draft.shape(1, 4)
-    # Multiples of 1/2 have ties.
+    # Ties occur among multiples of 1/2.
     draft.add(draft.tensor(dtype, shape, styles=("halves", "plain", "negative", "wide")))
     draft.attribute("axis", (draft.axis(len(shape)), None))
     draft.attribute("keepdims", (None, 0, 1))
@@ -105,7 +105,7 @@ def _softmax(draft: NodeDraft) -> None:
         x = (x.astype(np.float64) * 8 + draft.choice((0, 60, -60))).astype(dtype)
     draft.add(x)
     least = 0 if not draft.since(13) and not draft.since(11) else -len(shape)
-    # The default of early versions is 1.
+    # In early versions, the default axis is 1.
     draft.attribute("axis", (draft.integer(least, len(shape) - 1), *([None] * (len(shape) > 1))))
 
 
@@ -184,13 +184,14 @@ def _det(draft: NodeDraft) -> None:
 def _range(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, ("float32", "int64", "float64", "int32", "int16"))
     step: float = draft.choice((1, 2, -1, 3, -3, 9)) / (2 if dtype.kind == "f" else 1)
-    # Narrower types do not hold these numbers.
+    # Narrower types cannot represent numbers with this offset.
     offset = draft.choice((0, 0, 1003 if dtype == np.int16 else 100_003))
     start: float = draft.integer(-5, 5) + offset
     count = draft.integer(0, 6)
     partial_step = draft.choice((0.0, 0.5)) if dtype.kind == "f" else 0.0
     if dtype.kind == "f" and draft.maybe():
-        # The limit is not near an element, so that no rounding decides how many elements there are.
+        # The limit is far from every element, so that the number of elements does not depend on
+        # rounding.
         start, step, partial_step = start + 0.3, step * 1.1, 0.5
     limit = start + step * count - step * partial_step
     for value in (start, limit, step):

@@ -104,7 +104,7 @@ def _split_to_sequence(draft: NodeDraft) -> None:
 
 
 def _sequence_empty(draft: NodeDraft) -> None:
-    # The element type of the empty sequence is float, as a case cannot state another one.
+    # The element type of the empty sequence is float, because a case cannot state another type.
     draft.attribute("dtype", (None, TensorProto.FLOAT))
 
 
@@ -124,7 +124,7 @@ def _type_of(value: Value) -> onnx.TypeProto:
 
 
 def _untyped_shape(value: Value) -> onnx.TypeProto:
-    assert isinstance(value, np.ndarray)  # noqa: S101 - sequences of tensors only
+    assert isinstance(value, np.ndarray)  # noqa: S101 - all sequences contain tensors
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), None)
 
 
@@ -140,7 +140,7 @@ def _if(draft: NodeDraft) -> None:
     condition = draft.maybe()
     draft.add(np.array(condition) if draft.maybe() else np.array([condition]))
     outputs = draft.choice((1, 2))
-    # Constant has no integers in early versions.
+    # In early versions, Constant does not allow integers.
     dtypes = (np.float32,) if not draft.since(11) else (np.float32, np.int64)
     dtype = np.dtype(draft.choice(dtypes))
     shape = draft.shape(0, 2)

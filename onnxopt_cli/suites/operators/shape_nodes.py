@@ -45,7 +45,7 @@ def _reshape(draft: NodeDraft) -> None:
     if form == "inferred":
         target[place] = -1
     elif form == "copied":
-        # 0 copies a dimension of the input.
+        # In the target shape, 0 stands for the input's dimension.
         target = [0 if i < len(shape) and shape[i] == n else n for i, n in enumerate(target)]
     elif form == "empty" and draft.has("allowzero"):
         draft.inputs[0] = draft.tensor(DTYPES["float32"], (0, *shape))
@@ -60,7 +60,7 @@ def _reshape(draft: NodeDraft) -> None:
 def _flatten(draft: NodeDraft) -> None:
     shape = draft.shape(0, 4)
     _add(draft, shape)
-    least = -len(shape) if draft.since(11) else 0  # negative axes since then
+    least = -len(shape) if draft.since(11) else 0  # version 11 allows negative axes
     axis = draft.integer(least, len(shape))
     draft.attribute("axis", (axis, None) if shape else (axis,))
 
@@ -73,9 +73,9 @@ def _transpose(draft: NodeDraft) -> None:
 
 
 def _axes(draft: NodeDraft, axes: Sequence[int]) -> None:
-    """Set axes as the attribute of early versions, or as an input."""
+    """Set axes as an attribute in early versions, and as an input in later versions."""
     if draft.has("axes"):
-        if not draft.since(11):  # negative axes since then
+        if not draft.since(11):  # version 11 allows negative axes
             draft.require(min(axes, default=0) >= 0)
         draft.set("axes", list(axes))
     else:
@@ -123,7 +123,7 @@ def _expand(draft: NodeDraft) -> None:
     target = draft.shape(1, 4)
     narrow = draft.narrowed(target)
     _add(draft, narrow)
-    # The shape may itself be broadcast to that of the input.
+    # An element 1 of the target shape keeps the input's dimension.
     shape = list(target)
     for place in range(1, len(narrow) + 1):
         if draft.maybe(4):
@@ -133,13 +133,13 @@ def _expand(draft: NodeDraft) -> None:
 
 def _pad(draft: NodeDraft) -> None:
     modes = ["constant", "reflect", "edge"]
-    wraps = draft.since(19)  # mode wrap since then
+    wraps = draft.since(19)  # version 19 added the mode wrap
     mode = draft.choice([*modes, "wrap"] if wraps else modes)
     shape = draft.shape(1, 4, smallest=2)
     rank = len(shape)
     dtype = draft.dtype(0, (*NUMBERS, "bool"))
     draft.set("mode", mode if mode != "constant" or draft.maybe() else None)
-    has_axes = draft.since(18) and draft.maybe(3)  # input axes since then
+    has_axes = draft.since(18) and draft.maybe(3)  # version 18 added axes
     axes = draft.axes(rank) if has_axes else list(range(rank))
     largest = [min(shape[axis] - 1, 2) for axis in axes]
     least = -1 if mode == "constant" else 0
@@ -241,7 +241,7 @@ def _reverse_sequence(draft: NodeDraft) -> None:
 def _split(draft: NodeDraft) -> None:
     shape = list(draft.shape(1, 4))
     axis = draft.axis(len(shape))
-    if not draft.since(11):  # negative axes since then
+    if not draft.since(11):  # version 11 allows negative axes
         axis %= len(shape)
     count = draft.choice((2, 3, 1))
     sizes = [draft.integer(0, 3) for _ in range(count)]
@@ -268,12 +268,12 @@ def _split(draft: NodeDraft) -> None:
 def _slice(draft: NodeDraft) -> None:
     shape = draft.shape(1, 4)
     axes = draft.axes(len(shape))
-    if not draft.since(10):  # attributes until then, and no negative axes
+    if not draft.since(10):  # earlier: no negative axes
         axes = [axis % len(shape) for axis in axes]
     names_axes = draft.maybe(4)
     if not names_axes:
         axes = list(range(draft.integer(1, len(shape))))
-    # The largest integers stand for the end of an axis in exported models.
+    # In exported models, the largest integers stand for the end of an axis.
     far = (2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32 + 1)
     index = DTYPES["int64"] if draft.has("starts") else draft.dtype(1, ("int64", "int32"))
     bounds = (0, 1, -1, 2, -2, 3, -4, 99, -99, *(far if index == np.int64 else far[:2]))

@@ -45,7 +45,7 @@ def _windows(
     max_rank: int = 3,
     automatic: bool = True,
 ) -> Windows:
-    """Choose windows, and set the attributes about them."""
+    """Choose windows, and set the attributes that describe them."""
     rank = draft.choice([rank for rank in (2, 1, 3) if rank <= max_rank])
     sizes = [draft.size(1, 3) for _ in range(rank)]
     strides = [1] * rank
@@ -127,7 +127,7 @@ def _conv_transpose(draft: NodeDraft) -> None:
             for stride, length, extent in zip(strides, lengths, extents, strict=True)
         ]
         shape = [size - draft.integer(0, min(2, size - 1)) for size in full]
-        # onnx's shape inference stops at an axis that is shorter than that of the input.
+        # onnx's shape inference fails if an output axis is shorter than the input axis.
         draft.require(all(size >= length for size, length in zip(shape, lengths, strict=True)))
         draft.set("output_shape", shape)
         draft.attribute("auto_pad", (None, "SAME_UPPER", "SAME_LOWER"))
@@ -163,7 +163,7 @@ def _conv_integer(draft: NodeDraft) -> None:
 
 
 def quantized_scale(draft: NodeDraft, shape: Shape = ()) -> np.ndarray:
-    """Choose scales, among them powers of two, with which quotients have ties."""
+    """Choose scales. Some are powers of two, for which quotients can be ties."""
     if draft.maybe():
         return 2.0 ** draft.state().randint(-3, 4, shape).astype(np.float32)
     return draft.tensor(np.dtype(np.float32), shape, low=0.0625, high=draft.choice((0.5, 8.0)))
@@ -194,7 +194,7 @@ def _qlinear_conv(draft: NodeDraft) -> None:
 def _last_window_overlaps(windows: Windows, axis: int) -> bool:
     """Return whether the last window begins before the end of the input.
 
-    A window that begins in the padding after the input is counted in some versions only.
+    Only some versions count a window that begins in the padding after the input.
     """
     assert windows.pads is not None  # noqa: S101 - padding is stated
     length, before = windows.lengths[axis], windows.pads[axis]
@@ -253,7 +253,7 @@ def _max_unpool(draft: NodeDraft) -> None:
     count, space = prod(lengths), prod(full)
     draft.require(count <= space)
     random = draft.state()
-    # Indices count through all batches and channels.
+    # An index counts the elements of all batches and channels.
     offsets = range(shape[0] * shape[1])
     picked = [random.permutation(space)[:count] + space * place for place in offsets]
     draft.set("kernel_shape", sizes)

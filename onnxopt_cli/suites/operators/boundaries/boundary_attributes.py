@@ -87,7 +87,7 @@ def _groups() -> Iterator[tuple[str, str, Generator]]:
     offsets = distinct(1, 24, 2, 2) / 16
     deformed = fixed_node(x, weights, offsets, distinct(9), group=3, offset_group=3)
     yield "DeformConv", "three_groups", deformed
-    # Positions far outside the kernel and the image, and weights beyond the range from 0 to 1.
+    # The offsets lead far outside the kernel and the image, and some mask weights are above 1.
     offsets, mask = distinct(1, 8, 2, 2) / 2, distinct(1, 4, 2, 2) / 4
     far = fixed_node(distinct(1, 1, 3, 3), distinct(1, 1, 2, 2), offsets, None, mask)
     yield "DeformConv", "far_offsets", far
@@ -208,7 +208,7 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield maxima placed in a given shape that only has more rows than the inferred one.
+    """Yield maxima placed in a given shape that differs from the inferred shape by additional rows.
 
     The indices of the published case refer to the inferred shape, those of ONNX Runtime to the
     given shape. For one channel with further rows at the end, they are the same.
@@ -226,7 +226,7 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _far_padding() -> Iterator[tuple[str, str, Generator]]:
-    """Yield padding longer than the axis or, for reflect and wrap, as long as the mode allows."""
+    """Yield padding longer than the axis, or the longest that reflect and wrap allow."""
     x = distinct(2, 3)
     for mode, pads in (
         ("constant", (3, 0, 5, 4)),
@@ -238,7 +238,7 @@ def _far_padding() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _states() -> Iterator[tuple[str, str, Generator]]:
-    """Yield a loop and a map whose outputs are declared in another order than they are computed."""
+    """Yield a loop and a map whose outputs are not declared in the order of computation."""
     iteration, go, goes_on = (
         helper.make_tensor_value_info(name, dtype, [])
         for name, dtype in (("iteration", _INT64), ("go", _BOOL), ("goes_on", _BOOL))

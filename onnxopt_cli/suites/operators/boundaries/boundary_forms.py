@@ -1,8 +1,8 @@
 """Nodes in forms that random draws seldom have.
 
-Scalars on either side and as results, tensors of many axes, an optional input that is present after
-omitted ones, subgraphs that declare their outputs in another order than they compute them, and
-sequences of empty tensors.
+Scalars as either operand and as results, tensors of many axes, an optional input that is present
+after omitted inputs, subgraphs that declare their outputs in a different order than they compute
+them, and sequences of empty tensors.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield transforms and blocks along the axis that applies if the node states none."""
+    """Yield transforms and blocks along the default axis and along given axes."""
     for count in (5, 6):
         for length in (None, 4, 7):
             lengths = () if length is None else (np.array(length),)
@@ -117,7 +117,7 @@ def _pairs(*values: tuple[int, int] | None) -> Sequence[Array | None]:
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield axes and sizes other than the usual ones."""
+    """Yield nodes with unusual axes and sizes."""
     for stem, new_axes in (("descending", (2, 0)), ("mixed", (-1, 1)), ("from_end", (-4, -2))):
         yield "Unsqueeze", f"{stem}_axes", fixed_node(distinct(2, 3), int64s(*new_axes))
     image = distinct(2, 3, 3, 4)
@@ -140,7 +140,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _graphs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield subgraphs whose outputs are declared in another order than they are computed."""
+    """Yield subgraphs that declare their outputs in a different order than they compute them."""
     branches: dict[str, GraphProto] = {}
     for number, branch in enumerate(("then_branch", "else_branch"), 1):
         values = [np.full(shape, 4 * number - place) for place, shape in enumerate(_RESULTS)]
@@ -193,7 +193,7 @@ def _sequences() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors in attributes whose elements narrower types cannot represent."""
+    """Yield tensors as attributes whose elements a narrower type cannot represent."""
     values: Mapping[str, Any] = {
         "int64": 2**53 + 1,
         "uint64": 2**64 - 1,
@@ -210,7 +210,7 @@ def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _short_positions() -> Iterator[tuple[str, str, Generator]]:
-    """Yield positions and lengths of int32, which are int64 in most models."""
+    """Yield positions and lengths of type int32; in most models, they have type int64."""
     sequence: list[Any] = [np.array([n, -n], np.float32) for n in (1, 2, 3)]
     yield "SequenceErase", "position_int32", fixed_node(sequence, np.array(-2, np.int32))
     signal = np.cos(np.arange(8, dtype=np.float32)).reshape(1, 8, 1)
@@ -298,7 +298,7 @@ def _long_texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
-    """Yield sequences as values of operators that mostly have tensors."""
+    """Yield sequences as values of operators whose values are mostly tensors."""
     items: list[Any] = [distinct(2), distinct(3), distinct(2) * 3]
     texts: list[Any] = [np.array(["a", "\u00e9"], object), np.array(["", "b"], object)]
     yield "Identity", "sequence", fixed_node(items)
@@ -366,7 +366,7 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     yield "ScatterND", "five_axes", slices
     yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)
     yield "TopK", "five_axes", fixed_node(x, int64s(2), axis=-4, largest=0)
-    # Added zero turns -0.0 into 0.0: the order of zeros of different signs is not defined.
+    # Adding zero turns -0.0 into 0.0, because the order of zeros of different signs is not defined.
     whole_numbers = np.trunc(x[0] / 5) + np.float32(0)
     yield "Unique", "four_axes", fixed_node(whole_numbers, axis=-2, outputs=4)
     classes = np.arange(16).reshape(2, 2, 2, 2) * 5 % 3
@@ -470,7 +470,7 @@ def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
     for stem, lengths in (("line", (3,)), ("plane", (3, 4)), ("cube", (2, 3, 2))):
         rank = len(lengths)
         x, weights = distinct(1, 2, *lengths), distinct(2, 2, *(4,) * rank)
-        # With stride 2, the full output is longer than this by 3.
+        # With stride 2, the output without padding is longer than this shape by 3.
         shape = [2 * (length - 1) + 1 for length in lengths]
         for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
             placed = fixed_node(x, weights, auto_pad=mode, strides=[2] * rank, output_shape=shape)

@@ -26,9 +26,9 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-#: Longer than a vector register, and not a multiple of its length.
+#: A length above that of a vector register, and not a multiple of it.
 _LONG_AXIS = 67
-#: Longer than the blocks in which rows are reduced, and not a multiple of their length.
+#: A length above that of the blocks in which rows are reduced, and not a multiple of it.
 _LONGER_AXIS = 1031
 
 
@@ -120,9 +120,9 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long() -> Iterator[tuple[str, str, Generator]]:
-    """Yield axes that are longer than blocks of vectorized loops, and not a multiple of them."""
+    """Yield axes longer than the blocks of vectorized loops, and not multiples of a block."""
     row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
-    # The largest and the smallest elements come last.
+    # The largest and the smallest element are the last elements.
     row[0, -1], row[1, -1] = 2.5, -2.5
     column[-1] = 2.5, -2.5, 2.75
     for operator in ("Add", "Sub", "Mul", "Div"):
@@ -193,13 +193,13 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "InstanceNormalization", "long", fixed_node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
     yield "Transpose", "long", fixed_node(_wave((19, 17)), perm=[1, 0])
-    # Positions beyond the range of int8, from both ends.
+    # The positions, counted from both ends, exceed the range of int8.
     positions = int64s(*range(262, -263, -4))
     yield "Gather", "long", fixed_node(_wave((263, 2)), positions, axis=0)
     alternating = np.arange(131) % 3 == 0
     yield "Where", "long", fixed_node(alternating, _wave((131,)), _wave((131,), 3.0, 4.0))
     yield "Unique", "long", fixed_node(_wave((_LONG_AXIS,)), outputs=4)
-    # Only the last elements are repeated.
+    # Only the last elements occur twice.
     distinct = (np.arange(131) * 37 % 127).astype(np.float32)
     yield "Unique", "long_values", fixed_node(distinct)
     yield (
@@ -230,7 +230,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         # A product of _LONGER_AXIS factors must consist of numbers near 1, or it overflows.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
-        # The largest and the smallest elements are the last ones of their rows.
+        # The largest and the smallest element are the last elements of their rows.
         longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
         yield operator, "longer", fixed_node(longer, int64s(1))
         yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), int64s(2))
@@ -462,7 +462,7 @@ def _recurrent() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "clipped", clipped
 
 
-# Activations that differ between the directions.
+# The two directions have different activations.
 _TWO_DIRECTIONS: Mapping[str, list[str]] = {
     "RNN": ["Tanh", "Relu"],
     "GRU": ["Sigmoid", "Tanh", "HardSigmoid", "Relu"],
@@ -562,7 +562,7 @@ def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
     heads = {"q_num_heads": 6, "kv_num_heads": 2}
     packed = [_packed(x) for x in (query, key, value)]
     yield "Attention", "three_per_key_head_packed", fixed_node(*packed, **heads)
-    # Linear attention has as many keys as queries.
+    # Linear attention has equal numbers of keys and queries.
     packed = [_packed(x) for x in (query, key[:, :, :3], value[:, :, :3])]
     linear = fixed_node(*packed, update_rule="linear", outputs=2, **heads)
     yield "LinearAttention", "three_per_key_head", linear

@@ -23,8 +23,8 @@ from onnxopt_cli.suites.operators.node_draft import INTEGERS, NodeDraft
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
-# Operators whose results can exceed the range of their operands, which the specification leaves
-# undefined for integers.
+# Operators whose results can exceed the range of their operands. For integers, the specification
+# leaves such results undefined.
 _EXACT_RESULTS: Mapping[str, Callable[[int, int], int]] = {"Add": add, "Sub": sub, "Mul": mul}
 # Types that implementations confuse with other types in comparisons and arithmetic.
 _CONFUSED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "uint16")
@@ -151,7 +151,7 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
         x = np.array(factors, DTYPES[dtype])
         yield "ReduceProd", f"products_{dtype}", fixed_node(x, np.array([1]))
         yield "CumProd", f"products_{dtype}", fixed_node(x, np.array(1))
-        # Their squares stay within the type.
+        # The type can represent the squares of these numbers.
         roots = x % (20011 if dtype == "int32" else 2**30 + 3)
         yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
     powers = np.array([4097, 46340, -46339, 3, -7], np.int32)
@@ -167,7 +167,7 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _means() -> Iterator[tuple[str, str, Generator]]:
-    """Yield means of halves whose sum is beyond float16, and deviations from a large mean."""
+    """Yield float16 means whose sums exceed float16, and deviations from a large mean."""
     large = np.array([[[60000.0, 40000.0], [-50000.0, -30000.0]]], np.float16)
     yield "GlobalAveragePool", "large_float16", fixed_node(large)
     yield "AveragePool", "large_float16", fixed_node(large, kernel_shape=[2])
@@ -198,7 +198,7 @@ _WRAPPING = (
 
 
 def _casts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield casts in which the source's range, or the target's, decides the result."""
+    """Yield casts whose result depends on the range of the source type or of the target type."""
     wide = np.array([2**31, 2**32 + 5, -(2**31) - 1, 2**40 + 7, -3], np.int64)
     unsigned = np.array([2**64 - 1, 2**63, 2**63 + 2**40, 2**53 + 1, 7], np.uint64)
     words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", "2.5"], object)
@@ -264,7 +264,7 @@ _NARROW: Mapping[str, Sequence[float]] = {
 
 
 def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield elements of narrow types: an odd number of them, which fills no whole byte."""
+    """Yield elements of narrow types. Their number is odd, so that the last byte is not full."""
     for name, values in _NARROW.items():
         dtype = DTYPES[name]
         x = np.array(values, np.float32).astype(dtype)
@@ -313,7 +313,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
         kind = DTYPES[dtype]
         a = np.array([[1, 3], [5, 1], [2, 7]], kind)
         b = np.array([[1, 2, 1], [2, 1, 6]], kind)
-        # Divided by the output's scale, each sum of products is an odd multiple of 1/2.
+        # Each sum of products, divided by the output's scale, is an odd multiple of 1/2.
         ties = (a, scale, kind.type(0), b, np.float32(0.25), kind.type(0), np.float32(0.25))
         yield "QLinearMatMul", f"both_ties_{dtype}", fixed_node(*ties, kind.type(3))
     first = np.array([[1, 9, 30], [200, 7, 100], [5, 66, 255]], np.uint8)
@@ -331,7 +331,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _many_operands() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes of one operand, and of more operands than implementations may have room for."""
+    """Yield nodes of one operand, and of more operands than an implementation may expect."""
     rows = [np.array([[k + 0.5, -k]], np.float32) * (-1) ** k for k in range(1, 18)]
     for operator in ("Sum", "Mean", "Max", "Min"):
         yield operator, "many", fixed_node(*rows)
@@ -351,7 +351,7 @@ def _many_operands() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _results() -> Iterator[tuple[str, str, Generator]]:
-    """Yield special elements and shapes that implementations of single operators get wrong.
+    """Yield special elements and shapes that implementations of some operator get wrong.
 
     Zeros of both signs, repeated elements, empty sequences, six axes, and thresholds of doubles.
     """
@@ -416,13 +416,13 @@ def _double_tree(x: Array) -> Generator:
 
 
 def _doubles() -> Iterator[tuple[str, str, Generator]]:
-    """Yield small halves, scores of zero, and doubles whose results float32 cannot represent."""
+    """Yield small float16 numbers, zero scores, and doubles whose results float32 rounds."""
     tiny = np.array([6.2e-5, -9e-5, 7e-5], np.float16)
     yield "Mul", "precise_float16", fixed_node(tiny, np.array([[1000], [-3000]], np.float16))
     yield "Div", "precise_float16", fixed_node(tiny, np.array([[0.001], [-0.0002]], np.float16))
     yield "Clip", "precise_float16", fixed_node(tiny, np.float16(-8e-5), np.float16(1))
     # Zero scores stay zero with SOFTMAX_ZERO. The score of the first class is zero without any
-    # cancellation, which a rounding would undo.
+    # cancellation, because a rounding error would make the result of a cancellation nonzero.
     rows = np.array([[1.0, 2.0], [2.0, 1.0]], np.float32)
     classifier = fixed_node(
         rows,
@@ -473,7 +473,7 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield negative axes of cubes, whose axes are equally long, and slices beyond an axis."""
+    """Yield negative axes of cubic tensors, and slices that extend beyond an axis."""
     cube = (np.arange(27.0).reshape(3, 3, 3) * 7 % 11).astype(np.float32)
     indices = np.array([2, 0], np.int64)
     square = np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]], np.int64)

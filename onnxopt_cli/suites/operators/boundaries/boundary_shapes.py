@@ -35,7 +35,7 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
 
 
 def _truths(draft: NodeDraft, shape: Shape) -> Array:
-    """Draw Booleans. A scalar has the value for which the output differs from the other operand."""
+    """Draw Booleans. A scalar gets the value for which the output depends on the other operand."""
     if shape:
         return draft.tensor(np.dtype(bool), shape)
     return np.array(draft.schema.name != "And")
@@ -132,7 +132,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
     """Draw negative elements beside padding, which must not enter a maximum or a mean."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
-    x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - maxima at other places
+    x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - moves the maxima
     draft.add(np.ascontiguousarray(x).astype(DTYPES[dtype]))
     draft.set("kernel_shape", [kernel, kernel])
     draft.set("pads", list(pads))

@@ -1,4 +1,4 @@
-"""Sums of many 16-bit numbers, which show in which type an operator accumulates.
+"""Sums of many 16-bit numbers, whose results depend on the type in which an operator accumulates.
 
 The terms are close to 0.53. Once a 16-bit sum exceeds 64, it loses 6 % of each term: it increases
 by 8 units in the last place of float16 instead of 8.5, or by 1 unit of bfloat16 instead of 1.06.
@@ -36,14 +36,14 @@ def boundary_sums() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _rows(*numbers: float) -> Array:
-    """Return a row of equal numbers for each number."""
+    """Return a matrix with one row for each number, in which all elements are that number."""
     return np.repeat(np.array(numbers)[:, None], _TERMS, axis=1)
 
 
 def _reductions() -> dict[str, _Node]:
     axis, attributes = np.array([1]), {"keepdims": 0}
     terms, roots = _rows(_TERM, 2 * _TERM), _rows(_ROOT, -2 * _ROOT)
-    # The terms are the exponentials of the differences from the maximum.
+    # The summed terms are the exponentials of the differences between elements and maximum.
     exponents = _rows(log(_TERM), log(_TERM) + 1)
     exponents[:, 7] = 0, 1
     image = {"kernel_shape": [_TERMS]}
@@ -93,7 +93,7 @@ def _products() -> dict[str, _Node]:
 
 
 def _normalizations() -> dict[str, _Node]:
-    # Their mean is zero, and their squares are the terms.
+    # The mean of the roots is zero, and the squares of the roots are the terms of the sum.
     signs = np.resize([1.0, -1.0], _TERMS)
     roots = _rows(_ROOT, 2 * _ROOT) * signs
     ones, pair = np.ones(_TERMS), np.ones(2)

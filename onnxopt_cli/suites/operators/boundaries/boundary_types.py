@@ -1,4 +1,4 @@
-"""Nodes whose elements show a conversion to a narrower type, and control flow that never runs.
+"""Nodes whose elements reveal a conversion to a narrower type, and loops that never run.
 
 Operators that move elements, or compare them, must not change them: an implementation in float32
 loses digits of int64 and float64.
@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
-#: Elements that narrower types cannot represent; those of float16 are normal numbers.
+#: Elements that narrower types cannot represent; the elements of float16 are ordinary numbers.
 _PRECISE: Mapping[str, Sequence[float]] = {
     "int64": (2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**24 + 1, -1, 3),
     "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
@@ -60,7 +60,7 @@ _SUM, _MIN = 1, 2
 
 
 def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
-    """Return a matrix of a type, after requiring that the input allows the type."""
+    """Return a matrix of a type; discard the node unless the input allows the type."""
     draft.require(draft.allowed(place, (dtype,)))
     return np.array(_PRECISE[dtype]).astype(DTYPES[dtype]).reshape(2, 3)
 
@@ -212,13 +212,15 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
         yield "Pow", f"negative_bases_{dtype}", powers
     integer_exponents = np.array([2, 3, -1, 0, 4, 0, -2, -3])
     yield "Pow", "integer_exponents", fixed_node(bases.astype(np.float32), integer_exponents)
-    # Results just above integers: neither a rounding of the power nor the conversion decides.
+    # The results lie just above integers, so that a rounding error of the power does not change the
+    # converted integer.
     roots = np.array([10, 5, 2, 17], np.int32)
     fractions = np.array([0.5, 1.5, 2.375, 0.25], np.float32)
     yield "Pow", "fractional_exponents", fixed_node(roots, fractions)
     yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
     yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
-    # The published body computes the default scale in float32.
+    # The function body in the specification computes the default scale in float32, which is too
+    # inexact here.
     attention = fixed_node(wave[:, :, :3], wave, wave / 3, scale=0.25)
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
@@ -252,7 +254,7 @@ def _thresholds() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _extreme_trees() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the least and the largest of the results of two trees."""
+    """Yield ensembles of two trees that return the least or the largest of the trees' results."""
     trees: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0, 1, 1, 1],
         "nodes_nodeids": [0, 1, 2] * 2,
@@ -275,7 +277,7 @@ def _extreme_trees() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _neighbors() -> Iterator[tuple[str, str, Generator]]:
-    """Yield comparisons of numbers that narrower types do not distinguish."""
+    """Yield comparisons of numbers that are equal in narrower types."""
     steps = {"float64": 2.0**-40, "float32": 2.0**-20}
     for dtype, step in steps.items():
         near = np.array([[1.0, 1.0 + step, 1.0 - step], [-1.0, -1.0 - step, -1.0 + step]])
@@ -289,7 +291,8 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
             yield "TopK", f"neighbors_{dtype}", fixed_node(x, np.array([2]), axis=1)
             pooled = fixed_node(x[:, None], kernel_shape=[2], outputs=2)
             yield "MaxPool", f"neighbors_{dtype}", pooled
-            # The update of an element is the next one of its row; in float32, the two are equal.
+            # The update of an element is the next element of its row. In float32, the two are
+            # equal.
             updates = np.roll(x, -1, axis=1)
             rows, columns = np.array([[0], [1]]), np.array([[0, 1, 2]] * 2)
             for reduction in ("max", "min"):
@@ -303,7 +306,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for the ends of a type's range, after numbers that equal them as floats."""
+    """Yield searches for limits of a type behind numbers that are equal to them in float32."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]
@@ -316,7 +319,7 @@ def _smallest() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _ranges() -> Iterator[tuple[str, str, Generator]]:
-    """Yield conversions to the ends of an integer type's range, and limits of box selection."""
+    """Yield conversions to the limits of integer types, and limits of box selection."""
     ends = {
         "uint8": (200.75, 255.0, 128.5, 0.25),
         "int8": (-128.0, 127.75, -100.5, 0.0),

@@ -19,10 +19,11 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INF, _NAN = np.inf, np.nan
-# Beyond the square root of the largest float32 and float64.
+# Numbers whose squares exceed float32 and float64.
 _HUGE = (1e20, 1e200)
 _FAR_ARGUMENTS = (100.0, 1000.0, _INF)
-# Their powers are beyond float16, float32 and float64, but half of them is not.
+# Numbers whose exponentials exceed float16, float32 and float64, while half of each exponential
+# does not.
 _NEAR_OVERFLOW = (11.5, 89.0, 710.0)
 _ROUNDED = (
     *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
@@ -34,7 +35,7 @@ def _both_signs(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(sign * value for value in values for sign in (1.0, -1.0))
 
 
-#: Exceptional arguments by operator, where the result follows from the function's limits.
+#: Exceptional arguments by operator. The results follow from limits of the functions.
 EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Acos": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
     "Acosh": (1.0, 0.5, -2.0, 99.0, *_HUGE, _INF, _NAN),
@@ -77,7 +78,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
-#: A float attribute that the elements equal, by operator: its name, its value and other attributes.
+#: By operator, a float attribute whose value the elements have: its name, its value, and other
+#: attributes.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),
@@ -89,7 +91,7 @@ _PAIRED = (0.0, -0.0, 1.0, -2.0, _INF, -_INF, _NAN)
 
 
 def _typed(draft: NodeDraft, name: str) -> np.dtype[Any]:
-    """Return an element type, after requiring that the first input allows it."""
+    """Return an element type; discard the node unless the first input allows the type."""
     draft.require(draft.allowed(0, (name,)))
     return DTYPES[name]
 
@@ -98,7 +100,7 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
     with np.errstate(over="ignore"):
         draft.add(np.array(values).astype(_typed(draft, dtype)))
     if draft.schema.name == "LeakyRelu":
-        # An implementation as max(x, alpha * x) is wrong if alpha is above 1.
+        # The implementation max(x, alpha * x) is wrong if alpha is above 1.
         draft.set("alpha", 2.0)
     if draft.schema.name == "Gelu":
         draft.attribute("approximate", (None, "tanh"))
@@ -107,7 +109,7 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
 def _threshold(
     draft: NodeDraft, *, dtype: str, name: str, value: float, further: Mapping[str, float]
 ) -> None:
-    """Draw elements around a threshold; the nearest ones of float64 equal it in float32."""
+    """Draw elements around a threshold; in float32, the nearest float64 elements equal it."""
     kind = _typed(draft, dtype)
     distances = {"float32": (0.25, 0.5), "float64": (2.0**-40, 0.5)}[dtype]
     near = [value, *(value + step for distance in distances for step in (-distance, distance))]
@@ -125,7 +127,7 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 
 
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
-    """Draw integers that float32 or float64 rounds; a second operand is near to them or small."""
+    """Draw integers that float32 or float64 rounds; a second operand is near them or small."""
     dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)
     draft.add(values)
@@ -133,7 +135,8 @@ def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     if constant and operands > 1:
         draft.add(np.full_like(values, constant))
     elif operands > 1:
-        # Neighbors on both sides, as rounding to even moves a number to one of them.
+        # The second operand has the neighbours on both sides, because rounding to even moves a
+        # number to one of the two.
         draft.add(np.stack([values - 1, values, values + 1]))
 
 
@@ -144,7 +147,7 @@ def _large_clip(draft: NodeDraft) -> None:
 
 
 def _large_matrix(draft: NodeDraft) -> None:
-    """Draw matrices of integers whose products no float32 or float64 represents."""
+    """Draw matrices of integers whose products neither float32 nor float64 represents."""
     dtype = _typed(draft, "int64")
     draft.add(np.array([[2**53 + 1, 2], [3, 2**24 + 1]], dtype))
     draft.add(np.array([[1, 3], [5, -7]], dtype))
@@ -153,7 +156,7 @@ def _large_matrix(draft: NodeDraft) -> None:
 
 
 def _large_axis(draft: NodeDraft) -> None:
-    """Draw rows of integers whose sums and maxima no float64 represents."""
+    """Draw rows of integers whose sums and maxima float64 cannot represent."""
     dtype = _typed(draft, "int64")
     x = np.array([[2**53, 1, 0], [2**24, 2**24 + 1, 5], [-(2**53) - 1, 2, -(2**53)]], dtype)
     draft.add(x)
@@ -189,7 +192,8 @@ _EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_
 def _cast_to_float8(draft: NodeDraft, *, target: str, saturate: int) -> None:
     """Draw floats in, at and beyond the range of a type of 8 bits."""
     dtype = DTYPES[target]
-    # Between the largest value and the next power of two, published tables and rounding disagree.
+    # No value lies between the largest value and the next power of two, where the published tables
+    # contradict the rounding rule.
     values = (0.0, 1.0, 1.0625, 1.1875, 0.013, 240.0, 448.0, 512.0, 57344.0, 65536.0, 1e6)
     draft.add(np.array(_both_signs((*values, _INF)), np.float32))
     if draft.schema.name == "Cast":
@@ -209,12 +213,12 @@ def _reduced(draft: NodeDraft, x: Array, axes: Sequence[int] | None, noop: int |
 
 
 def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw a tensor of which an axis without elements is reduced."""
+    """Draw a tensor and reduce it along an axis without elements."""
     _reduced(draft, np.zeros((2, 0, 3), _typed(draft, dtype)), [1], None)
 
 
 def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
-    """Draw a reduction without axes, or with an empty list of axes."""
+    """Draw a reduction that has no axes input, or an empty list of axes."""
     x = draft.tensor(_typed(draft, "float32"), (2, 3), low=0.25, high=4.0)
     _reduced(draft, x, axes, noop)
 
@@ -271,7 +275,7 @@ def _cumulated(draft: NodeDraft, *, exclusive: int, reverse: int, axis: int) -> 
 
 
 def _zero_rows(draft: NodeDraft, *, p: int) -> None:
-    """Draw rows of both signs, whose sum vanishes in one, and a row of zeros."""
+    """Draw rows with elements of both signs, one of which has the sum zero, and a row of zeros."""
     rows = [[1.5, -2.0, 0.25], [0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [-3.0, -0.5, -1.0]]
     draft.add(np.array(rows, np.float32))
     draft.set("p", p)
@@ -286,7 +290,7 @@ def _local_window(draft: NodeDraft, *, size: int) -> None:
 
 
 def _dynamic_ties(draft: NodeDraft, *, low: float, high: float) -> None:
-    """Draw elements half way between quantized values: the scale is a power of two."""
+    """Draw elements half way between quantized values; the scale is a power of two."""
     ties = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 17.5, 100.5]) / 64
     inside = ties[(ties >= low) & (ties <= high)]
     draft.add(np.array([low, high, *inside], np.float32))

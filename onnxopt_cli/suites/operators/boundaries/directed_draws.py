@@ -2,9 +2,9 @@
 
 Every operator gets the same kinds of draws: with each element type, with axes longer than the
 blocks of vectorized and parallel loops, with a rank over 4, and with an empty batch.
-``scripts/select_directed_draws.py`` writes the seeds of the draws. A kind has no seed if it does
-not apply to the operator, if other cases show it, or if onnx's reference does not compute its
-nodes.
+``scripts/select_directed_draws.py`` writes the seeds of the draws. A kind of draw has no seed if it
+does not apply to the operator, if other cases already cover it, or if onnx's reference does not
+compute its nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SEEDS = "directed_seeds.json"
 # The largest length of an axis in drafts of a high rank, and of the short axes beside a long one.
 _SHORT_LENGTH = 3
 _HIGH_RANKS = (5, 6)
-# A generator that draws shapes up to this rank, the default, accepts any rank.
+# Default of the largest rank that a generator draws. A generator with this default accepts any
+# rank.
 _ANY_RANK = 4
 
 
@@ -96,7 +97,7 @@ class LengthDraft(NodeDraft):
 
 
 class DeepDraft(NodeDraft):
-    """A draft whose shapes have ranks over 4 wherever the generator accepts any rank."""
+    """A draft whose shapes have ranks above 4 wherever the generator accepts any rank."""
 
     def shape(self, least: int = 1, most: int = _ANY_RANK, *, smallest: int = 1) -> Shape:
         """Choose a shape."""
@@ -106,7 +107,8 @@ class DeepDraft(NodeDraft):
         return tuple(self.size(smallest, largest) for _ in range(self.choice(_HIGH_RANKS)))
 
 
-# The drafts by the kind of the draw, with the names and types of the parameters that its name has.
+# The draft class of each kind of draw, with the names and types of the parameters in the draw's
+# name.
 _DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]]] = {
     "type": (TypedDraft, (("variable", str), ("dtype", str))),
     "long": (LengthDraft, (("length", int), ("place", int))),
