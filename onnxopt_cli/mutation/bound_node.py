@@ -81,7 +81,7 @@ class BoundNode:
         return value if isinstance(value, np.ndarray) else None
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute's value; if the node omits it, its default or None."""
+        """Return an attribute's value, or its default or None if the node omits the attribute."""
         if name in self.attributes:
             return self.attributes[name]
         entry = self.schema.attributes.get(name)
@@ -90,7 +90,8 @@ class BoundNode:
         return helper.get_attribute_value(entry.default_value)
 
     def with_attribute(self, name: str, value: Any) -> BoundNode:
-        """Return the node with another value of an attribute, without it if the value is None."""
+        """Return the node with another value of an attribute, or without it if the value is
+        None."""
         attributes = {key: old for key, old in self.attributes.items() if key != name}
         return replace(self, attributes=attributes | ({} if value is None else {name: value}))
 
@@ -176,6 +177,6 @@ def attribute_type(entry: defs.OpSchema.Attribute) -> str:
 
 
 def inner_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names of all values that the nodes of a node's subgraphs read."""
+    """Return the names of all values that the nodes in the subgraphs of a node read."""
     inner = [graph_node for graph in subgraphs(node) for graph_node in nodes_within(graph.node)]
     return {name for graph_node in inner for name in graph_node.input}

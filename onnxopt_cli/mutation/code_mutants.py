@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _Operator = type[ast.operator] | type[ast.cmpop] | type[ast.boolop]
-# Each operator with the operators that replace it.
+# For each operator, the operators that replace it.
 _OPERATORS: dict[_Operator, tuple[_Operator, ...]] = {
     ast.Add: (ast.Sub,),
     ast.Sub: (ast.Add,),
@@ -187,8 +187,8 @@ Put = Callable[[Any], Callable[[], None]]
 def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
     """Yield the changes of a function.
 
-    Each has the changed statement, a function that puts a node in place, the new node, and a
-    description.
+    Each change consists of the changed statement, a function that replaces the old node by a given
+    one, the new node, and a description.
     """
     for block, index in _blocks(tree):
         statement = block[index]
@@ -215,7 +215,7 @@ def _is_check(statement: ast.stmt) -> bool:
 
 
 def _blocks(tree: ast.AST) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Yield each statement as its block and its index there, before the statements within it."""
+    """Yield the block and the index of each statement, then those of the statements within it."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(tree, field, None)
         if not isinstance(block, list):
@@ -338,7 +338,7 @@ _CONVERSIONS = frozenset({"astype", "reshape", "transpose", "squeeze", "clip"})
 def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
     """Yield a call of another built-in function or method.
 
-    Functions of NumPy are attributes of ``np``, which are replaced as such.
+    Functions of NumPy are excluded, because they are replaced as attributes of ``np``.
     """
     match function:
         case ast.Name(id=name) if name in _BUILT_IN:
@@ -372,7 +372,7 @@ def _is_numpy(function: ast.expr) -> bool:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement in one line, a compound statement without its blocks."""
+    """Return a statement in one line; the blocks of a compound statement are omitted."""
     match statement:
         case ast.If() | ast.While():
             text = f"{type(statement).__name__.lower()} {ast.unparse(statement.test)}"

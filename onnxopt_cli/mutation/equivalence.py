@@ -124,7 +124,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit implementations whose outputs equal an earlier one's on every probe, bit for bit."""
+    """Omit each implementation whose outputs are bitwise those of an earlier one on every probe."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []
@@ -206,9 +206,9 @@ class _Probe:
 
 @cache
 def _probes(operator: Operator) -> tuple[_Probe, ...]:
-    """Return the operator's probes, which are always the same; most mistakes show in the first.
+    """Return the operator's probes, which are always the same; the first reveals most mistakes.
 
-    Large probes come last, since a mistake usually shows in a smaller one.
+    Large probes come last, because a smaller probe usually reveals a mistake.
     """
     draw = _Draw(operator)
     first, *dense = [_probe_of(call, dense=True) for call in draw.dense()]
@@ -295,8 +295,8 @@ class _Draw:
     ) -> Call[Array]:
         """Draw a call.
 
-        Of the two ``types``, the first one is that of the first tensor of each group, the second
-        one that of its other tensors; likewise the shapes in ``layout``.
+        The first of the two ``types`` is the type of the first tensor of each group, and the second
+        is the type of its other tensors. The shapes in ``layout`` are in the same order.
         """
         operator = self._operator
         if attributes is None:
@@ -320,7 +320,7 @@ class _Draw:
         )
 
     def _tensor(self, name: str, shape: _Shape, dtype: str, scale: float) -> Array:
-        """Draw short decimal numbers of many magnitudes, one in five zero."""
+        """Draw short decimal numbers of many magnitudes; one number in five is zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
         # A quotient by a power of ten is the double nearest to the decimal; a product is not.
         values = self._random.randint(-999, 1000, shape) / powers
@@ -329,7 +329,7 @@ class _Draw:
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw attributes: all present, optional ones omitted, and each one zero or above one."""
+        """Draw attributes: all of them, only the required ones, and one with an extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

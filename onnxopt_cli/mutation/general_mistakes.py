@@ -1,10 +1,10 @@
 """Known mistakes that any operator can have, as rows with a name and a change.
 
-There are three places of a change: operands or results of the formula, for each group and in the
-wide type; inputs or outputs of the node; and the types of the computation. A group is a tensor with
-its gradient and its states; a node has one group for each tensor that it updates. The tables come
-first, then the hooks, which make implementations from the changes of one place. A row may be
-equivalent to the formula of some operator.
+A change concerns operands or results of the formula (for each group, in the wide type), inputs or
+outputs of the node, or the types of the computation. A group is a tensor with its gradient and its
+states; a node has one group for each tensor that it updates. The tables come first, then the hooks,
+which make implementations from the changes of one place. A row may be equivalent to the formula of
+some operator.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementa
     yield from _operand(operator, name, _UNREAD, rows)
     following = dict(zip(choices, choices[1:] + choices[:1], strict=True))
     rows = {f"values of {name} exchanged": following.get}
-    about = "Each value of the attribute is read as the one listed after it."
+    about = "Each value of the attribute is read as the value listed after it."
     yield from _operand(operator, name, about, rows)
 
 
@@ -171,7 +171,7 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"Each {operator.tensors[0]} has its own {name}, but another one's is used."
+        about = f"Each {operator.tensors[0]} has its own {name}, but that of another one is used."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -340,7 +340,7 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
         about = "A reduction over the elements of a tensor includes those of all other tensors."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        about = "The attribute has one number for each tensor, but another tensor's is used."
+        about = "The attribute has one number for each tensor, but that of another tensor is used."
         yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
         rows: Rows = {
@@ -386,7 +386,7 @@ def _around(
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            # If mistakes are combined, the outer one passes all operands by name.
+            # If mistakes are combined, the outer mistake passes all operands by name.
             operands = dict(zip(names, values, strict=False)) | attributes
             return after(row, operands, formula(**before(row, operands)))
 
@@ -568,7 +568,7 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Return a computation with changed outputs.
 
-    A change also gets the input that has the output's type, and the one that has its shape.
+    A change also gets the input that has the type of the output, and the input that has its shape.
     """
     return _outputs(
         lambda call, new: [

@@ -2,8 +2,8 @@
 
 An input infects a mutant if it reaches the changed expression, and if the change yields another
 value there. An input that does not infect a mutant cannot distinguish it from the original (weak
-mutation testing; Howden 1982). One run of instrumented functions finds the infected ones among all
-mutants, which is far faster than a run of each.
+mutation testing; Howden 1982). A single run of instrumented functions finds all infected mutants,
+which is far faster than running each mutant.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _changed_field(
 ) -> tuple[str, ast.expr | None]:
     """Return the field of a statement whose expression a mutant changes, and the new expression.
 
-    The expression is None if the change is not that of one expression.
+    The expression is None if the mutant changes more than a single expression.
     """
     if isinstance(changed, ast.Pass):
         match statement:

@@ -80,7 +80,7 @@ def is_likely(operator: Operator, mistake: Implementation) -> bool:
 
 
 def ignores_attribute(operator: Operator, mistake: Implementation) -> bool:
-    """Return whether a mistake takes an attribute as its default or another fixed value."""
+    """Return whether a mistake uses a default or another fixed value for an attribute."""
     prefixes = tuple(f"{attribute.name} taken as" for attribute in operator.attributes)
     return mistake.name.startswith(prefixes)
 
@@ -99,7 +99,7 @@ def _implementation(
     change = unchanged
     if mistake.replace:
         change = lru_cache(partial(rewrite, replace=mistake.replace))
-        # Raises ValueError now if the formula lacks the expression.
+        # This call raises ValueError if the formula lacks the expression.
         change(operator.formula)
     rounds = any(".astype(" in expression for expression in mistake.replace.values())
     name, about, seen_in = mistake.name, mistake.about, mistake.seen_in

@@ -43,7 +43,7 @@ def _normalized(
     Args:
         deviation: returns the divisor, given the centred input, the axes of the mean, and epsilon.
         centred: whether the mean is subtracted.
-        over: returns the axes of the mean, given the right ones. The input of GroupNormalization
+        over: returns the axes of the mean, given the correct axes. The input of GroupNormalization
             has the axes batch, group, and element of the group.
     """
 
@@ -310,7 +310,8 @@ def _slope_of_channels(node: BoundNode) -> Sequence[Value] | None:
     return [np.where(x < 0, x * aligned, x).astype(x.dtype)]
 
 
-# Before this version, Softmax and Hardmax normalized over all axes from the given one on together.
+# Before this version, Softmax and Hardmax normalized over the given axis and all later axes
+# together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _BY_CHANNEL = ("GroupNormalization", "InstanceNormalization")

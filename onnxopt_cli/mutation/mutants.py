@@ -112,14 +112,14 @@ def _compiled(source: str, formula: Formula) -> Formula:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement in one line, an if without its branches."""
+    """Return a statement in one line; the branches of an if are omitted."""
     if isinstance(statement, ast.If):
         return f"if {ast.unparse(statement.test)}"
     return ast.unparse(statement)
 
 
 def _changes(node: ast.expr, names: Sequence[str], choices: Sequence[str]) -> Iterator[Change]:
-    """Yield the changes of an expression; some may leave it as it is.
+    """Yield the changes of an expression; the new expression may equal the old one.
 
     Args:
         node: the expression.

@@ -173,7 +173,7 @@ def _output_mistakes() -> Iterator[NodeMutant]:
             finish=partial(_first_changed, partial(_of_type, np.dtype(name))),
         )
     changes: dict[str, tuple[str, Callable[[Array], Array]]] = {
-        "outputs without sign": ("The outputs are the magnitudes of the right ones.", _magnitude),
+        "outputs without sign": ("The outputs are the magnitudes of the correct ones.", _magnitude),
         "outputs negated": ("The outputs have the opposite sign.", _negated),
         "outputs transposed": ("The last two axes of the outputs are exchanged.", _transposed),
         "NaN outputs are 0": ("Outputs that should be NaN are 0.", _nan_as_zero),

@@ -103,7 +103,7 @@ class NodeMutant:
         """Return the outputs of a model of one node as the mutant computes them.
 
         Args:
-            model: the model. Neither it nor the inputs are changed.
+            model: the model. Neither the model nor the inputs are changed.
             inputs: its inputs by name.
             compute: the correct operator.
 
@@ -374,7 +374,7 @@ def _with_stated(name: str, change: Callable[[Any], Any], node: BoundNode) -> Bo
 
 
 def with_default(name: str, value: Any, node: BoundNode) -> BoundNode | None:
-    """Give an attribute that the node omits a value."""
+    """Add an attribute that the node omits, with a given value."""
     return None if name in node.attributes else node.with_attribute(name, value)
 
 
@@ -532,7 +532,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
     def change(array: Array) -> Array:
         limits = np.iinfo(array.dtype)
-        # The largest int64 rounds to a double outside the type, the next smaller double does not.
+        # The largest int64 rounds to a double outside the type; the next smaller double is inside.
         top = np.nextafter(np.float64(limits.max) + 1, 0)
         floats = array.astype(name).astype(np.float64)
         return np.clip(floats, np.float64(limits.min), top).astype(array.dtype)
@@ -543,7 +543,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 def _other_sign(array: Array) -> Array:
     """Return the integers that result if signed ones are read as unsigned, and vice versa."""
     kind = "u" if array.dtype.kind == "i" else "i"
-    # Clamped, since sums and products modulo 2**n are the same for both readings.
+    # The values are clamped, because sums and products modulo 2**n are equal for both readings.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)
     return np.clip(reread.astype(np.float64), limits.min, limits.max)
@@ -703,7 +703,7 @@ def _aligned_left(index: int, node: BoundNode) -> BoundNode | None:
 # --- outputs ---
 
 
-#: Ways in which outputs are computed too coarsely.
+#: Ways in which outputs are computed with too few digits.
 _COARSE_OUTPUTS = {
     "outputs in 16 bits": _Misreading(_TYPE, "f", "computed in float16", _through("f2")),
     "outputs in float32": _Misreading(_TYPE, "f", "computed in float32", _through("f4")),

@@ -83,7 +83,7 @@ def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 PROOFS: Sequence[Proof] = (
     Proof(
-        "A vector is aligned with a second input, and the operator has only one.",
+        "The mutant aligns a vector with a second input, but the operator has only one input.",
         re.compile(r"\w+ aligned to the first axis"),
         _has_one_input,
     ),

@@ -93,7 +93,8 @@ def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
     if not lengths.all() or lengths.size != scales.size:
         return None
     rounded = np.floor(lengths * scales.astype(np.float64)) / lengths
-    # A quotient that float32 rounds down may lead to a shorter output; the next float32 does not.
+    # A quotient that float32 rounds down may lead to a shorter output; the next larger float32 does
+    # not.
     moved = np.nextafter(rounded.astype(np.float32), np.float32(np.inf))
     moved = np.where(np.floor(lengths * rounded.astype(np.float32)) == np.floor(
         lengths * scales.astype(np.float64)), rounded.astype(np.float32), moved)  # fmt: skip
