@@ -220,7 +220,8 @@ def find_trials(
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
-    # Bounds of single elements would be derived again for each mutant, whose errors are in others.
+    # Bounds of single elements would have to be derived again for each mutant, because each mutant
+    # has errors in other elements.
     oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:
@@ -291,7 +292,8 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # Each batch draws further nodes of its own. A single process therefore takes all tasks as one.
+    # Each batch draws further nodes of its own. A single process therefore takes all tasks as one
+    # batch.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(

@@ -61,13 +61,14 @@ from onnxopt_cli.run.reproduce import (
     returned_arrays,
 )
 
-#: Cases with more output elements are skipped, since one may take longer than all others.
+#: Cases with more output elements than this are skipped, because a single one of them may take
+#: longer than all other cases together.
 MAX_OUTPUT_ELEMENTS = 1 << 20
 #: Number of public implementations that are named for a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
 #: Number of failing cases on which a mistake, or a likely mistake, is tried first.
 FIRST_CASES, FIRST_CASES_LIKELY = 12, 36
-#: Number of mistakes that are added to one that reproduces some failing cases.
+#: Number of mistakes that are combined with a mistake that reproduces some failing cases.
 MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
 #: mistake may be chance.
@@ -106,7 +107,7 @@ def explain(
         cases: the cases by id.
         judging: how the run judged outputs.
         seconds: limit of the search for known mistakes, in processor time of this process and time
-            that the backends take; explanations list the mistakes not tried.
+            that the backends take; explanations state whether mistakes have not been tried.
         query_seconds: limit of the search for other causes, which may also use the rest of the
             first limit; None for :data:`QUERY_SECONDS` for each operator.
         progress: called with the current activity.
@@ -146,8 +147,8 @@ class SearchClock:
     """
 
     def __init__(self) -> None:
-        # Seconds that the backends took, minus those in which this process was running or waited
-        # for a processor, and the processor time of other processes.
+        # Seconds that the backends took, without the seconds in which this process ran or waited
+        # for a processor, plus the processor time of other processes.
         self._waited = 0.0
 
     def now(self) -> float:
@@ -321,7 +322,8 @@ class _Search:
         submit = partial(ask, self.backend)
         examples: dict[str, WrongNode] = {}
         for number, result in enumerate(failing):
-            # The smallest cases show which operators are wrong; larger ones test only those.
+            # The smallest cases show which operators are wrong; larger cases test only these
+            # operators.
             if number >= FIRST_CASES and not examples:
                 return
             self._report(f"{number} of {len(failing)} lowered models")
@@ -396,7 +398,7 @@ class _Search:
         self._complete = not likely
 
     def _pairs(self, *, published: bool = False) -> list[_Candidate]:
-        """Return pairs of the operator's listed mistakes, and of these with ignored attributes.
+        """Return pairs of listed mistakes, and pairs of a listed mistake and an ignored attribute.
 
         Args:
             published: whether to use only listed mistakes that public programs make.
@@ -435,7 +437,8 @@ class _Search:
         Args:
             candidate: the mistakes.
             cases: failing cases; the candidate is recorded if it reproduces one of them.
-            first: the number of these tried first; the others only if one is reproduced.
+            first: the number of cases that are tried first. The others are tried only if one of
+                these is reproduced.
         """
         reproduced = []
         # If a candidate reproduces all cases, further ones are only counted as equivalent mistakes.
@@ -469,10 +472,10 @@ class _Search:
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Candidate]:
         """Return a few candidates that reproduce every case which any candidate reproduces.
 
-        The first candidate reproduces the most cases. Each further one reproduces the most of the
-        remaining cases, and is returned with these alone. Of several such candidates, the one with
-        the fewest mistakes is chosen, then one that does not round, then the one that refuses the
-        most cases which the backend refused.
+        The first candidate reproduces the most cases. Each further candidate reproduces the most of
+        the remaining cases, and only these are returned with it. Of several such candidates, the
+        one with the fewest mistakes is chosen, then one that does not round, then the one that
+        refuses the most cases which the backend refused.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong
@@ -514,7 +517,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether a mistake is in combinations for half of the cases that it affects."""
+        """Return whether combinations with a mistake reproduce half of the affected cases."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):

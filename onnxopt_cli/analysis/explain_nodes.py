@@ -1,11 +1,11 @@
 """Explanations of failures in operators without a formula: known mistakes and conditions.
 
 A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
-then returns the outputs of a known mistake. It must agree with all cases of the run: the backend
-fails where the hypothesis says so, and passes no case that would show it. If the backend can be run
-again, valid nodes near to failing and passing cases are generated and submitted. The hypothesis
-must also agree with their results, in particular with those of nodes that are generated after the
-hypothesis has been chosen.
+then returns the outputs of a known mistake. A hypothesis must agree with all cases of the run: the
+backend must fail the cases that the hypothesis predicts to fail, and must not pass a case in which
+the defect would be visible. If the backend can be run again, valid nodes near to failing and
+passing cases are generated and submitted. The hypothesis must also agree with their results, in
+particular with those of nodes that are generated after the hypothesis has been chosen.
 
 Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
 forked process, since a model is not trusted.
@@ -79,13 +79,13 @@ MAX_ATTEMPTS = 240
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-#: A proof requires this many failing generated nodes that agree, and this many passing ones that do
-#: not contradict.
+#: A proof requires this many failing generated nodes that agree with the hypothesis, and this many
+#: passing ones that do not contradict it.
 MIN_AGREEING, MIN_OTHERS = 4, 4
-#: A condition requires this many failing nodes that meet it, and this many right ones that do not.
-#: They must have been generated after the condition was chosen. If a quarter of the nodes that meet
-#: it were right, or a quarter of the others wrong, 11 nodes would not show it with a probability of
-#: 0.75 ** 11 = 4 %.
+#: A condition requires this many failing nodes that meet it, and this many right nodes that do not
+#: meet it. They must have been generated after the condition was chosen. If a quarter of the nodes
+#: that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with the
+#: condition with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
@@ -368,7 +368,7 @@ class _NodeSearch:
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     def _changes_when_repeated(self) -> bool:
-        """Return whether a third of a few failing nodes return other outputs when rerun.
+        """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
         Such a backend keeps state, and no condition on a node describes its failures.
         """
@@ -523,7 +523,7 @@ class _NodeSearch:
             ]
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis explains enough generated nodes that no other explains."""
+        """Return whether a hypothesis is the only one that explains enough generated nodes."""
         other_hypotheses = [other for other in self._accepted if other is not hypothesis]
         explained_alone = sum(
             not sample.case
@@ -588,7 +588,7 @@ class _NodeSearch:
         Generated nodes that other causes explain are not counted.
 
         Args:
-            hypothesis: the hypothesis; the evidence of one without a condition is empty.
+            hypothesis: the hypothesis. Without a condition, the evidence is empty.
             failing_cases: number of failing cases that the hypothesis explains.
         """
         if not hypothesis.traits:
@@ -642,7 +642,7 @@ class _NodeSearch:
         failures = self._open_failures()
         if not any(sample.case for sample in failures):
             return []
-        # Few cases are separated by some number by accident, and only generated nodes show it.
+        # Some number may separate a few cases by chance, which only generated nodes can reveal.
         limits = self._limits(failures) if self._submit else []
         table = _Table(self._samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
@@ -693,7 +693,7 @@ class _NodeSearch:
     # Nodes --------------------------------------------------------------------------------------
 
     def _examine_cases(self) -> None:
-        """Find the traits of the cases, and the mistakes that reproduce failing ones."""
+        """Find the traits of the cases, and the mistakes that reproduce failing cases."""
         cases = [*self._samples]
         mistakes = self._mistakes_of(cases)
 

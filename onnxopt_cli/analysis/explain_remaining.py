@@ -57,8 +57,8 @@ SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
 #: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
 #: share of the backend's wrong results equals those of the mistake.
 MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
-#: The roundings of a mistake are those of the backend if the ratio of the backend's distance from
-#: the mistake to its distance from the expected value has at most this median.
+#: The backend is taken to have the roundings of a mistake if its distance from the mistake, divided
+#: by its distance from the expected value, has at most this median.
 MAX_DISTANCE_RATIO = 0.5
 #: Limits of the search for changes of the formula: its time in seconds, unless half of the time of
 #: the whole search is less; the number of changes that are tested on generated inputs, once without
@@ -105,7 +105,8 @@ def contradicts(
     """
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
-    # A computation in a coarser type may be right in another order of operations.
+    # A backend that computes in a coarser type may be right by another order of operations, so
+    # generated inputs do not refute such a mistake.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]
@@ -118,7 +119,7 @@ def contradicts(
 
 
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
-    """Return whether a third of a few failing nodes return other outputs when rerun.
+    """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
     Such a backend keeps state, and no condition on the inputs describes its failures. The outputs
     of the other nodes may hardly depend on the state.
@@ -197,7 +198,8 @@ class CauseSearch:
     ) -> Cause | None:
         """Return a change that agrees with cases and generated inputs; None if no change does.
 
-        Roundings decide in a few cases, since a change may be discontinuous.
+        A few cases may contradict the change, because roundings decide their results where the
+        change is discontinuous.
         """
         tested = 0
         most = max(1, int(MAX_CONTRADICTING_SHARE * len(self.passing)))
@@ -282,7 +284,7 @@ class CauseSearch:
     def _conditional_cause(self, mistakes: Sequence[Implementation]) -> Cause | None:
         """Return the cause that failures have under a condition; None if no condition is found.
 
-        It is one of some mistakes, or wrong outputs of any kind.
+        The cause is one of the given mistakes, or wrong outputs of any kind.
         """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)

@@ -6,7 +6,7 @@ input and for no element of a passing input where the fault would be visible.
 
 Many conditions agree with a suite by chance. The search therefore generates inputs, submits them to
 the backend, and fits again: first inputs on which the remaining conditions disagree, then inputs
-that try to contradict the plainest one. Only a condition that survives is reported.
+that may contradict the plainest condition. Only a condition that survives is reported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
 # Generated inputs derive from the smaller half of the known inputs, or from this number of them.
 _MIN_BASES = 8
 #: Number of attempts to prove a condition. Each draws at most MAX_DRAWN_TO_PROVE inputs. It submits
-#: up to SUBMITTED_TO_PROVE that meet the condition, and as many that do not.
+#: up to SUBMITTED_TO_PROVE inputs that meet the condition, and as many that do not.
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 # Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
@@ -64,7 +64,7 @@ SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 _MIN_PROVEN = 11
 # Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
 # formula for all of them, and if it does so for all but one. If the backend returned other outputs
-# for a tenth of such inputs, this would be observed with a probability below 5 %.
+# for a tenth of such inputs, the probability of such an agreement would be below 5 %.
 _MIN_ALIKE = (29, 46)
 # A condition for part of the failures must account for more failing inputs than this.
 _MIN_SUPPORT = 4
@@ -546,7 +546,7 @@ class _Search:
     # Statements ---------------------------------------------------------------------------------
 
     def _statement(self) -> FailureCondition | None:
-        """Return the plainest path as a statement, if it says enough and nothing contradicts it."""
+        """Return the plainest path as a statement, if it is informative and not contradicted."""
         best = self._paths[0]
         candidates = [*self._drawn(DRAWN_TO_LEARN * 2)]
         if not candidates:
@@ -647,7 +647,7 @@ class _Search:
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the positions, 0 or 1, of the condition without which a sample meets the other."""
+        """Return the position, 0 or 1, of each condition that fails while the other one holds."""
         first, second = _holds(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()
@@ -814,7 +814,7 @@ class _Level:
     Attributes:
         conditions: the conditions.
         reach: for each, the number of failing samples with a wrong element that meets it.
-        contradictions: for each, the number of passing samples with a right element that does.
+        contradictions: for each, the number of passing samples with a right element that meets it.
         wrong: a row for each condition: which wrong elements meet it.
         right: a row for each condition: which right elements meet it.
     """

@@ -103,7 +103,8 @@ def features(
 
     Args:
         call: the node.
-        expected: expected elements of all tensors, by output; only outputs of the tensors' shapes.
+        expected: expected elements of all tensors, by output; only outputs that have the shapes of
+            the tensors.
         labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element in which
             the fault would be visible, 0 for an element to leave out.
 

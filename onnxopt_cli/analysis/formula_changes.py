@@ -72,7 +72,7 @@ class _Place:
 
     Attributes:
         text: the expression in words.
-        name: the operand or attribute that it is; empty for others.
+        name: the name of the expression if it is an operand or attribute; empty for others.
         formula: returns the formula in which a function alters the value of the expression.
     """
 
@@ -376,7 +376,7 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
-                # The only use of a name has the value of the name, which is a place already. The
+                # The only use of a name is skipped, because the name itself has been yielded. The
                 # assignment of an intermediate result counts as a use.
                 least_uses = 2 if node.id in names else 3
                 if uses[node.id] < least_uses:
@@ -403,7 +403,7 @@ def _place(text: str, name: str, tree: ast.FunctionDef, like: Formula) -> _Place
 
 
 def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
-    """Return a function that returns the function of a source with a given hook."""
+    """Return a function that compiles a source with a given hook, and returns its function."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
     (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body
@@ -417,8 +417,8 @@ def _expressions(
 ) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None], str]]:
     """Yield each numeric expression of a statement and a function that replaces it.
 
-    The third item is the name of the output or intermediate result whose value the whole expression
-    is, and empty for a part of it.
+    The third item is the name of the output or intermediate result that has the value of the whole
+    expression. It is empty for a part of an expression.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller

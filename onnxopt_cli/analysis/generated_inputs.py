@@ -27,7 +27,7 @@ STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2*
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
-#: Positions within the limits of an attribute that has limits.
+#: Positions between the lower limit (0) and the upper limit (1) of an attribute.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
     0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,

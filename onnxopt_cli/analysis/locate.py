@@ -68,7 +68,8 @@ _EXPLAIN_SECONDS = 10.0
 # The cause of a node that is wrong only when it is run again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
-# Outcomes without outputs. A node may have one of them because the backend cannot run it alone.
+# Outcomes without outputs. A node may have such an outcome only because the backend cannot run the
+# node alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes of models without a tolerance or an error.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
@@ -649,7 +650,7 @@ def _shares(values: Sequence[Value]) -> list[tuple[str, str, float]]:
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in parsed_contributions(values):
         shares[entry.output, entry.node] += entry.share
-    # The whole is estimated from sums with random signs, so the shares may exceed it together.
+    # The total is estimated from sums with random signs, so the sum of the shares may exceed it.
     totals: defaultdict[str, float] = defaultdict(float)
     for (output, _), share in shares.items():
         totals[output] += share

@@ -271,7 +271,7 @@ class ModelWalk:
         reference: computes a node; returns a reason if the reference cannot.
         reference_of_nodes: computes consecutive nodes, each from the values of earlier ones; None
             stands for the outputs of those that it leaves out.
-        backend: as the reference, on the backend.
+        backend: computes a node on the backend; returns a reason if the backend cannot.
         types: inferred types of values by name.
         max_bytes: largest number of bytes that a node may read and return; 0 for no limit.
         runs: the nodes that ran, in order.

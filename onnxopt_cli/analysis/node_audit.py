@@ -116,8 +116,8 @@ class NodeTrial:
     def inconclusive(self) -> Iterator[tuple[str, str, int]]:
         """Yield case, output and number of inconclusive elements.
 
-        The tolerance of an inconclusive element exceeds the largest finite magnitude of the output,
-        and 1.
+        The tolerance of an inconclusive element exceeds both 1 and the largest finite magnitude of
+        the output.
         """
         for name, value in self.expected.outputs.items():
             tolerance = self.expected.tolerances[name]
@@ -380,8 +380,8 @@ class _Distinction:
     """Whether valid nodes distinguish a mutant from its operator.
 
     Attributes:
-        example: a node that does; None without any.
-        examined: number of nodes that do not.
+        example: a node that distinguishes the mutant; None without any.
+        examined: number of nodes that do not distinguish it.
     """
 
     example: Variation | None

@@ -78,7 +78,7 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     # These attributes determine the type of an output, which would have to change, too.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
         return None
-    # This one has a default, which also determines the type.
+    # This attribute has a default, which also determines the type.
     if node.attribute("output_datatype") is not None:
         return None
     original = next(

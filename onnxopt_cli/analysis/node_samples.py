@@ -43,8 +43,8 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
 # Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
-#: Endings of the names of mistakes that ignore an attribute or input, or change a default. They
-#: show whether a node depends on it.
+#: Endings of the names of mistakes that ignore an attribute or input, or change a default. Such a
+#: mistake shows whether a node depends on the attribute or input.
 IGNORED, CHANGED = " ignored", " changed"
 PROBES = (IGNORED, CHANGED)
 #: A limit is known if the numbers of right and wrong nodes next to it differ by at most this share.

@@ -215,7 +215,7 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return a mutant's outputs, None if it has no effect on the node, and how it failed."""
+    """Return a mutant's outputs (None if it has no effect on the node), and how it failed."""
     if form is None:
         return None, ""
     return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
@@ -247,8 +247,8 @@ def run_in_turn(
 
     One forked process handles all items, since starting a process takes longer than most mutants.
     The process is replaced if its first item ends it. If another item ends it, or an item has
-    changed its state, all are worked on again in several processes, so that no item has an effect
-    on another.
+    changed its state, all items are processed again in several processes, so that no item has an
+    effect on another.
 
     Args:
         items: the items.
@@ -344,7 +344,7 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return an entry's outputs, None if it has no effect on the node, and how it failed."""
+    """Return an entry's outputs (None if it has no effect on the node), and how it failed."""
     return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 

@@ -17,7 +17,8 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-# Replacements of a right element by name; a function of the right values and the old ones.
+# Replacements of a right element, by name. Each is a function of the right values and the old
+# values.
 _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "0": lambda new, _: np.zeros_like(new),
     "unchanged": lambda _, old: old,
@@ -37,8 +38,8 @@ _WIDE_LIMIT = 0.001
 #: An output counts as always wrong if it is wrong in at least this share of the failing samples.
 ALWAYS_SHARE = 0.95
 
-# Reasons why an effect is invisible, by effect: text, and the effects that are visible and
-# invisible in such an element.
+# Reasons why an effect is invisible in an element, by effect. A reason is a text, an effect that is
+# visible in such an element, and an effect that is not.
 _ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
 _UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
 _SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
