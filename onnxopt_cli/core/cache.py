@@ -5,8 +5,8 @@ Entries decide verdicts, so they are read only if onnxopt wrote them on this mac
 - The folder belongs to the user, and other users have no access.
 - Files are written completely or not at all.
 - An index lists the size, mtime, ctime and SHA-256 digest of every entry. An entry that differs
-  from its row is computed again. Programs cannot set ctime, so this includes entries that were
-  copied or unpacked.
+  from its row is computed again. Programs cannot set ctime, so entries that were copied or unpacked
+  are also computed again.
 
 The index is read once, before any backend runs. This does not protect against programs of the same
 user, which can forge an index together with its entries.
@@ -138,7 +138,7 @@ class Cache:
         try:
             self.unusable = exposure(self._folder)
         except FileNotFoundError:
-            # The first entry creates it.
+            # The folder is created when the first entry is stored.
             pass
         except OSError as error:
             self.unusable = error.strerror or str(error)

@@ -160,7 +160,7 @@ class ValueWriter:
                 _require_few("characters", self._characters, _MAX_LINE_BYTES)
             return described
         if described["dtype"] not in DTYPES:
-            # Without the byte order, which is always little-endian in a message.
+            # Omit the byte order, which is always little-endian in a message.
             described["dtype"] = value.dtype.str[1:]
             if not _FOREIGN.fullmatch(described["dtype"]):
                 raise UnusableOutput(

@@ -389,7 +389,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers: the given shares, and zeros; reorders the shares."""
+    """Return the median of ``size`` numbers: the given shares and zeros. Reorder the shares."""
     zeros = size - shares.size
     middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])

@@ -83,7 +83,7 @@ def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -
 
 
 def _identity(path: Path) -> str:
-    """Return a text that is equal for all paths of a file, also if a file system ignores case."""
+    """Return a text that is equal for all paths of a file, even if a file system ignores case."""
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 

@@ -20,7 +20,7 @@ _INVISIBLE = re.compile(
 # The last two code points of each plane are not characters; XML cannot represent them.
 _NONCHARACTER_BITS = 0xFFFE
 _MAX_TEXT_CHARS = 4000
-# For a text of several lines, which may be a stack trace.
+# The limit for a text of several lines, which may be a stack trace.
 _MAX_LINES_CHARS = 32_000
 # Characters reserved for the note on omitted characters.
 _NOTE_CHARS = 60

@@ -72,9 +72,9 @@ class Branch:
         limit: largest allowed absolute errors, of the output's shape, float64; infinite where the
             case cannot judge the element.
         otherwise: alternative accepted values, of the same shape. Each element may match either
-            branch; an element without an alternative has the same value in both. Examples are the
-            output if every comparison within rounding error had the opposite result, and the
-            results of reformulations for infinite inputs.
+            branch; an element without an alternative has the same value in both. An alternative is,
+            for example, the output with the opposite result of every comparison within rounding
+            error, or the result of a reformulation for infinite inputs.
         label: description of the elements that only this branch accepts; may be empty.
     """
 

@@ -48,8 +48,8 @@ _WRITABLE_BY_ALL = stat.S_IWOTH
 _OVERFLOW_USER = 65534
 # The number of links after which Linux refuses a path.
 _MAX_LINKS = 40
-# File types that must not be writable by all users. Devices such as /dev/null may be, since they do
-# not return the data written to them.
+# File types that must not be writable by all users. Devices such as /dev/null may be writable,
+# since they do not return the data written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
 # The results of the active contexts of recorded().
@@ -246,7 +246,7 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def foreign(path: Path) -> str:
-    """Return the reason why another user may have written a file; empty if none can have.
+    """Return the reason why another user may have written a file; empty if none could.
 
     If the path is a link, its target is checked, too. A file and its folder must belong to this
     user or root. The file must not be writable by all users. The folder may be writable by all

@@ -144,7 +144,7 @@ class Call(Generic[T]):
         return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     def _group_attributes(self, index: int) -> dict[str, float | str]:
-        """Return the attributes for one group, with the number of the group in place of a tuple."""
+        """Return the attributes for one group, with one number of each tuple."""
         return {
             # A tuple of length 1 has the same number for all groups.
             name: value[index % len(value)] if isinstance(value, tuple) else value

@@ -1,14 +1,14 @@
 """Run onnx's checker, shape inference and inliner in a helper process, which may crash.
 
 These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
-process, loop forever, or exhaust the memory. The helper process has limits of time and memory. It
-handles all models until one ends it. This model is then tried a second time in a new process, since
-an earlier model may have corrupted the memory of the first one.
+process, loop forever, or exhaust the memory. The helper process has limits of time and memory. One
+process handles all models until a model ends it. This model is then tried a second time in a new
+process, since an earlier model may have corrupted the memory of the first process.
 
 In a command on Linux, the helper is a fork of the command's process, otherwise a separate program.
-On Windows, where backends also run in the command's process, no helper is used. Workers use none
-either: they may crash themselves, and their helper would count as a process that the backend has
-left behind.
+On Windows, where backends also run in the command's process, no helper is used. Workers use no
+helper either: they may crash themselves, and their helper would count as a process that the backend
+has left behind.
 
 All other code calls these parts of onnx through this module; ``tests/test_architecture.py`` checks
 that.
@@ -56,7 +56,7 @@ _GRACE_SECONDS = 5
 # onnx does not accept or return larger models.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
-# Number of results that _require keeps.
+# Number of results that _require caches.
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
 # The first byte of a response.
@@ -245,7 +245,8 @@ class _Helper:
             code = self._end()
             return _words(code) if code else f"cannot run: {error or 'its process has ended'}"
         except BaseException:
-            # Otherwise a late response would be read as the response to the next request.
+            # The process is ended, because a late response would be read as the response to the
+            # next request.
             self._end()
             raise
 

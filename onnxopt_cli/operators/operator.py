@@ -50,9 +50,9 @@ def mistake_table(table: str) -> tuple[KnownMistake, ...]:
         X - R * V_new -> X - R * V
         epsilon = 1e-7
 
-    They are implementations with the mistake, the replacement of an expression of the formula, and
-    the wrong default of an attribute. As in any Python string, a backslash at the end of a line
-    joins it with the next one.
+    The first form names implementations with the mistake, the second replaces an expression of the
+    formula, and the third is a wrong default of an attribute. As in any Python string, a backslash
+    at the end of a line joins it with the next one.
     """
     return tuple(
         KnownMistake(name, about, **_fields(details)) for name, about, *details in _rows(table)
@@ -122,8 +122,8 @@ class Reformulation:
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
         accurate: Python expression of the attributes that is true if the reformulation is as
-            accurate as the formula for all finite inputs. Empty if it is for all attributes,
-            :data:`NOWHERE` if it is for none. With any other expression, ``replace`` must not
+            accurate as the formula for all finite inputs. Empty if this holds for all attributes,
+            :data:`NOWHERE` if it holds for none. With any other expression, ``replace`` must not
             contain statements.
     """
 
@@ -148,9 +148,9 @@ class Reformulation:
 
     @lru_cache  # noqa: B019 - as above
     def written_where_accurate(self, formula: Formula) -> Formula:
-        """Return the formula, rewritten for attributes with which the reformulation is as accurate.
+        """Return the formula, rewritten only where the reformulation is as accurate as the formula.
 
-        A reformulation that is as accurate for no attributes is used for all attributes.
+        A reformulation that is accurate for no attributes is used for all attributes.
 
         Raises:
             ValueError: if the formula lacks an expression to be replaced.
@@ -238,11 +238,11 @@ class Attribute:
 class Operator:
     """An operator: its formula, and the signature of its nodes.
 
-    A node may update several tensors at once. The operands of each, such as X, G, V and H, are a
-    group. The inputs of a node are the scalars, followed, for each name in ``tensors``, by one
-    tensor per group. The outputs are, for each name in ``outputs``, one tensor per group. An output
-    with the element type and shape of a scalar is *carried*: the node has it once, and the result
-    for one group is the scalar for the next group.
+    A node may update several tensors at once. The operands of each tensor, such as X, G, V and H,
+    are a group. The inputs of a node are the scalars, followed, for each name in ``tensors``, by
+    one tensor per group. The outputs are, for each name in ``outputs``, one tensor per group. An
+    output with the element type and shape of a scalar is *carried*: the node has it once, and the
+    result for one group is the scalar for the next group.
 
     Attributes:
         name: the node's op_type.

@@ -122,7 +122,7 @@ class _Replacement:
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def replaced(self, part: Any) -> Any:
-        """Return a node, or a list of nodes, with replacements; itself if nothing is replaced."""
+        """Return a node, or a list of nodes, with replacements; the same object without any."""
         if isinstance(part, list):
             new_items: list[Any] = []
             for item in part:
