@@ -511,7 +511,7 @@ def audit(
         inputs: number of random nodes for each mutant of an operator without a formula that
             survives all cases. The mutant runs on these nodes to find out whether it is equivalent.
             None for the default.
-        seconds: processor time in seconds for each operator, after which no further such nodes are
+        seconds: processor time in seconds for each operator, after which no further nodes are
             drawn.
 
     Raises:

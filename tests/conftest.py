@@ -118,7 +118,7 @@ def onnxopt(request, capsys, monkeypatch):
 
     Backends run in this process, as on a system without workers, because starting workers takes
     most of the time of a run. With the marker ``isolated`` or the option ``--isolation process``
-    they run in workers: in one, unless ``-j`` is given.
+    backends run in workers: in one worker, unless ``-j`` is given.
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
     if not request.node.get_closest_marker("isolated"):

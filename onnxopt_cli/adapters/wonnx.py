@@ -16,7 +16,8 @@
 # ///
 """wonnx on a device of Vulkan, for example Mesa's lavapipe on the CPU.
 
-Its Python interface exchanges flat lists: outputs have the shapes that the model declares.
+The Python interface of wonnx exchanges flat lists, so outputs get the shapes that the model
+declares.
 """
 
 import numpy as np

@@ -41,8 +41,8 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.nodes import operator_names
 
-# The cache stores the last failures for --lf and --ff. It never makes a run fail: a file that is
-# missing, damaged, owned by another user or not writable is treated as an empty one.
+# The cache stores the last failures for --lf and --ff. The cache never makes a run fail: a file
+# that is missing, damaged, owned by another user or not writable is treated as an empty one.
 _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
 # Existing tags or operators listed in the hint about an unknown one.

@@ -67,7 +67,7 @@ _USAGE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
-# These commands do not depend on the registered operators.
+# Commands that do not depend on the registered operators.
 _WITHOUT_OPERATORS = frozenset({"config", "init", "report", "schema"})
 
 

@@ -1,7 +1,7 @@
 """Faults of the environment: missing memory or disk space, closed streams, missing packages.
 
-Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output fails, a
-command still writes its files, and only the exit code reveals the loss of output.
+Faults of the environment are neither bugs of onnxopt nor verdicts on a backend. If standard output
+fails, a command still writes its files, and only the exit code reveals the loss of output.
 """
 
 from __future__ import annotations

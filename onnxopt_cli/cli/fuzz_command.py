@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 #: Number of examples if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: The default time limit of an example in seconds. It is short because examples are small, and
-#: because each step of shrinking an example that hangs takes this time.
+#: The default time limit of an example in seconds. The limit is short because examples are small,
+#: and because each step of shrinking an example that hangs takes this time.
 _TIMEOUT = 10.0
 #: The default time limit in seconds of the search for an explanation, longer than a search takes.
 #: Failures with the same explanation are grouped, so a search that is stopped early can change the

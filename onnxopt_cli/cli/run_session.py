@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Without -v, this number of causes is shown with an example.
+# The number of causes that are shown with an example unless -v is given.
 _EXAMPLES = 3
-# Without -v, this number of reasons is shown.
+# The number of reasons that are shown unless -v is given.
 _MAX_REASONS = 5
 # The default time limit of the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
-# These outcomes do not show whether the backend knows the operator.
+# The outcomes that do not show whether the backend knows the operator.
 _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 

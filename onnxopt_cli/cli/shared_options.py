@@ -309,8 +309,8 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Options of every command that uses operators. They are processed before all other options, which
-# are checked against the operators and the configuration.
+# Options of every command that uses operators. These options are processed first, because the
+# others are checked against the operators and the configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),

@@ -246,7 +246,7 @@ class Limits(Settings):
         timeout: seconds that a case may take.
         startup_timeout: seconds that a backend may take to start.
         memory: maximum memory in bytes of a backend's process, and of all processes of a worker
-            together; 0 for no limit. It also limits the memory of a case from a case file.
+            together; 0 for no limit. The memory limit also applies to a case from a case file.
     """
 
     timeout: float = setting(

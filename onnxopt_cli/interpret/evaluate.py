@@ -130,11 +130,11 @@ def _mostly_in_double(
 ) -> list[Array]:
     """Return the result of ``compute`` for flat tensors; most elements are computed in double.
 
-    The error bound of a computation in double is 2^-29 of the error bound in float32. Such an error
-    changes the rounded result only near a tie, a midpoint between two numbers of the output's type.
-    Elements near a tie are computed again in the wide type. In other elements, the error reaches a
-    tie only after a cancellation of 20 bits; an ulp is then less than a millionth of the element's
-    limit, so the difference does not matter.
+    The error bound of a computation in double is 2^-29 of the error bound in float32. An error of
+    this size changes the rounded result only near a tie, a midpoint between two numbers of the
+    output's type. Elements near a tie are computed again in the wide type. In other elements, the
+    error reaches a tie only after a cancellation of 20 bits; an ulp is then less than a millionth
+    of the element's limit, so the difference does not matter.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)

@@ -28,8 +28,8 @@ def unchanged(formula: Formula) -> Formula:
 class Implementation:
     """One way to compute an operator's nodes.
 
-    It differs from :func:`evaluate`, which computes in the wide type and rounds once, in one of
-    these attributes.
+    An implementation differs in one of these attributes from :func:`evaluate`, which computes in
+    the wide type and rounds once.
 
     Attributes:
         name: name of the difference, unique among the implementations of an operator.

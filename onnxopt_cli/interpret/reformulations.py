@@ -1,10 +1,10 @@
 """Reformulations: correct implementations that round differently, which must be accepted.
 
-Most of them compute the formula in machine arithmetic, where every operation is rounded. NumPy's
-dispatch passes each operation of the formula to the operand, which passes it to an arithmetic. The
-arithmetic performs the operation on arrays of machine types, possibly in an unusual way, such as a
-quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and take the type
-of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
+Most reformulations compute the formula in machine arithmetic, where every operation is rounded.
+NumPy's dispatch passes each operation of the formula to the operand, which passes it to an
+arithmetic. The arithmetic performs the operation on arrays of machine types, possibly in an unusual
+way, such as a quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and
+take the type of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
 """
 
 from __future__ import annotations

@@ -126,8 +126,9 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 #: expressions of attributes alone are computed for float32, and scaled when the type is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
 #: Precision of an expression of attributes alone whose error includes the distance between both
-#: branches of an undecided choice. This error must not be scaled to another type. The unit roundoff
-#: is slightly larger than that of UNTYPED, so that the coarser of the two precisions is CHOSEN.
+#: branches of an undecided choice. Errors with this precision must not be scaled to another type.
+#: The unit roundoff is slightly larger than that of UNTYPED, so that the coarser of the two
+#: precisions is CHOSEN.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 
@@ -147,10 +148,10 @@ class Approximate:
     Attributes:
         value: the computed value; booleans for the result of a comparison.
         error: bound on ``abs(computed - value)`` for the values computed by implementations;
-            float64, of a shape that broadcasts to the shape of ``value``. For the result of a
-            comparison, it is positive where rounding can change the result.
-        may_cross: where rounding may change the sign of the value. This does not follow from an
-            error as large as the value, since flushing to zero keeps the sign.
+            float64, of a shape that broadcasts to the shape of ``value``. The error of a comparison
+            is positive where rounding can change the result.
+        may_cross: where rounding may change the sign of the value. An error as large as the value
+            does not imply a change of sign, since flushing to zero keeps the sign.
     """
 
     value: Any
@@ -349,8 +350,8 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
 def _squaring_error(value: Any, precision: Precision, a: Approximate, b: Approximate) -> Any:
     """Return the error of powers by repeated squaring; zero if four roundings are sufficient.
 
-    It is rounded up to a whole number of unit roundoffs, so that the result is the same with every
-    wide type.
+    The error is rounded up to a whole number of unit roundoffs, so that the result is the same with
+    every wide type.
     """
     exponent = np.asarray(b.value)
     squared = (exponent == np.floor(exponent)) & (np.abs(exponent) > _POWER_ROUNDINGS + 1)

@@ -15,8 +15,8 @@ def badge_report(view: RunView) -> str:
 
     The badge is yellow if the run conforms with expected failures, green if it conforms and has
     passes, grey if it conforms but has no pass, such as a shard without cases, and red otherwise.
-    It shows counts if all cases have been judged, otherwise the verdict. The text ends with the
-    excluded capabilities, and with a declared precision that widens tolerances.
+    The badge shows counts if all cases have been judged, otherwise the verdict. The text ends with
+    the excluded capabilities, and with a declared precision that widens tolerances.
     """
     good = view.record.exit_code == 0
     color = "red"

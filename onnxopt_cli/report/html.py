@@ -285,8 +285,8 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         rows: the outputs of one backend, at least one.
 
     Returns:
-        The name of the drawing, a caption, the height, and the data of the drawing. All charts
-        have this form.
+        The name of the drawing, a caption, the height, and the data of the drawing, as for every
+        chart.
     """
     most = max(rows, key=lambda row: row.tolerance_used_most)
     names = [f"{row.operator} {row.output}" for row in rows]

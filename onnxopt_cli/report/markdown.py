@@ -1,7 +1,7 @@
 """Report a run as Markdown for GitHub and GitLab.
 
-Untrusted text occurs only in code spans, code fences and escaped HTML. There it cannot form links,
-mentions, tables or tags.
+Untrusted text occurs only in code spans, code fences and escaped HTML. In these places, text cannot
+form links, mentions, tables or tags.
 """
 
 from __future__ import annotations

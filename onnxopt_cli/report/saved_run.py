@@ -1,7 +1,7 @@
 """Write a run as one JSON document, and read a saved run from such a document or a log.
 
-The field ``schema`` contains the version of the format. It changes if the meaning of a field
-changes, not if a field is added.
+The field ``schema`` contains the version of the format. The version changes if the meaning of a
+field changes, not if a field is added.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def read_saved_run(path: Path) -> RunRecord:
     """
     if str(path) == _STDIN:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            # One byte beyond the limit, so that reading the copy reports an excessive size.
+            # Copy one byte more than the limit, so that reading the copy reports an excessive size.
             copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
             copy.flush()
             try:
@@ -117,7 +117,8 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # The file is not a single JSON document. If it is not a log either, read_record raises.
+        # The file is not a single JSON document. If the file is not a log either, read_record
+        # raises an exception.
         return read_record(path)
     try:
         # A report may have any number of parts.

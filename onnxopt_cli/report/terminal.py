@@ -59,7 +59,8 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# The number of these rows that are reserved for causes that are frequent but not among the first.
+# The number of rows in the table that are reserved for causes that are frequent but not among the
+# first.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
@@ -307,8 +308,8 @@ def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
 class _Elements:
     """A table of elements that never breaks a number over two lines.
 
-    If the table is too wide, two columns are omitted, whose maximum is shown above the table. If it
-    is still too wide, each element is a paragraph.
+    If the table is too wide, two columns are omitted, whose maximum is shown above the table. If
+    the table is still too wide, each element is a paragraph.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -361,7 +362,7 @@ def plain_table(
 def summary_table(view: RunView) -> Table | None:
     """Return the counts by operator; None if there are many operators and no failures.
 
-    Of many operators, those with the most failures are shown.
+    If there are many operators, only those with the most failures are shown.
     """
     rows = view.operators
     failing = sorted((row for row in rows if row.failing), key=lambda row: -row.failing)

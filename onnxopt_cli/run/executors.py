@@ -167,7 +167,8 @@ def open_model_runner(
 ) -> Iterator[ModelRunner]:
     """Yield a function that runs models on backends.
 
-    The function starts each backend again on first use. If the start fails, it does not retry.
+    The function starts each backend again on first use. The function does not retry a start that
+    failed.
     """
     texts = {backend.name: backend.specification.given for backend in backends}
     with ExitStack() as stack:

@@ -128,8 +128,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Compare outputs with each correct result; return the matching one, its diffs and a note.
 
-    If no correct result matches, return the one with the fewest wrong elements. Results that follow
-    the second reading of a contested question are not considered for this choice.
+    If no correct result matches, return the result with the fewest wrong elements. Results that
+    follow the second reading of a contested question are not considered for this choice.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -256,7 +256,7 @@ def _largest_errors(
 ) -> tuple[Array, list[str]]:
     """Return the largest error / tolerance of each step, and its element, such as ``X_new[4]``.
 
-    Both are empty if an output has another type or shape.
+    Both return values are empty if an output has another type or shape.
     """
     largest = np.zeros(step_count)
     places: list[str] = [""] * step_count
@@ -313,7 +313,7 @@ def _result(
 def other_defect(result: Result) -> str:
     """Return the part of a failure's message that does not describe wrong outputs; may be empty.
 
-    That part reports a model that should have been rejected, a changed input, or a leak.
+    The returned part reports a model that should have been rejected, a changed input, or a leak.
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
@@ -321,7 +321,7 @@ def other_defect(result: Result) -> str:
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
-# With these outcomes, the text that a backend printed is not kept.
+# The outcomes for which the text that a backend printed is not kept.
 _OUTPUT_HIDDEN = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 

@@ -1,8 +1,8 @@
 """Comparison of a backend with a wrong implementation: whether both return the same outputs.
 
 Known mistakes of an operator with a formula are evaluated in this process and compared within error
-bounds. Those of another operator are computed by onnx's corrected reference in a forked process and
-compared within multiples of the machine epsilon.
+bounds. Known mistakes of an operator without a formula are computed by onnx's corrected reference
+in a forked process and compared within multiples of the machine epsilon.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _with_returned(
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
     observation = replace(observation, returned=returned)
-    # If the run judged by the default error bound, the outputs are known to exceed it.
+    # If the run judged by the default error bound, the failing outputs exceed this bound.
     judged_by_bound = judging.error_bound == FACTOR and all(
         isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )

@@ -66,7 +66,7 @@ _MAX_CHUNK_GROUPS = 32
 _MAX_CASES_AHEAD = 500
 # Cases with more bytes run in this process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-# These outcomes may depend on other cases that run at the same time; this process repeats the case.
+# Outcomes that may depend on other cases that run at the same time; this process repeats the case.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 

@@ -54,7 +54,8 @@ _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
 # Shape of the first tensors of a plain node if the inputs of the original node cannot be used.
 _PLAIN_SHAPE = (3,)
-# Factor of the inputs of the second node of a pair. It is positive, so that signs do not change.
+# Factor of the inputs of the second node of a pair. The factor is positive, so that signs do not
+# change.
 _FACTOR = 1.25
 # Values of T of plain nodes.
 _COUNTS = (0, 1, 10)
@@ -377,7 +378,7 @@ def plain_pair(
 def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Value]]) -> bool:
     """Return whether a backend must have computed the outputs that it returned for both nodes.
 
-    It must have if at least one output differs from all inputs and between the two nodes. The
+    The answer is true if at least one output differs from all inputs and between the two nodes. The
     values need not be correct.
     """
     for right, first, second in zip(pair[0].expected, *returned, strict=False):
@@ -393,7 +394,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
     """Return whether a backend that computes nothing could return these outputs.
 
-    It could if each output is empty, zero, NaN, or equal to an input.
+    The answer is true if each output is empty, zero, NaN, or equal to an input.
     """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(

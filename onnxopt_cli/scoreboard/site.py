@@ -258,7 +258,8 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # Each set occurs once for each of its labels; it is used for the first label only.
+            # Each set occurs once for each of its labels, so the set is used for the first label
+            # only.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))

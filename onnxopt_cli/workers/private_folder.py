@@ -88,7 +88,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 def sweep_folders() -> None:
     """Remove folders that killed runs of this user have left behind.
 
-    If this takes too long, the next run continues.
+    If the removal takes too long, the next run continues it.
     """
     import tempfile
 

@@ -209,7 +209,7 @@ def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
 def _group(process: int) -> int:
     """Return the group of a process.
 
-    For a process that has ended, this is the group of the calling process, to which
+    For a process that has ended, the result is the group of the calling process, to which
     :func:`_signal` sends nothing.
     """
     with suppress(OSError):
@@ -268,7 +268,8 @@ def limit_memory(size: int) -> None:
     """Limit this process, and each process that it starts, to ``size`` bytes of memory.
 
     The limit is on private writable memory, not on address space: common runtimes reserve far more
-    address space than any machine has memory. Some systems support no such limit; none is set then.
+    address space than any machine has memory. On systems without a limit of this kind, the function
+    sets no limit.
     """
     # ValueError: the system enforces another limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):

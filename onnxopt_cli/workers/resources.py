@@ -1,10 +1,10 @@
 """Resources that the processes of a worker hold: total memory, and leaks of a case.
 
 **Memory.** The resident size (RSS) of a process counts a page that ten forks share ten times, and
-omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Such
-files are found among the open files of each process. If the sum of resident sizes and files exceeds
-the limit, the kernel is asked for each process's proportional share of its pages (PSS), which takes
-much longer. Mapped pages of such a file are counted only once, with the file.
+omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Files in
+memory are found among the open files of each process. If the sum of resident sizes and files
+exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
+which takes much longer. Mapped pages of such a file are counted only once, with the file.
 
 No cgroup is created, because few users may create one. The cgroup of a container is of no use,
 because it includes the runner.

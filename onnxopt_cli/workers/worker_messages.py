@@ -12,12 +12,12 @@ can therefore misreport:
 - whether it ran primitive operators, and whether it modified its inputs;
 - its running time.
 
-It can neither pass with wrong outputs nor respond in the name of another backend.
+A backend can neither pass with wrong outputs nor respond in the name of another backend.
 
 **Shared memory.** Each worker has two files in memory, which the runner creates: one for inputs,
 one for outputs. The files have no name, so nothing remains when the last process that holds them
-ends for any reason. Where the system has no such files, or no space for one, values pass through
-the channel.
+ends for any reason. On systems without files in memory, or without space for them, values pass
+through the channel.
 
 The runner never maps these files, but reads them. A worker that truncates or modifies its file
 therefore cannot crash the runner; the runner reads fewer or other bytes. The worker maps its input

@@ -280,7 +280,7 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
 
 
 def test_merged_shards_count_the_cases_of_all(workplace, onnxopt):
-    # Both shards have errors, but all wrong values are in one of them.
+    # Both shards have errors, but one shard has all wrong values.
     (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
     run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *IN_PROCESS, *LONG_EXPLAIN)
     for part in ("1", "2"):

@@ -275,7 +275,7 @@ def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, sugge
     assert suggestion in " ".join(answer.err.split())
 
 
-# Of all operators, this one has the fewest mutants.
+# This operator has the fewest mutants.
 PENALTY = """\
 onnxopt: 1
 suite: penalty

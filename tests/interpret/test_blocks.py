@@ -120,7 +120,7 @@ def test_elementwise_formulas_are_recognised():
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
     """Check that the fast comparison agrees with the complete one.
 
-    Both compare the output, and an output just beyond its limits.
+    Both comparisons examine the output, and an output just beyond its limits.
     """
     if not isinstance(error_bound, ErrorBound):
         return

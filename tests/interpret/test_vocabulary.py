@@ -25,7 +25,7 @@ QUAD = QuadPrecDType()
 #: A number that is exact in float32, as attributes are.
 SHARE = float(np.float32(0.3))
 
-#: For each function, an expression of a rounded operand and a second one.
+#: For each function, an expression of a rounded operand and a second operand.
 EXPRESSIONS = {
     np.add: lambda x, y: x + y,
     np.subtract: lambda x, y: x - y,

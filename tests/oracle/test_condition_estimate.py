@@ -648,7 +648,8 @@ def distribution_test(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
-# Each fault with a number of elements: at least 99 % of wrong samples of this size are rejected.
+# Each row has a fault and a number of elements: at least 99 % of wrong samples of this size are
+# rejected.
 CONTINUOUS = {
     "a mean shifted by 0.1": ("RandomNormalLike", 9000, lambda x: x + 0.1),
     "half the variance": ("RandomNormalLike", 450, lambda x: x * 0.5**0.5),

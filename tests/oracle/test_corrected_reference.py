@@ -707,7 +707,7 @@ def test_convolution_in_blocks_equals_one_of_all_windows(data):
 def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
-        # With these weights, products of a batch that has images may overflow.
+        # Unless the batch is empty, products with these weights may overflow.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
     length = 5 if operator == "ConvTranspose" else 3

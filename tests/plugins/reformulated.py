@@ -1,6 +1,7 @@
 """Adam as public libraries compute it, with epsilon where ONNX adds it; and some wrong variants.
 
-The formulations of the libraries are correct. Where they compute Inf - Inf, the result is NaN.
+The formulations of the libraries are correct. Where a library computes Inf - Inf, the result is
+NaN.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def lock_up():
 
 
 def link():
-    """Leave a link in place of its folder, and links in others."""
+    """Replace the worker's folder by a link, and leave links in other folders."""
     precious = Path("precious").absolute()
     own_folder = temporary()
     (own_folder / "file").symlink_to(precious / "file")
@@ -221,7 +221,7 @@ def link():
 
 
 def replace():
-    """Leave a link in place of its folder."""
+    """Replace the worker's folder by a link."""
     temporary().rmdir()
     temporary().symlink_to(Path("precious").absolute())
     os._exit(0)

@@ -179,7 +179,7 @@ def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
     assert history.index("acme 1.10") < history.index("acme 1.9")
     assert history.count("fail, now pass") == 2
     assert len(logs(workplace / "results" / "acme")) == 2
-    # The current version is the one that runs, even if a later one has run before.
+    # The current version is the version that runs, even if a later version has run before.
     (workplace / "acme.py").write_text(VERSIONED.format(version="1.9", error=0.25))
     assert "acme: 0 pass, 2 fail" in onnxopt("scoreboard", file).out
     assert len(logs(workplace / "results" / "acme")) == 2

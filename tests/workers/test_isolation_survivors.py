@@ -112,7 +112,7 @@ def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
 
 
 # A shell script that starts children and becomes the command, which therefore has children that it
-# did not start. One of them starts more processes, which become orphans.
+# did not start. One of the children starts more processes, which become orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '

@@ -1,7 +1,7 @@
 """The test cases that come with the installed onnx package, by name.
 
-onnx does not store its node cases in files, but computes them, which takes seconds. Their first use
-writes them to the cache, as a single entry.
+onnx does not store its node cases in files, but computes them, which takes seconds. The first use
+of the node cases writes them to the cache, as a single entry.
 """
 
 from __future__ import annotations

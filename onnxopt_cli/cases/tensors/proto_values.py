@@ -55,8 +55,9 @@ Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 # In files of at least 1 MiB, raw data are read separately if they begin within the first 64 KiB.
 _LARGE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16
 
-# The beginning of a field: its key, then its value or the length of its data. Both are varints:
-# digits in base 128, the lowest first; the high bit is set in all but the last.
+# The beginning of a field: its key, then its value or the length of its data. The key and the
+# length are varints: digits in base 128, the lowest first; the high bit is set in all digits but
+# the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
 # Kinds of values. The elem_type of SequenceProto and OptionalProto is the place of a kind in this
@@ -110,8 +111,8 @@ def read_message(
 ) -> tuple[bytes, Array | None]:
     """Read a file that contains a message; the raw data of a large tensor are read separately.
 
-    This saves a copy of the data. The file is not mapped, because reading a mapped file that
-    another program truncates would end the process.
+    Reading them separately saves a copy of the data. The file is not mapped, because reading a
+    mapped file that another program truncates would end the process.
 
     Returns:
         The message; and the raw data as uint8 if they have been separated from it, otherwise None.
@@ -167,8 +168,8 @@ def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
     Raises:
-        Malformed: if the data is not a message of this class. If it is a message of another class,
-            the error names that class.
+        Malformed: if the data is not a message of this class. If the data is a message of another
+            class, the error names that class.
     """
     try:
         return parse_strictly(expected, data)
@@ -364,7 +365,7 @@ def describe_type(declared: TypeProto) -> str:
     return kind.replace("_", " ") or "nothing"
 
 
-# Some exporters write this for an unknown dimension, and onnx's checker accepts it.
+# Some exporters write -1 for an unknown dimension, and onnx's checker accepts it.
 _UNKNOWN_SIZE = -1
 
 
@@ -623,7 +624,7 @@ def _layout(
             raise Malformed(f"has no elements; {described} has {count}")
         return storage, shape, storage.field, b""
     (field,) = fields
-    # Each access to raw_data copies it.
+    # Each access to raw_data copies the data.
     raw = tensor.raw_data if raw_data is None else raw_data
     if field == "raw_data" and storage.name != STRING:
         actual, expected, unit = len(raw), _bytes(storage, count), "bytes"

@@ -257,8 +257,8 @@ def _arranged(
 def _variadic(name: str, names: Collection[str]) -> list[str]:
     """Return the names that a case uses for a variadic parameter, in order and without gaps.
 
-    They are ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; or ``data_0, data_1``
-    if the schema itself calls the parameter ``data_0``.
+    The names are ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; or ``data_0,
+    data_1`` if the schema itself calls the parameter ``data_0``.
     """
     stem, first = (name[:-2], 0) if name.endswith("_0") else (name, 1)
     if name in names and first:

@@ -5,8 +5,8 @@ fed back if the operator has an output of its name with ``_new`` (``X_new`` for 
 scalar counts up. Other inputs are constant, except for those that have a value for each step under
 ``steps``, or are computed there from X as a gradient.
 
-Each such case runs in two ways: as a model of one step, which is run repeatedly, and as one model
-whose ``Loop`` runs all steps and stacks their outputs.
+Each case with steps runs in two ways: as a model of one step, which is run repeatedly, and as one
+model whose ``Loop`` runs all steps and stacks their outputs.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ _EXPECTED = {
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
 # Number of unknown keys of a mapping that are reported one by one.
 _MAX_UNKNOWN = 20
-# If more keys than this are valid, no similar one is searched: a file may have 200,000 valid keys
-# and 200,000 unknown ones.
+# With more valid keys than this, the message suggests no similar key: a file may have 200,000 valid
+# keys and 200,000 unknown keys.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
 # The validator turns mapping keys of only these characters into list indices; see _marked().

@@ -299,7 +299,7 @@ def _beyond_range(result: Bounded, fine: Bounded, operands: Sequence[Bounded]) -
     """Return a result with the finer type's errors where the coarser type's range is exceeded.
 
     An implementation may lose digits by computing in the coarser type, but finite numbers must not
-    become infinite. For example, it must not convert a double of 1e100 to float32.
+    become infinite. For example, an implementation must not convert a double of 1e100 to float32.
 
     Args:
         result: the result in the coarser type.
@@ -427,8 +427,8 @@ def _computed(
         rounding = row.roundings * unit * magnitude
         if row.rough is not None:
             rounding = np.maximum(rounding, row.rough(value, precision, *operands))
-        # This rule does not apply to tensors: whether all their elements are exact could depend on
-        # the division into blocks.
+        # The rule for exact scalars does not apply to tensors: whether all their elements are exact
+        # could depend on the division into blocks.
         is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
         if is_scalar and row.exponents and _is_exact(row, value, operands):
             rounding = np.float64(0.0)
@@ -504,8 +504,8 @@ def _errors_with_specials(
     """Return the errors of results, some of which are NaN or Inf.
 
     The error of NaN or Inf is zero if every evaluation has this result by the rules of IEEE
-    arithmetic. It is infinite if the result is due to overflow, or depends on operands that may be
-    zero or have either sign.
+    arithmetic. The error is infinite if the result is due to overflow, or depends on operands that
+    may be zero or have either sign.
     """
     finite = np.isfinite(value)
     certain, from_nan = np.bool_(True), np.bool_(False)

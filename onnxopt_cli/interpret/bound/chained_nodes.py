@@ -72,8 +72,8 @@ class Trajectory:
         model: one node of an operator with a formula; its inputs have the operator's names.
         count: number of steps.
         start: inputs of the first step, without ``series`` and ``derived``.
-        feedback: maps the name of an output to the input that receives it in the next step. Both
-            have the same dtype and shape.
+        feedback: maps the name of an output to the input that receives it in the next step. The
+            output and the input have the same dtype and shape.
         counted: inputs that increase by one in each step.
         series: inputs with a value for each step, stacked: ``[count, ...]``.
         derived: inputs that are computed from other inputs.

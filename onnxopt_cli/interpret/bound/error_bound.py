@@ -66,8 +66,8 @@ class DerivedOutput:
         expected: the result of the formula in the output's dtype and shape.
         value: the result of the formula in the wide type, before rounding.
         error: bound on the distance of a reasonable evaluation from the value, including the
-            rounding to the output's dtype; float64. It is zero where NaN or Inf is required, and
-            infinite where any value is accepted.
+            rounding to the output's dtype; float64. The error is zero where NaN or Inf is required,
+            and infinite where any value is accepted.
         factor: multiple of the error that is allowed.
         otherwise: alternative accepted values, for elements at which rounding decides a choice, or
             at which a reformulation turns an infinite input into NaN; equal at other elements. None
@@ -140,8 +140,8 @@ def bound(
     Args:
         call: the operator, attributes and inputs.
         factor: multiple of the error that is allowed.
-        wide: type of the values. With double, they differ from those in the wide type by less than
-            2^-28 of the error bound of float32.
+        wide: type of the values. With double, the values differ from those in the wide type by less
+            than 2^-28 of the error bound of float32.
     """
     with np.errstate(all="ignore"):
         if (row := _concatenated(call)) is None:
@@ -174,10 +174,10 @@ def _concatenated(call: Call[Array]) -> Call[Array] | None:
 def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
-    It is the number of roundings that occur for all inputs, in unit roundoffs. An element with a
-    smaller relative error is within its tolerance, so its error bound need not be computed. For a
-    sum, the bound is the smaller bound of its operands plus its own roundings; for a product or
-    quotient, the bounds of both operands and its own roundings are added.
+    The lower bound is the number of roundings that occur for all inputs, in unit roundoffs. An
+    element with a smaller relative error is within its tolerance, so its error bound need not be
+    computed. For a sum, the bound is the smaller bound of its operands plus its own roundings; for
+    a product or quotient, the bounds of both operands and its own roundings are added.
 
     Args:
         call: a call that can be computed in blocks.
@@ -421,8 +421,8 @@ def _written(
 
     Args:
         operator: the operator.
-        rougher_with: values of the attributes. If given, only the reformulations are used that are
-            less accurate than the formula at these values.
+        rougher_with: values of the attributes. If these values are given, only reformulations are
+            used that are less accurate than the formula at these values.
     """
     for reformulation in operator.reformulations:
         if rougher_with is not None and not reformulation.accurate:

@@ -113,7 +113,8 @@ class DifferentiatedGraph:
 def node_inputs(node: onnx.NodeProto) -> list[str]:
     """Return the tensors that a node depends on.
 
-    They are its inputs, the inputs of nodes in its subgraphs, and the y of Gradient nodes.
+    These tensors are the inputs of the node, the inputs of nodes in its subgraphs, and the y of
+    Gradient nodes.
     """
     names = [name for name in node.input if name]
     if is_gradient(node):

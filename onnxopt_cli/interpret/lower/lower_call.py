@@ -116,7 +116,7 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         for sparse in graph.sparse_initializer
     ]
     for value in (*graph.value_info, *graph.output, *graph.input):
-        # If the value is not a tensor, the element type of this empty message is UNDEFINED.
+        # If the value is not a tensor, `tensor_type` is empty and its element type is UNDEFINED.
         tensor_type = value.type.tensor_type
         shape = None
         if tensor_type.HasField("shape"):

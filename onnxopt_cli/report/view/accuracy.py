@@ -81,8 +81,8 @@ class Accuracy:
     def ulp_within(self, share: float) -> int | None:
         """Return a distance in ulp that a share of the elements does not exceed.
 
-        The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`. It is None if
-        too few elements have a finite distance.
+        The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`. The result is
+        None if too few elements have a finite distance.
         """
         cumulative = accumulate(self.ulp_counts)
         enough = (bits for bits, count in enumerate(cumulative) if count >= share * self.elements)

@@ -245,8 +245,8 @@ def _wrong_structures(result: Result) -> list[str]:
 def _message_line(result: Result) -> str:
     """Return the most informative line of a result's message.
 
-    That is the first line, and also the second one if the first ends with a colon. The last line
-    may be a frame of a stack trace.
+    The most informative line is the first; the second is added if the first ends with a colon. The
+    last line may be a frame of a stack trace.
     """
     message = remark(result)
     if result.wrong and _STEP.match(message):
@@ -317,9 +317,9 @@ def _most_informative_first(results: Sequence[Result]) -> list[Result]:
 def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     """Return one line of a message with a placeholder for each part that is specific to a case.
 
-    These parts are quoted text, text in brackets, paths, numbers, identifiers, element types and
-    operators. The type of an exception at the beginning is kept. If the whole message is quoted or
-    in brackets, such as an exception with a tuple of arguments, its quoted sentences are kept.
+    Placeholders replace quoted text, text in brackets, paths, numbers, identifiers, element types
+    and operators. The type of an exception at the beginning is kept. If the whole message is quoted
+    or in brackets, such as an exception with a tuple of arguments, its quoted sentences are kept.
 
     Args:
         message: the line.

@@ -51,7 +51,8 @@ _QUALIFICATIONS = {
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
     "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
 }
-# Outcomes without a wrong result. Their reasons are listed separately from failures.
+# Outcomes without a wrong result. The reasons of these outcomes are listed separately from
+# failures.
 WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 _NO_CAPABILITY = "none of these"
 

@@ -53,7 +53,8 @@ def is_expected_failure(result: Result) -> bool:
 def label(result: Result) -> str:
     """Return the word under which a result is counted.
 
-    That is its outcome, unless an expectation file changes what the outcome means.
+    The word is the outcome of the result, unless an expectation file changes the meaning of the
+    outcome.
     """
     if is_expected_failure(result):
         return EXPECTED_FAILURE

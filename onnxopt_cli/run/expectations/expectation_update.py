@@ -188,8 +188,8 @@ class _Update:
             missing += self._adjust_entry(edit, place, results, current)
         self._add(edit, missing)
         self._apply(edit)
-        # An existing entry that names a case by its id takes precedence over a new glob. Such a
-        # case gets an entry of its own.
+        # An existing entry that names a case by its id takes precedence over a new glob. The case
+        # then gets a new entry for its id alone.
         edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)
@@ -273,9 +273,9 @@ class _Update:
     def _described(self, results: Sequence[Result]) -> dict[_Described, list[Result]]:
         """Group results by the fields that describe their failure.
 
-        The fields name the known mistakes that reproduce the failure. Otherwise they name the wrong
-        outputs, if other outputs are correct. If a cause has many combinations of wrong outputs,
-        they are not listed.
+        The fields name the known mistakes that reproduce the failure. Without known mistakes, the
+        fields name the wrong outputs if other outputs are correct. If a cause has many combinations
+        of wrong outputs, the outputs are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
         for result in results:

@@ -1,7 +1,7 @@
 """Reading a log of a finished or unfinished run, and the rules for its records.
 
 The rules detect the log of a run that was killed, a log that was truncated, and logs that were
-mixed. They cannot detect results that were forged consistently.
+mixed. The rules cannot detect results that were forged consistently.
 """
 
 from __future__ import annotations

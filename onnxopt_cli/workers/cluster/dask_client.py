@@ -61,7 +61,8 @@ Done = TypeVar("Done")
 # Target duration and largest size of a batch.
 _BATCH_SECONDS = 1.0
 _MAX_BATCH_ITEMS = 1000
-# Assumed time that the client needs for each batch; it makes batches for many workers larger.
+# Assumed time that the client needs for each batch. The batches for many workers are larger, to
+# limit the total of this time.
 _CLIENT_SECONDS_PER_BATCH = 0.01
 # Number of workers that may be lost with the same item.
 _MAX_TRIES = 2
@@ -175,7 +176,7 @@ class Cluster:
         """
         import distributed
 
-        # This module reports lost connections itself.
+        # Silence Dask's messages, because this module reports lost connections itself.
         for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         # Many functions of distributed have no type annotations.
@@ -577,9 +578,9 @@ class WorkerGroup:
         """Send a message to one worker; messages are processed in order.
 
         Returns:
-            A function that waits for the response. It returns None if the user interrupts the
-            command, and raises LostError if workers are lost, and BackendUnavailable like
-            :meth:`spread`.
+            A function that waits for the response. The function returns None if the user interrupts
+                the command. It raises LostError if workers are lost, and BackendUnavailable like
+                :meth:`spread`.
         """
         future = self._cluster.start(self._request_any(message))
 

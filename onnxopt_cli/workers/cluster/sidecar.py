@@ -1,8 +1,8 @@
 """The sidecar: a process beside a Dask worker that does the work of onnxopt on that machine.
 
-The Dask worker only starts this process and forwards bytes. It imports no backend, so one run
-cannot affect the next. The sidecar works like a command on one machine: backends run in supervised
-workers of their own, and have no access to Dask.
+The Dask worker only starts this process and forwards bytes. The Dask worker imports no backend, so
+one run cannot affect the next. The sidecar works like a command on one machine: backends run in
+supervised workers of their own, and have no access to Dask.
 
 All files are in a subfolder of the Dask worker's folder: a store of files by digest, which later
 runs reuse, and for each run a tree with copies of the client's files at their original paths.
@@ -179,7 +179,7 @@ class Sidecar:
         self.close()
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Pickle as an empty string: a retiring Dask worker sends its objects to others."""
+        """Pickle as an empty string, because a retiring worker sends its objects to others."""
         return str, ()
 
 
