@@ -144,6 +144,16 @@ def wrapped_list(introduction: str, names: Iterable[str]) -> str:
     return textwrap.fill(f"{introduction} {', '.join(names)}", 78, break_on_hyphens=False)
 
 
+def abbreviated(text: str, max_chars: int = 80) -> str:
+    """Return text from a file in a form that a message can quote: printable and short."""
+    return printable(text if len(text) <= max_chars else f"{text[:max_chars]}...")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names from a file separated by commas, printable and short."""
+    return abbreviated(", ".join(names), max_chars=200)
+
+
 def some_of(names: Sequence[str], most: int) -> str:
     """Return the first ``most`` names, printable, and the number of names left out."""
     text = ", ".join(map(printable, names[:most]))

@@ -102,6 +102,10 @@ def test_inputs_come_from_files(tmp_path):
     [
         ({"x0": np.zeros(3, np.float32)}, "x1 was expected"),
         ({"x0": np.zeros(3, np.float32), "z": np.zeros(1)}, "holds z; the model's inputs are x0"),
+        (
+            {name: np.zeros(1) for name in ("x0", *map("z{}".format, range(99)))},
+            "z41, ...; the model's inputs are x0",
+        ),
         ({"x0": np.zeros(3), "x1": np.zeros(3)}, "declared as float32"),
         (
             {"x0": np.zeros(3, np.float32), "x1": np.zeros(4, np.float32)},

@@ -27,7 +27,7 @@ from onnxopt_cli.cases.tensors.proto_values import check_type, describe_type
 from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
 from onnxopt_cli.config.run_config import ModelInputs
 from onnxopt_cli.core.result import Location
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import listed, printable
 from onnxopt_cli.core.untrusted_files import (
     MAX_CASE_BYTES,
     Malformed,
@@ -112,13 +112,13 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
             keys: Mapping[str, str | None] = {name: name for name in names}
             if unread := [name for name in array_names(real) if name not in keys]:
                 raise Malformed(  # noqa: TRY301 - joins the other reasons
-                    f"holds {', '.join(unread)}; the model's inputs are {', '.join(names)}"
+                    f"holds {listed(unread)}; the model's inputs are {listed(names)}"
                 )
         elif len(names) == 1:
             keys = {names[0]: None}
         else:
             raise Malformed(  # noqa: TRY301 - as above
-                f"holds one value for the inputs {', '.join(names)}; a directory or .npz file was "
+                f"holds one value for the inputs {listed(names)}; a directory or .npz file was "
                 "expected"
             )
         values: dict[str, Value] = {}
@@ -219,7 +219,7 @@ def _shapes(
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
     if unknown := [name for name in stated if name not in every]:
-        existing = f", only {', '.join(every)}" if every else ": the model states all sizes"
+        existing = f", only {listed(every)}" if every else ": the model states all sizes"
         message = f"no symbolic dimension is called {unknown[0]}{existing}"
         raise InvalidCase(
             [Fault(where, message)],

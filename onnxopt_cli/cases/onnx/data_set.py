@@ -28,7 +28,7 @@ from onnxopt_cli.cases.tensors.proto_values import (
     value_of,
 )
 from onnxopt_cli.core.files import shown_path
-from onnxopt_cli.core.text import printable, some_of
+from onnxopt_cli.core.text import abbreviated, listed, printable, some_of
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Provenance,
@@ -166,8 +166,8 @@ def _name_unread_files(
     if unread_names:
         _warned_folders.add(files.folder)
         folder = printable(shown_path(files.folder))
-        listed = some_of(unread_names, _MAX_UNREAD_NAMES)
-        logging.getLogger(__name__).warning("%s: not read: %s", folder, listed)
+        files_shown = some_of(unread_names, _MAX_UNREAD_NAMES)
+        logging.getLogger(__name__).warning("%s: not read: %s", folder, files_shown)
 
 
 def read_checked_case(files: CaseFiles) -> Problem:
@@ -285,7 +285,7 @@ def _read_values(
         except Malformed as error:
             problems.append(Fault(str(path), str(error)))
     if len(files) < len(types):
-        missing = ", ".join(repr(name) for name in types if name not in owners)
+        missing = listed(repr(name) for name in types if name not in owners)
         fault = (
             f"has {len(files)} {kind} files for the graph's {len(types)} {kind}s: {missing} missing"
         )
@@ -315,8 +315,8 @@ def _named_message(
         return default, message
     if name in classes:
         return name, parse_message(data, classes[name])
-    names = ", ".join(map(repr, classes))
-    raise Malformed(f"names itself {name!r}; the graph's {kind}s are {names}")
+    names = listed(map(repr, classes))
+    raise Malformed(f"names itself {abbreviated(name)!r}; the graph's {kind}s are {names}")
 
 
 def _ramps(
@@ -452,8 +452,8 @@ def _value_files(
 ) -> dict[str, bytes]:
     if set(values) != {value.name for value in declared}:
         raise UsageError(
-            f"the model's {kind}s are {', '.join(value.name for value in declared)}, "
-            f"but the case has {', '.join(values)}"
+            f"the model's {kind}s are {listed(value.name for value in declared)}, "
+            f"but the case has {listed(values)}"
         )
     files = {}
     for index, value in enumerate(declared):

@@ -25,7 +25,7 @@ from onnxopt_cli.cases.tensors.proto_values import (
     parse_message,
     read_message,
 )
-from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.text import abbreviated, clipped, listed, printable
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.core.values import (
     DTYPES,
@@ -147,8 +147,10 @@ def _member(archive: zipfile.ZipFile, key: str | None) -> zipfile.ZipInfo:
     if key is None and len(names) == 1:
         return next(iter(names.values()))
     if key not in names:
-        arrays = printable(", ".join(names)) or "no array"
-        raise Malformed(f"holds {arrays}; " + (f"{key} was expected" if key else "give a key"))
+        arrays = listed(names) or "no array"
+        raise Malformed(
+            f"holds {arrays}; " + (f"{abbreviated(key)} was expected" if key else "give a key")
+        )
     return names[key]
 
 

@@ -44,13 +44,11 @@ from onnxopt_cli.cases.tensors.tensor_file import declare_file
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    abbreviated,
-    listed,
     number,
     unexpected,
     unknown_names,
 )
-from onnxopt_cli.core.text import nearest
+from onnxopt_cli.core.text import abbreviated, listed, nearest
 from onnxopt_cli.core.untrusted_files import Malformed, contained_path
 from onnxopt_cli.core.values import (
     DTYPES,

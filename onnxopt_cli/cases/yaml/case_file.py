@@ -26,7 +26,6 @@ from onnxopt_cli.cases.yaml.formula_case import formula_case
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    abbreviated,
     located_fault,
     number,
     packaged_schema,
@@ -36,6 +35,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
     unknown_names,
 )
 from onnxopt_cli.core.result import Location
+from onnxopt_cli.core.text import abbreviated
 from onnxopt_cli.core.tolerance import (
     Provenance,
     Relative,

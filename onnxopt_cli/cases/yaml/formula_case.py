@@ -25,9 +25,9 @@ from onnxopt_cli.cases.yaml.case_fields import (
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    abbreviated,
     unexpected,
 )
+from onnxopt_cli.core.text import abbreviated
 from onnxopt_cli.core.values import DTYPES, dtype_name
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.call import (

@@ -23,8 +23,8 @@ from onnxopt_cli.cases.yaml.case_fields import (
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    abbreviated,
 )
+from onnxopt_cli.core.text import abbreviated
 from onnxopt_cli.core.untrusted_files import Malformed, contained_path
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import BeyondLimit, InvalidCase

@@ -28,11 +28,10 @@ from onnxopt_cli.cases.yaml.case_fields import (
 from onnxopt_cli.cases.yaml.yaml_syntax import (
     FormatError,
     Node,
-    listed,
     number,
     unexpected,
 )
-from onnxopt_cli.core.text import nearest
+from onnxopt_cli.core.text import listed, nearest
 from onnxopt_cli.core.values import (
     DTYPES,
     dtype_name,

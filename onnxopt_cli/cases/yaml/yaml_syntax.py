@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from onnxopt_cli.core.process_control import losing_exceptions
-from onnxopt_cli.core.text import nearest, printable
+from onnxopt_cli.core.text import abbreviated, listed, nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import Fault, InvalidCase
 
@@ -183,11 +183,6 @@ def number(node: Node) -> float:
     raise unexpected(node, "a number")
 
 
-def abbreviated(text: str, max_chars: int = 80) -> str:
-    """Return text from a file in a form that a message can quote: printable and short."""
-    return printable(text if len(text) <= max_chars else f"{text[:max_chars]}...")
-
-
 def located_fault(path: Path, error: FormatError) -> Fault:
     """Return an error with its location, as users see it: ``case adam: inputs.X[1]: ...``."""
     keys, where = error.node.path, ""
@@ -346,11 +341,6 @@ def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) ->
     hint = nearest(name, valid) if len(valid) <= _MAX_COMPARED else ""
     message = f"found an unknown {kind}, expected {expected}{'; ' * bool(hint)}{hint}"
     return FormatError(mapping.field(name) or mapping, message)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names separated by commas, abbreviated for a message."""
-    return abbreviated(", ".join(names), max_chars=200)
 
 
 def _node_at(root: Node, path: list[str | int]) -> Node:
