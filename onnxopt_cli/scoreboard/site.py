@@ -136,6 +136,10 @@ def _listed_files(site: Path) -> set[str]:
     return {name for name in names if isinstance(name, str) and _LISTED_NAME.fullmatch(name)}
 
 
+# The class and the text of an outcome, and the labels of the backends that have it.
+OutcomeOn = tuple[str, str, list[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class CauseView:
     """Failures or unsupported cases with a common cause.
@@ -322,7 +326,37 @@ class _Site:
                     history,
                 )
             )
-        return self._render("operator.html", row, "../", row=row, cases=cases, sections=sections)
+        return self._render(
+            "operator.html",
+            row,
+            "../",
+            row=row,
+            sections=sections,
+            cases_by_outcome=self._cases_by_outcome(cases),
+        )
+
+    def _cases_by_outcome(self, cases: Sequence[str]) -> list[tuple[list[OutcomeOn], list[str]]]:
+        """Group the cases that have the same outcome on each backend."""
+        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for case in cases:
+            outcomes = tuple(self._outcome(column, case) for column in self._scores.columns)
+            groups.setdefault(outcomes, []).append(case)
+        described = []
+        for outcomes, ids in groups.items():
+            labels: dict[tuple[str, str], list[str]] = {}
+            for outcome, column in zip(outcomes, self._scores.columns, strict=True):
+                labels.setdefault(outcome, []).append(column.label)
+            described.append(([(*outcome, names) for outcome, names in labels.items()], ids))
+        return described
+
+    def _outcome(self, column: Column, case: str) -> tuple[str, str]:
+        """Return the class and the text of a case's outcome on a backend."""
+        result = column.results.get(case)
+        if result is None:
+            return "none", "not started" if column.problem else "not run"
+        contested = " ?" if is_contested(result) else ""
+        agreeing = " =" if (column.label, case) in self._scores.agreements else ""
+        return result.outcome.value, f"{result.outcome.value}{contested}{agreeing}"
 
     def _cases(self, row: str) -> str:
         cases = [self._scores.cases[case] for case in self._scores.rows[row]]

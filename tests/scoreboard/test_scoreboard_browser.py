@@ -55,7 +55,7 @@ def test_filter_is_part_of_the_address(opened):
     assert console == []
 
 
-def test_pages_of_cases_load_style_and_script(opened):
+def test_headings_of_cases_link_to_the_cases(opened):
     dom, console = opened("cases/momentum.html#demo/demo/plain")
-    assert 'id="demo/demo/plain"' in dom
+    assert '<h2><a href="#demo/demo/plain">demo/demo/plain</a></h2>' in dom
     assert console == []

@@ -141,16 +141,28 @@ def test_page_of_a_failing_case_has_attributes_inputs_and_wrong_values(site):
     assert "2 of 2 off" in section
 
 
-def test_long_message_is_whole_and_folded(site, workplace):
+def test_long_message_is_whole_and_folded_once_for_a_page(site, workplace):
     words = " ".join(f"word{number}" for number in range(400))
     (workplace / "long.py").write_text(
         RAISES.partition("raise")[0] + f"raise ValueError({words!r})"
     )
     folder = site({"long": "python:long.py:Raises"})
     page = Page(folder / "cases" / "momentum.html")
-    assert page.tags["details"] == 2
+    assert page.tags["details"] == 1
+    assert page.links.count("#message-0") == 1
     text = re.sub(r"\d+ more characters", "", page.text)
-    assert text.count(f"ValueError: {words}") == 2
+    assert text.count(f"ValueError: {words}") == 1
+
+
+def test_page_of_an_operator_groups_cases_with_the_same_outcomes(site):
+    folder = site({"right": "numpy", "off": "python:demo.py:Off"})
+    page = (folder / "operators" / "momentum.html").read_text()
+    groups = page.partition("<h2>Cases by outcome</h2>")[2].split("<li>")[1:]
+    assert len(groups) == 1
+    assert "2 cases" in groups[0]
+    assert "<b>pass</b>: right" in groups[0]
+    assert "<b>fail</b>: off" in groups[0]
+    assert groups[0].count('href="../cases/momentum.html#demo/demo/') == 2
 
 
 def test_same_wrong_result_of_several_backends_is_marked(site):

@@ -34,3 +34,10 @@ if (form) {
   form.hidden = false;
   read();
 }
+// The heading of a case links to the case, so that its address can be copied.
+for (const section of document.querySelectorAll(".cases > section")) {
+  const heading = section.querySelector("h2"), link = document.createElement("a");
+  link.href = `#${section.id}`;
+  link.append(...heading.childNodes);
+  heading.append(link);
+}
