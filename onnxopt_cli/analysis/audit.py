@@ -76,10 +76,10 @@ class AuditedCase:
 
     @cached_property
     def order(self) -> tuple[bool, int]:
-        """Sort key: cases that reject the most mutants come first.
+        """Sort key: cases that probably reject the most mutants come first.
 
-        These are small cases in double, of which those with more elements come first. Among the
-        other cases, those with fewer elements come first.
+        Small cases in double come first, in descending order of their numbers of elements. All
+        other cases follow in ascending order.
         """
         outputs = self.expected.outputs.values()
         doubles = all(getattr(value, "dtype", None) == np.float64 for value in outputs)
@@ -121,8 +121,8 @@ class Verdict:
         equivalent: whether the implementation equals the operator on all inputs that were tried.
         distinguishing: attributes and inputs on which a survivor differs from the operator.
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
-        stillborn: whether the implementation fails on every node on which it has an effect. Such a
-            mutant counts neither as rejected nor as surviving.
+        stillborn: whether the implementation fails on every node on which it has an effect. A
+            stillborn mutant counts neither as rejected nor as surviving.
         inputs: number of further inputs on which a mutant ran because no trial rejects it.
     """
 

@@ -73,8 +73,8 @@ MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
 #: mistake may be chance.
 MAX_LEFT_RATIO = 3
-#: Time limit, in seconds for each operator, of the search for other causes. It follows the search
-#: for known mistakes, and mostly waits for the backend.
+#: Time limit, in seconds for each operator, of the search for other causes. The search for other
+#: causes follows that for known mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
@@ -112,7 +112,7 @@ def explain(
             first limit; None for :data:`QUERY_SECONDS` for each operator.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
-            Without it, generated inputs cannot confirm mistakes and conditions.
+            Without ``ask``, generated inputs cannot confirm mistakes and conditions.
     """
     clock = SearchClock()
     end = clock.now() + seconds
@@ -437,8 +437,8 @@ class _Search:
         Args:
             candidate: the mistakes.
             cases: failing cases; the candidate is recorded if it reproduces one of them.
-            first: the number of cases that are tried first. The others are tried only if one of
-                these is reproduced.
+            first: the number of cases that are tried first. The other cases are tried only if one
+                of these is reproduced.
         """
         reproduced = []
         # If a candidate reproduces all cases, further ones are only counted as equivalent mistakes.
@@ -632,7 +632,7 @@ class _Search:
         """Return the result of the search; None if no failing case was examined.
 
         Args:
-            stopped: words for the time limit, which are part of the note if it stopped the search.
+            stopped: words for the time limit, for the note of a search that the limit stopped.
         """
         if not self._began:
             failing = Counter(str(result.outcome) for result in self.results if result.failing)

@@ -83,9 +83,9 @@ MAX_CONTRADICTING_SHARE = 0.02
 #: passing ones that do not contradict it.
 MIN_AGREEING, MIN_OTHERS = 4, 4
 #: A condition requires this many failing nodes that meet it, and this many right nodes that do not
-#: meet it. They must have been generated after the condition was chosen. If a quarter of the nodes
-#: that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with the
-#: condition with a probability of 0.75 ** 11 = 4 %.
+#: meet it. These nodes must have been generated after the condition was chosen. If a quarter of the
+#: nodes that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with
+#: the condition with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
 MAX_OTHER_SHARE = 0.1
@@ -254,7 +254,7 @@ def explain_nodes(
             not examined in this time are among the explanations, without a cause.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
-            Without it, only the cases of the run can confirm a statement.
+            Without ``ask``, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
         known_result: returns the expected result of a case of the run; None if it is not cached.
     """
@@ -370,7 +370,8 @@ class _NodeSearch:
     def _changes_when_repeated(self) -> bool:
         """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
-        Such a backend keeps state, and no condition on a node describes its failures.
+        A backend whose outputs change keeps state, and no condition on a node describes its
+        failures.
         """
         failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
         differing = sum(map(self._differs_again, failing))
@@ -802,7 +803,8 @@ class _NodeSearch:
 
         def timed() -> Iterator[tuple[float, list[_Item]]]:
             if getpid() != parent:
-                # A model that crashes onnx may end this process, so that no further one is needed.
+                # A model that crashes onnx may end this process, so no further helper process is
+                # needed.
                 die_with_models()
             began = process_time()
             for item in work():

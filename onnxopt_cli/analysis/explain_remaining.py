@@ -1,8 +1,8 @@
 """Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
 
 :mod:`~onnxopt_cli.analysis.explain` finds known mistakes that agree with the cases of a run. This
-module submits further inputs to the backend. They may contradict such a mistake. For the failing
-cases that remain, they support one of these causes, which are sought in this order:
+module submits further inputs to the backend. Further inputs may contradict a known mistake. For the
+failing cases that remain, they support one of these causes, which are sought in this order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.
@@ -64,8 +64,8 @@ MAX_DISTANCE_RATIO = 0.5
 #: the whole search is less; the number of changes that are tested on generated inputs, once without
 #: and once with a condition; and the number of failing cases that determine their constants.
 CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 5.0, 8, 3
-#: A change must reproduce this share of the failing cases. It may be wrong in one passing case, or
-#: in the second share of the passing cases.
+#: A change must reproduce this share of the failing cases. The change may be wrong in one passing
+#: case, or in the second share of the passing cases.
 MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
 #: Generated inputs on which a change of the formula is wrong: how many are submitted, and how many
 #: inputs are generated to find them.
@@ -121,8 +121,8 @@ def contradicts(
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
     """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
-    Such a backend keeps state, and no condition on the inputs describes its failures. The outputs
-    of the other nodes may hardly depend on the state.
+    A backend whose outputs change keeps state, and no condition on the inputs describes its
+    failures. The outputs of the other nodes may hardly depend on the state.
     """
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)
@@ -271,7 +271,8 @@ class CauseSearch:
     def _by_wrong_passing_cases(self, mistakes: Sequence[Implementation]) -> list[Implementation]:
         """Return mistakes in the order of the number of passing cases that they change.
 
-        The conditions that restrict the first ones to the failing cases are the simplest.
+        The fewer passing cases a mistake changes, the simpler is the condition that restricts it to
+        the failing cases.
         """
         few = self.passing[:PASSING_CASES]
         return sorted(

@@ -1,12 +1,12 @@
 """Conditions under which a backend fails: properties that failing inputs share and others lack.
 
 A condition has one or two parts, like a path through a decision tree of depth two: the backend
-fails a node if an element of it meets all parts. It must hold for a wrong element of every failing
-input and for no element of a passing input where the fault would be visible.
+fails a node if an element of it meets all parts. A condition must hold for a wrong element of every
+failing input and for no element of a passing input where the fault would be visible.
 
 Many conditions agree with a suite by chance. The search therefore generates inputs, submits them to
 the backend, and fits again: first inputs on which the remaining conditions disagree, then inputs
-that may contradict the plainest condition. Only a condition that survives is reported.
+that may contradict the plainest condition. Only a condition that no input contradicts is reported.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN, SUBMITTED_TO_LEARN = 60, 12
 # Generated inputs derive from the smaller half of the known inputs, or from this number of them.
 _MIN_BASES = 8
-#: Number of attempts to prove a condition. Each draws at most MAX_DRAWN_TO_PROVE inputs. It submits
-#: up to SUBMITTED_TO_PROVE inputs that meet the condition, and as many that do not.
+#: Number of attempts to prove a condition. Each draws at most MAX_DRAWN_TO_PROVE inputs. An attempt
+#: submits up to SUBMITTED_TO_PROVE inputs that meet the condition, and as many that do not.
 PROOFS = 4
 SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 # Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of

@@ -1,9 +1,9 @@
 """Changes of an operator's formula that may explain failures which no known mistake reproduces.
 
 A change alters the value of one expression of the formula: an operand, an intermediate result or a
-part of it. It applies a function such as rounding to float32, compares with a constant, or takes
-the value of another tensor of the node. The constant is the one with which the formula returns a
-wrong element of the backend. The automatic mutants of the formula are changes, too.
+part of it. A change applies a function such as rounding to float32, compares with a constant, or
+takes the value of another tensor of the node. The constant is the one with which the formula
+returns a wrong element of the backend. The automatic mutants of the formula are changes, too.
 """
 
 from __future__ import annotations
@@ -418,7 +418,7 @@ def _expressions(
     """Yield each numeric expression of a statement and a function that replaces it.
 
     The third item is the name of the output or intermediate result that has the value of the whole
-    expression. It is empty for a part of an expression.
+    expression. The third item is empty for a part of an expression.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller

@@ -1,8 +1,8 @@
 """The audit of operators without a formula: which mutants of a node the cases reject.
 
-The mutants follow from the operator's schema and from the code of onnx's reference. They run on the
-same evaluator as the reference oracle, with the same corrections, and their outputs are judged as
-in ``run``.
+The mutants follow from the operator's schema and from the code of onnx's reference. The mutants run
+on the same evaluator as the reference oracle, with the same corrections, and their outputs are
+judged as in ``run``.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
 def _computes_otherwise(domain: str, op_type: str, opset: int, earlier: int) -> bool:
     """Return whether onnx's reference may compute an earlier version of a node differently.
 
-    It does not if both versions have the same parameters and the same functions, and none of these
-    functions reads the version.
+    The reference computes both versions alike if they have the same parameters and the same
+    functions, and none of these functions reads the version.
     """
     functions = reference_functions(domain, op_type, opset)
     codes = [function.__code__ for function in functions]

@@ -75,10 +75,10 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     # The types within a subgraph would also have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
-    # These attributes determine the type of an output, which would have to change, too.
+    # The named attributes determine the type of an output, and this type would have to change, too.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
         return None
-    # This attribute has a default, which also determines the type.
+    # The named attribute has a default, which also determines the type.
     if node.attribute("output_datatype") is not None:
         return None
     original = next(

@@ -4,9 +4,9 @@ A trait is a short statement about the attributes, optional inputs, types, shape
 node, for example "dilations are not all 1". Traits are the parts of failure conditions of operators
 without a formula.
 
-A mistake has an effect on a node if its outputs are wrong there. It explains a failure if they are
-also those of the backend, within a few roundings. Nodes must be judged in a forked process with the
-corrected reference, since a model is not trusted.
+A mistake has an effect on a node if its outputs are wrong there. A mistake explains a failure if
+its outputs are those of the backend, within a few roundings. Nodes must be judged in a forked
+process with the corrected reference, since a model is not trusted.
 """
 
 from __future__ import annotations
@@ -660,8 +660,8 @@ class JudgedNode:
     def _estimate(self) -> Expected | None:
         """The expected result; None if it cannot be estimated.
 
-        The estimate is the slowest step of judging a node. It is needed only if outputs differ from
-        those of the correct operator.
+        The estimate is the slowest step of judging a node. The estimate is needed only if outputs
+        differ from those of the correct operator.
         """
         sample = self.sample
         expected = sample.expected

@@ -39,7 +39,8 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# One in this number of nodes is drawn by the operator's generator; the others are changed nodes.
+# One of this number of nodes is drawn by the operator's generator; the other nodes result from
+# changes.
 _GENERATED_PERIOD = 3
 # Number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
@@ -97,9 +98,9 @@ def variations(
 ) -> Iterator[Variation]:
     """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
-    Two thirds result from changes of the given nodes. The others are drawn by the generator of the
-    operator, if there is one, from seeds that no suite uses. After the first 300 models, each model
-    is followed by the same model with other values of its inputs.
+    Two thirds result from changes of the given nodes. The other nodes are drawn by the generator of
+    the operator, if there is one, from seeds that no suite uses. After the first 300 models, each
+    model is followed by the same model with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.
@@ -159,7 +160,7 @@ def _with_further_values(
             is_excluded = excluded_input(message, changed.operands, is_model=True)
             if is_excluded or not _is_in_domain(changed):
                 continue
-            # The model's own names, since operands that are changed get new ones.
+            # The names of the model are used, since changed operands get new names.
             named = {
                 name: changed.values[new]
                 for name, new in zip(node.names, changed.names, strict=True)
@@ -196,7 +197,7 @@ def neighbours(
     """Yield nodes near to failing and passing ones, without end; None in place of an invalid node.
 
     Most of them are failing or passing nodes with one or two changes, some are passing nodes with
-    attributes of a failing one. Others come from the operator's generator, if there is one.
+    attributes of a failing one. Other nodes come from the operator's generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.

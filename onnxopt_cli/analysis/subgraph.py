@@ -43,7 +43,7 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
 def smallest_failing(
     runs: Sequence[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
 ) -> list[NodeRun]:
-    """Return a connected set of nodes that fails, and that passes without any one of them.
+    """Return a connected set of nodes that fails, but passes if any one of its nodes is removed.
 
     Args:
         runs: nodes that fail together.

@@ -8,8 +8,8 @@ Entries decide verdicts, so they are read only if onnxopt wrote them on this mac
   from its row is computed again. Programs cannot set ctime, so entries that were copied or unpacked
   are also computed again.
 
-The index is read once, before any backend runs. This does not protect against programs of the same
-user, which can forge an index together with its entries.
+The index is read once, before any backend runs. The cache is not protected against programs of the
+same user, which can forge an index together with its entries.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Cache:
     """The entries of one kind, by key.
 
     Args:
-        name: name of the folder. It must contain the versions of everything that determines an
-            entry but is not part of its key.
+        name: name of the folder. The name must contain the versions of everything that determines
+            an entry but is not part of its key.
         purpose: what happens without the cache, for a warning: ``estimates are computed``.
 
     Attributes:
@@ -222,8 +222,8 @@ class Cache:
 def _signature(path: Path) -> tuple[int, ...]:
     """Return the size, mtime and ctime of a file; an empty tuple if it is not usable.
 
-    A usable file is a regular file, is owned by this user, and has one hard link. Programs
-    cannot set its ctime.
+    A usable file is a regular file, is owned by this user, and has one hard link. Programs cannot
+    set the ctime of a file.
     """
     try:
         status = os.lstat(path)

@@ -15,8 +15,8 @@ Received data is never unpickled or executed. A malformed or oversized message i
 as possible: memory is allocated as bytes arrive, JSON with too many parts is not parsed, and the
 values of a message are counted while they are built.
 
-Plugins in other interpreters also use this module. It must run on Python 3.9 with NumPy 1.24 and no
-other package.
+Plugins in other interpreters also use this module. The module must run on Python 3.9 with NumPy
+1.24 and no other package.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def largest_share(
 ) -> float:
     """Return the largest error / tolerance of all outputs; more than 1 is wrong.
 
-    It is infinite if types or shapes differ, or if an output is not a tensor. Mutation analysis
-    calls this function many thousand times and does not need the statistics of a Diff.
+    The result is infinite if types or shapes differ, or if an output is not a tensor. Mutation
+    analysis calls this function many thousand times and does not need the statistics of a Diff.
     """
     if len(actual) != len(expected):
         return float("inf")

@@ -194,7 +194,7 @@ def with_shared(result: Result, **shared: object) -> Result:
 def worse(earlier: Result | None, later: Result) -> Result:
     """Return which of two results with the same id of OUTSIDE_IDS to keep.
 
-    That is the earlier result if it does not conform or both conform, otherwise the later one.
+    The earlier result is kept if it does not conform or both conform, otherwise the later one.
     """
     if earlier is None or (earlier.conforms and not later.conforms):
         return later

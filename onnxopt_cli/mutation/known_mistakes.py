@@ -45,7 +45,8 @@ def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
     """Return the known mistakes without the slow search for equivalent ones.
 
-    Those of the operator's file come first. Some may be equivalent to the formula or to others.
+    The mistakes in the operator's file come first. Some mistakes may be equivalent to the formula
+    or to other mistakes.
 
     Raises:
         ValueError: if the operator's file has a known mistake without a change, or one that

@@ -1,7 +1,7 @@
 """Proofs that mutants of a node equal their operator on every valid input.
 
 A proof holds for all mutants whose name matches its pattern, on operators for which its condition
-holds. Such mutants are not generated.
+holds. Mutants with a proof are not generated.
 """
 
 from __future__ import annotations

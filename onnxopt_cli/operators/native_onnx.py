@@ -2,8 +2,8 @@
 
 These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
 process, loop forever, or exhaust the memory. The helper process has limits of time and memory. One
-process handles all models until a model ends it. This model is then tried a second time in a new
-process, since an earlier model may have corrupted the memory of the first process.
+process handles all models until a model ends it. A model that ends its process is tried a second
+time in a new process, since an earlier model may have corrupted the memory of the first process.
 
 In a command on Linux, the helper is a fork of the command's process, otherwise a separate program.
 On Windows, where backends also run in the command's process, no helper is used. Workers use no

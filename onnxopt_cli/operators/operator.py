@@ -194,7 +194,7 @@ class Attribute:
         choices: the allowed strings; empty if the attribute is a number.
         limits: smallest and largest allowed number, rounded to float32; None to allow all numbers.
         each: whether the attribute is a list with one number for all groups, or one number for each
-            group. The formula gets a single number, that of the group.
+            group. The formula gets only the number of its group.
     """
 
     name: str

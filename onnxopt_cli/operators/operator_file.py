@@ -40,7 +40,7 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
     """Run a file and return the operators that it defines.
 
     Args:
-        path: a Python file. Its code runs, with the rights of this process.
+        path: a Python file. The code in the file runs with the rights of this process.
         known: operators that exist already.
 
     Raises:

@@ -154,8 +154,8 @@ BIAS_CORRECTION = mistake_table(f"""
         alpha**T -> (alpha**T).astype(np.float32)
 """)
 
-#: The attribute of operators that prune. It has no default, so that every node states a number: a
-#: default percentage could be mistaken for a fraction.
+#: The attribute of operators that prune. The attribute has no default, so that every node states a
+#: number: a default percentage could be mistaken for a fraction.
 PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 

@@ -16,9 +16,9 @@ have equal errors. T is therefore the effective number of elements, (sum c)^2 / 
 sums run over the distinct significands of the outputs, and c is the number of elements with a
 significand.
 
-16-bit outputs are accumulated in float32 and rounded once. Their error r is in units of u|y|, and
-the bound n + 2 of the variance becomes 2. Subnormal outputs are left out, because their errors are
-not proportional to |y|.
+16-bit outputs are accumulated in float32 and rounded once. The error r of such an output is in
+units of u|y|, and the bound n + 2 of the variance becomes 2. Subnormal outputs are left out,
+because their errors are not proportional to |y|.
 
 If the digits of the operands are related, as in an arithmetic progression, the errors of correct
 algorithms are systematic, too. A finding is therefore dropped if a correct algorithm causes a

@@ -45,7 +45,7 @@ _RATIO, _TRAINING = 1, 2
 
 
 def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Drawn]:
-    """Return the tests of the outputs of a model with random operators; empty without any.
+    """Return the tests of the outputs of a model; empty if it has no random operators.
 
     If the model has several nodes, only the types and shapes of its outputs are tested.
     """
@@ -179,8 +179,8 @@ def _test_continuous(
 
     The distribution function maps the numbers of the sample to levels, which are then uniform from
     0 to 1. The test bounds the distance of their empirical distribution from the uniform one
-    (Dvoretzky, Kiefer, Wolfowitz). It also maps the levels to the standard normal distribution, and
-    bounds the mean and the mean square of the result (Chernoff).
+    (Dvoretzky, Kiefer, Wolfowitz). The test also maps the levels to the standard normal
+    distribution, and bounds the mean and the mean square of the result (Chernoff).
 
     Args:
         law: the distribution function of (x - origin) / scale.

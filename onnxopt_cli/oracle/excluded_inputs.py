@@ -33,9 +33,9 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
     Args:
         node: a node none of whose attributes refers to an attribute of a surrounding function.
         operands: its operands; None for an omitted one.
-        is_model: whether the node is a whole model. If so, operands that leave some elements of the
-            outputs undefined are excluded, too. Otherwise they are not, because the outputs of the
-            model need not depend on these elements.
+        is_model: whether the node is a whole model. For a whole model, operands that leave some
+            elements of the outputs undefined are excluded, too. For a node within a model they are
+            not excluded, because the outputs of the model need not depend on these elements.
 
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.

@@ -16,8 +16,8 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 
 # The domain of functions that replace operators.
 _BODY = "onnxopt.body"
-#: Operators that published bodies call and whose own bodies subtract. These bodies are expanded,
-#: too.
+#: Operators that published bodies call and whose own bodies subtract. The bodies of these operators
+#: are expanded, too.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
 # u (mean / deviation)^2. The error of an unstable algorithm is not a measure of the condition.

@@ -1,7 +1,7 @@
 """Replacement of functions of onnx's reference and of NumPy.
 
-Corrections of the reference register their functions with :func:`replaces`. These take effect only
-in blocks in which :func:`replaced` applies :func:`replacements`.
+Corrections of the reference register their functions with :func:`replaces`. The replacements take
+effect only in blocks in which :func:`replaced` applies :func:`replacements`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def admm_gradient(G: Any, W: Any, Z: Any, U: Any, *, rho: Any) -> tuple[Any]:
     """Add the gradient of the ADMM penalty to a layer's gradient.
 
     The ADMM penalty of a layer is (rho / 2) * ||W - Z + U||^2 (Boyd et al. 2011, section 3.1.1).
-    Its gradient with respect to W is added to the gradient of the loss without the penalty::
+    The gradient of the penalty with respect to W is added to the gradient of the loss::
 
         G_new = G + rho * (W - Z + U)
 

@@ -19,10 +19,10 @@ from onnxopt_cli.operators.shared_mistakes import PERCENT, wrong_thresholds
 def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # noqa: ARG001 - the old Z only determines a type
     """Update the pruned weights and the dual variable of ADMM.
 
-    These are the second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1). The second
-    step projects W + U to sparse weights (Zhang et al. 2018, section 4): elements whose magnitude
-    is below a percentile of the layer's magnitudes become zero. The third step adds W - Z_new to
-    the dual variable.
+    The node computes the second and third step of scaled ADMM (Boyd et al. 2011, section 3.1.1).
+    The second step projects W + U to sparse weights (Zhang et al. 2018, section 4): elements whose
+    magnitude is below a percentile of the layer's magnitudes become zero. The third step adds W -
+    Z_new to the dual variable.
 
     Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
     layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the

@@ -1,8 +1,8 @@
 """Operators that onnx's reference lacks or computes incorrectly.
 
-They follow the formulas of the specification. ``docs/conditioned.md`` lists each deviation of the
-reference. Other modules of this package correct further operators; their import registers the
-corrections.
+The corrections follow the formulas of the specification. ``docs/conditioned.md`` lists each
+deviation of the reference. Other modules of this package correct further operators; their import
+registers the corrections.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _RESIZE_VERSION = 11
 _HALF_PIXEL_VERSION = 16
 # Names of GridSample's modes before version 20.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-# These types are accumulated in float32, also by the functions that compute Gemm.
+# Element types that are accumulated in float32, also by the functions that compute Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -90,7 +90,7 @@ def operators() -> list[type]:
         """DequantizeLinear of every version. The reference lacks the versions before 19."""
 
     class GlobalLpPool(OpRun):
-        """The root of the sum of the powers of all elements of a channel."""
+        """The p-th root of the sum of the p-th powers of all elements of a channel."""
 
         def _run(self, x: Array, p: int) -> tuple[Array]:
             powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)

@@ -44,8 +44,8 @@ def _inserted(
 ) -> list[Any]:
     """Insert at the end of a sequence of n tensors if the position is n.
 
-    The reference reduces the position modulo n. It therefore inserts at the front, and divides by
-    zero if the sequence is empty.
+    The reference reduces the position modulo n. The reference therefore inserts at the front, and
+    divides by zero if the sequence is empty.
     """
     if position is None:
         return list(original(sequence, tensor))

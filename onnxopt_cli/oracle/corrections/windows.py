@@ -1,9 +1,9 @@
 """Corrections of convolutions and pools, computed for all windows at once.
 
 onnx's reference loops over the elements of each window, which would take most of the time of an
-estimate. It also has errors: it marks padding by NaN and therefore ignores a NaN of the input, and
-it treats dilated windows with SAME_* padding as dense. Its two implementations of the indices of
-MaxPool are both wrong in some cases.
+estimate. The reference also has errors: it marks padding by NaN and therefore ignores a NaN of the
+input, and it treats dilated windows with SAME_* padding as dense. Both implementations of the
+indices of MaxPool in the reference are wrong in some cases.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A model without a formula runs on onnx's reference: once in double, which gives the exact value y of
 each element, and eight times in double with roundings of the model's own types injected
-(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. It also runs by each
-accepted reformulation, which gives the values z: in its own types, by the function bodies that ONNX
-publishes, and with sequential sums. For each element
+(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. The model also runs by
+each accepted reformulation, which gives the values z: in its own types, by the function bodies that
+ONNX publishes, and with sequential sums. For each element
 
     unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
@@ -363,8 +363,9 @@ def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
     """Return an evaluation by a body, with exact values where only the body overflows.
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. Such a body loses
-    all digits of a result that onnx's reference computes, so it is not an accepted reformulation
-    there. An overflow of the reference in the model's own types is accepted all the same.
+    all digits of a result that onnx's reference computes, so the body is not an accepted
+    reformulation for these operands. An overflow of the reference in the model's own types is
+    accepted all the same.
 
     Args:
         body: the evaluation of an output by the published body.

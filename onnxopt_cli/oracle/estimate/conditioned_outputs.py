@@ -109,7 +109,7 @@ def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> Co
 
 @dataclass
 class Evaluation:
-    """One output of a model, computed by one reformulation of it.
+    """One output of a model, computed by one reformulation of the model.
 
     Attributes:
         native: the output in the model's own types.

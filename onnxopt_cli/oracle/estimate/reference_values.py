@@ -39,8 +39,8 @@ class NoReferenceError(Exception):
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
-    A single node with a formula is computed by the formula. It is not lowered, because nodes of old
-    opsets cannot be lowered.
+    A single node with a formula is computed by the formula. Such a node is not lowered, because
+    nodes of old opsets cannot be lowered.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.

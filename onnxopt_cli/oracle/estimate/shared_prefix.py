@@ -27,7 +27,7 @@ _MAX_KEPT_BYTES = 64 << 20
 # Smaller arrays are kept even if no node behind a boundary reads them: they may decide control
 # flow.
 _SMALL_BYTES = 1 << 12
-# These operators read values without a visitor being called.
+# Operators that read values without a call of the visitor.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 

@@ -79,8 +79,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
-#: The tolerance in units for outputs of 16 bits. It is smaller, because they are computed in
-#: float32 and rounded to 16 bits once.
+#: The tolerance in units for outputs of 16 bits. This tolerance is smaller, because such outputs
+#: are computed in float32 and rounded to 16 bits once.
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 
@@ -102,8 +102,8 @@ _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# The largest number of elements of inputs and outputs of exact nodes that are kept. It is limited
-# because a loop may have many iterations.
+# The largest number of elements of inputs and outputs of exact nodes that are kept. The number is
+# limited because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
 # The largest error of rounding a subnormal number, by the roundoff of its type.
 _SUBNORMAL_ERRORS = {

@@ -5,8 +5,8 @@ not to its value. The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error 
 of h from H. Therefore the activations are perturbed, not the outputs.
 
 ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
-Their error is at most 4u if the operand is not clamped. The result for a clamped operand is not
-exactly 0 or 1: in tract 0.23.9, sigmoid of 22 is 1 - 8u, and tanh of 22 is 1 - 10u.
+The error of these approximations is at most 4u if the operand is not clamped. For a clamped operand
+the result is not exactly 0 or 1: sigmoid(22) is 1 - 8u and tanh(22) is 1 - 10u in tract 0.23.9.
 
 A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
 elements. In a node that selects elements, an error of a coordinate may lead to another element.

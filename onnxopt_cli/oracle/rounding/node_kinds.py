@@ -108,7 +108,8 @@ _LISTED = {
     "Det": NodeKind.DETERMINANT,
     # Windows subtract cosines; the error is relative to the cosines, not to the difference.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # These subtract coordinates; the error is relative to the coordinates, not to the difference.
+    # These operators subtract coordinates; the error is relative to the coordinates, not to the
+    # difference.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # The coordinates are rounded even if the output is an element of the input.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
@@ -153,8 +154,8 @@ _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
 # A double above this limit may be an integer by chance, after its digits have been rounded.
 _MAX_INTEGER = 2.0**40
-# This number of elements of an output is compared first, because comparing all of them requires
-# sorting.
+# The number of elements of an output that are compared first, because comparing all elements
+# requires sorting.
 _FIRST_ELEMENTS = 4
 _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949

@@ -53,7 +53,7 @@ def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
 class AverageErrors:
     """Twice the largest errors of sequential float32 algorithms for the statistics of a node.
 
-    They remain zero for short rows, whose sums have an error of at most one rounding.
+    The errors remain zero for short rows, whose sums have an error of at most one rounding.
     """
 
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -127,8 +127,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. Then, and if a variance is smaller than its
-    own error, perturbed runs use the variance zero if the rounding that they inject is negative.
+    variance between zero and the square of that error. For such elements, and if a variance is
+    smaller than its own error, a perturbed run uses the variance zero if the rounding that it
+    injects is negative.
     """
     exact_mean, exact_variance = _mean_of, _variance_of
     mean_error = np.zeros(())

@@ -3,7 +3,7 @@
 A place is the number of an element of an operand or result in the order in which elements are
 perturbed. The error of a difference of two cancelling terms becomes visible only in a run in which
 the terms move differently. The design therefore ensures that of many consecutive places no two move
-alike in all runs. It uses no random numbers.
+alike in all runs. The design uses no random numbers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ _BLOCK_PLACES = 1 << 17
 def _repeated_rows() -> list[tuple[int, Array]]:
     """Return signs and sizes, each with its period.
 
-    Both are repeated so that a block that begins at any place of the first period is contiguous.
+    Signs and sizes are repeated so that a block that begins at any place of the first period is
+    contiguous.
     """
     return [
         (rows.shape[1], np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))))

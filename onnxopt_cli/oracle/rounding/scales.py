@@ -156,7 +156,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
                 cut = convolution.cut(starts, output.shape[2:]).winograd_error()
                 error = error if cut is None else np.maximum(error, cut)
         if error.shape != output.shape:
-            # It is unknown here which borders are cut off, so the largest error counts.
+            # The borders that are cut off are unknown here, so the largest error is used.
             error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
         scale = np.maximum(scale, error)
     # Stored as float32: the scales of all nodes are in memory at once, and few digits matter.
@@ -233,9 +233,9 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
     """Return an output with NaN or infinity in each element to which a fast algorithm spreads it.
 
-    These are all elements that are mixed with an operand that is not finite. An element that is NaN
-    by a direct sum remains NaN. An infinite element may become NaN, but not the infinity of the
-    other sign.
+    A fast algorithm spreads them to all elements that it mixes with an operand that is not finite.
+    An element that is NaN by a direct sum remains NaN. An infinite element may become NaN, but not
+    the infinity of the other sign.
     """
     size = output.astype(np.float64)
     if node.op_type in {"DFT", "STFT"}:
@@ -311,8 +311,8 @@ class _Convolution:
     def fourier_error(self) -> Array:
         """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
 
-        The errors of both transformed operands are white, with the power of the operands. Those of
-        the inverse transform have the power of the output.
+        The errors of both transformed operands are white, with the power of the operands. The
+        errors of the inverse transform have the power of the output.
         """
         space = tuple(range(2, self.x.ndim))
         norms = _by_group(np.sum(self.w**2, axis=space), self.group)

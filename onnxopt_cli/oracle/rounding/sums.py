@@ -314,7 +314,7 @@ def flushed_error(
 def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
     """Return an output with zeros where the sum of powers under a root is subnormal.
 
-    Such a sum is flushed to zero, and ``LpNormalization`` returns zeros if the norm is zero.
+    A subnormal sum is flushed to zero, and ``LpNormalization`` returns zeros if the norm is zero.
     """
     if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
         return output
