@@ -1,8 +1,8 @@
 """Checks that developers and CI share: ``nox --list`` names them, ``nox -s lint types`` runs two.
 
-Most sessions run in the environment that nox itself is installed in, which the extra ``dev``
-provides. ``oldest``, ``newest`` and ``plugin_python`` create environments of their own, which are
-kept: ``nox -R`` reuses them as they are.
+Most sessions run in the environment in which nox is installed. The extra ``dev`` provides it.
+``oldest``, ``newest`` and ``plugin_python`` create environments of their own and keep them: ``nox
+-R`` reuses them without an update.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION_DEPENDENT_TESTS = (
     "cases", "core", "mutation", "operators", "report", "run/expectations", "run/log",
 )  # fmt: skip
 
-#: pytest's options for all processors: idle processes take tests from the others.
+#: These options run tests on all processors; an idle process takes tests from the other processes.
 PARALLEL = ("-n", "auto", "--dist", "worksteal")
 
 nox.options.sessions = ["lint", "types", "tests", "docs"]
@@ -48,7 +48,7 @@ def find_python(version: str) -> str | None:
 
 
 def newest_python() -> str | None:
-    """Return the newest supported interpreter, unless that is the one that runs nox."""
+    """Return the newest supported interpreter, unless this interpreter runs nox."""
     for version in reversed(SUPPORTED_PYTHONS):
         if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
             return None

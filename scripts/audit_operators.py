@@ -1,14 +1,14 @@
-"""Audit the cases of operators: the table in docs/mutation-analysis.md.
+"""Audit the cases of operators, and print the table of docs/mutation-analysis.md.
 
     python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--seconds N]
         [--jobs N] [OPERATOR...]
 
-Each operator's result is a file in the folder. An operator that has one is not audited again, so an
-interrupted audit continues where it ended. The first suite determines the rows of the table; each
-further suite adds a column with its score. By default, all operators of the suite ``operators`` are
-audited. The column "inputs" states the least and the largest number of nodes on which an
-equivalent mutant ran: the search for an operator ends after a number of nodes, or of seconds of
-processor time.
+Each operator's result is a file in the folder. An operator that has a file is not audited again, so
+an interrupted audit continues where it ended. The first suite determines the rows of the table;
+each further suite adds a column with its score. By default, all operators of the suite
+``operators`` are audited. The column "inputs" states the least and the largest number of nodes on
+which an equivalent mutant ran: the search for an operator ends after a number of nodes, or of
+seconds of processor time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.report.audit_report import audit_json
 from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
-#: Operators with a lower mutation score are listed.
+#: The script lists the operators with a lower mutation score.
 LEAST_SHARE = 0.9
-#: Operators are listed if a larger share of their mutants is equivalent.
+#: The script lists the operators with a larger share of equivalent mutants.
 MOST_EQUIVALENT = 0.1
 
 
@@ -99,7 +99,7 @@ def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str
 
 
 def extremes(numbers: Collection[int]) -> Sequence[int]:
-    """Return the least and the largest of some numbers; empty without any."""
+    """Return the least and the largest of some numbers as text; empty if there are none."""
     return (min(numbers), max(numbers)) if numbers else ()
 
 

@@ -6,7 +6,7 @@ Run it in an environment with onnxopt[dev]:
 
 With a regular expression, only rows with a matching name are measured. Each row times two commands
 as whole processes, alternately, and reports the median of the ratios of neighbouring runs, which is
-robust on a noisy machine. Exits with 1 if a ratio exceeds its limit.
+robust on a noisy machine. The script exits with 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -312,7 +312,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
-        # By default Python keeps compiled modules. The installed packages are already compiled.
+        # The user's Python stores compiled modules, so the measured commands may store them as
+        # well.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         comparisons = [
             *command_comparisons(folder),

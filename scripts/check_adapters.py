@@ -75,7 +75,8 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         row.install_seconds = perf_counter() - began
         if lock:
             write_lock(environment)
-            # The lock is part of the environment's identity, so the new lock needs another one.
+            # The lock is part of the environment's identity, so the new lock requires a new
+            # environment.
             AdapterEnvironment.of(parse_specification(text)).create()
         began = perf_counter()
         backend = resolve_backend(text)

@@ -4,8 +4,8 @@
 
 Every model that ``opset=auto`` would offer to a backend is computed with onnx's reference and, if
 installed, with ONNX Runtime, in its own opset and in the older ones. Kernels of different versions
-may round differently. The script prints the number of cases that have an older model and each
-larger difference, and exits with 1 if it finds one.
+may round differently. The script prints the number of cases that have an older model, and each
+difference that exceeds rounding. It exits with 1 if there is such a difference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxopt_cli.backends.resolve import resolve_backend
 from onnxopt_cli.errors import OnnxoptError
 
 FLOAT16_BYTES = 2
-# Operators whose outputs are drawn anew at each run.
+# Operators whose outputs are random.
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomUniform"}
 
 

@@ -6,8 +6,8 @@
     python scripts/cluster_costs.py --tasks              overhead of Dask per task
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
-Scheduler and workers are processes on this machine. Processor times are valid on a busy machine,
-wall times only on a quiet one.
+Scheduler and workers are processes on this machine. Processor times are valid even on a busy
+machine, wall times only on an idle machine.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def audits(count: int) -> None:
         cases = write_many_cases(Path(folder), count)
         for workers in (1, 2):
             with running_cluster(workers) as (file, _):
-                # These cases do not kill every mutant.
+                # These cases do not kill every mutant, so the audit needs --allow to pass.
                 audit = measure_command(["audit", cases, "-v", "--allow", "*", "--cluster", file])
             print(f"{workers} workers: {audit}")
             wall_times.append(audit["wall"])

@@ -4,9 +4,9 @@ Run it in an environment with onnxopt[ort]:
 
     python scripts/compare_with_onnx_runner.py
 
-onnxopt and the runner test the same backends, so that only the judgement differs. Prints a table
-for each backend, and each case with different verdicts. Exits with 1 if a difference is not
-explained in EXPLAINED.
+onnxopt and the runner test the same backends, so that only their judgements can differ. The script
+prints a table for each backend, and each case with different verdicts. It exits with 1 if a
+difference is not explained in EXPLAINED.
 """
 
 from __future__ import annotations

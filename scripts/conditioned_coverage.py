@@ -2,8 +2,8 @@
 
     python scripts/conditioned_coverage.py [CORPUS]
 
-A case counts for each floating-point or complex type of its outputs; for float32, only if it has
-float32 inputs too. The cases without such a tolerance are listed with the reason.
+A case is counted once for each floating-point or complex type of its outputs. For float32, the case
+must also have float32 inputs. The cases without such a tolerance are listed with the reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count the cases of each operator by dimension: the table in docs/mutation-analysis.md."""
+"""Count the cases of each operator by dimension, for the table in docs/mutation-analysis.md."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _is_special(case: CaseTemplate) -> bool:
     return not case.rejects and any(not np.isfinite(tensor).all() for tensor in tensors)
 
 
-#: Whether a case covers a dimension, by the dimension's name in the table.
+#: Functions that return whether a case covers a dimension, by the dimension's name in the table.
 DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
     "names, orders and initializers of the graph": lambda case: case.wiring is not PLAIN_WIRING,
     "one value for two inputs": lambda case: any(

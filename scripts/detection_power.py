@@ -5,8 +5,8 @@
 
 The first command injects a relative error of 1e-5 into the cases of a corpus that are a single node
 with float32 outputs. An element counts if it is finite and not zero. The error is detected if it
-exceeds the tolerance of the element. The first share is that of all elements. The second share is
-that of elements of at least a tenth of the largest element of their output, because smaller ones
+exceeds the tolerance of the element. The first share counts all elements. The second share counts
+only elements of at least a tenth of the largest element of their output, because smaller elements
 may result from terms that cancel.
 
 The last column divides the tolerance by the largest error of a right implementation in float32,
@@ -81,7 +81,7 @@ class Counts:
         for value in right_values:
             if value.shape == exact.shape and undetected.any():
                 error = np.abs(value.astype(np.float64) - exact)[undetected] / limit[undetected]
-                # An error beyond the tolerance is that of another accepted result, or of an
+                # An error beyond the tolerance belongs to another accepted result, or to an
                 # implementation that is wrong for this element.
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
@@ -213,7 +213,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Iterat
     for run in (native_outputs, in_sequence, from_the_last_term, with_onnxruntime):
         try:
             yield [np.asarray(value) for value in run(model, inputs)]
-        except Exception:  # noqa: BLE001, S112 - it may lack the operator
+        except Exception:  # noqa: BLE001, S112 - a missing operator
             continue
 
 

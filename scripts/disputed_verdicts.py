@@ -1,17 +1,17 @@
-"""Check by mpmath the outputs on which the conditioned tolerance and ONNX's disagree.
+"""Check with mpmath the outputs on which the conditioned tolerance and ONNX's tolerance disagree.
 
     python scripts/disputed_verdicts.py check [FILE]
     python scripts/disputed_verdicts.py record "ONNX Runtime 1.31.1=onnxruntime" ... > FILE
 
-``record`` runs all node cases of onnx on some backends with both tolerances. Of outputs that one
-tolerance accepts and the other rejects, it records the elements with the largest errors. FILE is
-scripts/disputed_verdicts.json by default.
+``record`` runs all node cases of onnx on some backends with both tolerances. If one tolerance
+accepts an output and the other rejects it, the script records the elements with the largest errors.
+FILE is scripts/disputed_verdicts.json by default.
 
 ``check`` computes the exact value of each recorded element from the node and its inputs only. It
 prints the element's error as a multiple of an error bound that is derived by hand for each operator
 from the roundings of any reasonable evaluation: see the functions below. u is the unit roundoff. A
 verdict is confirmed if the conditioned tolerance accepts exactly those outputs whose error is
-within the bound. Exits with 1 if a verdict is not confirmed.
+within the bound. The script exits with 1 if a verdict is not confirmed.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def check_elements(
             yield correct
             continue
         exact, bound = OPERATORS[node.op_type](*inputs, u=u, **element, **attributes)
-        # A large negative score is as good as -inf: the weight of the key is zero.
+        # A large negative score has the same effect as -inf: the weight of the key is zero.
         masked = mp.isinf(exact) and value < -(mpf(10) ** 30)
         ratio = mpf(0) if masked else abs(value - exact) / bound
         print(

@@ -2,8 +2,9 @@
 
     python scripts/draw_screenshots.py [FOLDER]
 
-Runs a few cases on a backend with two mistakes, and the quick tier of a suite on three backends.
-rich draws the terminal as SVG; Chromium, without a window, draws the report and the scoreboard.
+The script runs a few cases on a backend with two mistakes, and the quick tier of a suite on three
+backends. rich draws the terminal as SVG; Chromium, without a window, draws the report and the
+scoreboard.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rich.text import Text
 WIDTH = 100
 #: The size of the pictures of pages, in pixels.
 PAGE = (1100, 900)
-#: Adam with epsilon in the wrong place, as in README.md; Momentum in the wrong type.
+#: This backend adds Adam's epsilon in the wrong place, as in README.md, and returns Momentum in the
+#: wrong type.
 BACKEND = """
 import numpy as np
 
@@ -100,7 +102,7 @@ def terminal_picture(output: str) -> str:
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(prompt), Text.from_ansi(lines), sep="")
-    # Readers need no font from the web.
+    # Without this rule, a browser would download a font.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="onnxopt"), flags=re.DOTALL)
 
 

@@ -3,12 +3,12 @@
     python scripts/explain_injected_faults.py [--faults N] [--seed N] [--beyond] [OPERATOR ...]
 
 A fault changes one output where one or two conditions hold. With ``--beyond``, one of these
-conditions cannot be expressed as a failure condition, so that the right report is a weaker
-condition or none. The faulty backend runs the suite of its operator, and its failures are explained
+conditions cannot be expressed as a failure condition, so a correct report states a weaker condition
+or no condition. The faulty backend runs the suite of its operator, and its failures are explained
 as in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs.
-Prints the precision and recall of each condition. Exits with 1 if less than 80 % of the faults are
-explained, or if a reported condition predicts badly. With ``--beyond``, exits with 1 if more than
-10 % of the reported conditions predict badly.
+The script prints the precision and recall of each condition. It exits with 1 if less than 80 % of
+the faults are explained, or if a reported condition predicts badly. With ``--beyond``, it exits
+with 1 if more than 10 % of the reported conditions predict badly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from onnxopt_cli.workers.forked_processes import parallel
 
 #: Number of new inputs, and of draws to find enough inputs on which the fault is visible.
 NEW_INPUTS, MAX_DRAWS = 400, 3000
-#: Precision and recall from which a condition predicts well, and below which it predicts badly.
+#: A condition predicts well if its precision and recall reach the first value, and badly if they
+#: are below the second.
 GOOD_SHARE, BAD_SHARE = 0.95, 0.8
 
 #: Returns where a condition holds in a group: a boolean, or a mask of its elements.
@@ -274,7 +275,7 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
-    """Draw a fault with one or two conditions; if ``beyond``, the last is an inexpressible one."""
+    """Draw a fault with one or two conditions; with ``beyond``, the last one is inexpressible."""
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
     drawn = [draw_condition(operator, random) for _ in range(number)]
     if beyond:

@@ -3,10 +3,10 @@
     python scripts/explain_known_mistakes.py [--sample N] [--seed N] [OPERATOR ...]
 
 Each mistake runs the suite of its operator, and its failures are explained as those of a backend.
-Prints the number of mistakes that are explained by their own name or by an equivalent mistake. A
-mistake that only rejects valid cases is not explained, because errors can have many reasons. All
-mistakes of all operators take an hour; ``--sample`` takes N mistakes of each operator. Exits with 1
-if less than 97 % are explained correctly.
+The script prints the number of mistakes that are explained by their own name or by an equivalent
+mistake. A mistake that only rejects valid cases is not explained, because errors can have many
+reasons. All mistakes of all operators take an hour; ``--sample`` takes N mistakes of each operator.
+The script exits with 1 if less than 97 % of the mistakes are explained correctly.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from onnx.reference import ReferenceEvaluator
 
 Array = Any
 Node = onnx.NodeProto
-#: Computes the outputs of a node from its operands, which are None where they are absent.
+#: Computes the outputs of a node from its operands. An absent operand is None.
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
 #: Computes the wrong outputs of a node; returns None if the fault does not apply to it.
 Fault = Callable[[Node, Sequence[Array], Compute], "list[Array] | None"]
@@ -47,7 +47,7 @@ UNARY = {
     "Relu", "Sigmoid", "HardSigmoid", "Tanh", "Sqrt", "Exp", "Log", "Erf", "LeakyRelu", "Clip",
     "Neg", "Abs", "Reciprocal", "Sin", "Cos", "Identity",
 }  # fmt: skip
-#: Operators that compute floats, rather than moving them.
+#: Operators that compute floats. Operators that only move floats are not included.
 COMPUTING = (
     PRODUCTS | WITH_BIAS | REDUCTIONS | ELEMENTWISE | UNARY - {"Identity"}
     | {"Softmax", "GlobalAveragePool", "AveragePool", "BatchNormalization", "LayerNormalization",
@@ -72,7 +72,7 @@ class NodeComputer:
             COMPUTATION_ERRORS: if the node does not accept the operands.
         """
         if node.op_type == "GlobalMaxPool":
-            # onnx's reference drops dimensions.
+            # onnx's reference returns an output without the reduced dimensions.
             axes = tuple(range(2, operands[0].ndim))
             return [np.max(operands[0], axes, keepdims=True)]
         copy = Node()
@@ -243,7 +243,7 @@ def rounding_mode(node: Node, operands: Sequence[Array], compute: Compute) -> li
         old = attribute(node, "nearest_mode", b"round_prefer_floor")
         return compute(changed(node, nearest_mode="ceil" if old != b"ceil" else "floor"), operands)
     if node.op_type in COMPUTING and is_float(outputs[0]) and outputs[0].dtype == np.float32:
-        # Rounds towards zero to 16 bits of significand.
+        # This operation rounds the significand towards zero, to 16 bits.
         bits = np.atleast_1d(outputs[0]).view(np.uint32) & np.uint32(0xFFFFFF00)
         return [bits.view(np.float32).reshape(outputs[0].shape), *outputs[1:]]
     return None
@@ -665,7 +665,7 @@ class Faulty:
 
 
 def produced_names(graph: onnx.GraphProto) -> list[str]:
-    """Return the outputs of the nodes of a graph, also of those in branches."""
+    """Return the outputs of the nodes of a graph, including the nodes in branches."""
     names = [name for node in graph.node for name in node.output]
     for node in graph.node:
         for item in node.attribute:
@@ -694,7 +694,7 @@ def run_right(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array
 
 
 def deviation(right: Array, wrong: Array) -> Array:
-    """Return by how much each element differs, infinity where one of two is not finite."""
+    """Return the difference of each pair of elements; infinity if one of the two is not finite."""
     with np.errstate(all="ignore"):
         equal = (right == wrong) | (np.isnan(right) & np.isnan(wrong))
         return np.where(equal, 0.0, np.nan_to_num(np.abs(right - wrong), nan=np.inf))
@@ -724,7 +724,7 @@ def rounded_operands(
 
 
 def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequence[Array]) -> bool:
-    """Return whether a wrong output differs from the right one by more than rounding explains.
+    """Return whether a wrong output differs from the right one by more than rounding can cause.
 
     An error is beyond rounding if it exceeds 16 times the largest change of the element by the
     roundings.
@@ -815,7 +815,7 @@ class ChainVisibility:
 
 
 def applied(kind: str, steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the wrong outputs of a fault, None if it does not apply or cannot be computed."""
+    """Return the wrong outputs of a fault; None if it does not apply or cannot be computed."""
     try:
         if kind in FUSION_FAULTS:
             return FUSION_FAULTS[kind](steps, compute)

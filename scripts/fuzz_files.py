@@ -1,9 +1,10 @@
 """Fuzz the readers of case files and ONNX test directories with damaged files.
 
 Each damaged input is listed and run on the reference backend in a child process, which is forked
-from a parent that has imported the package. Violations are: a traceback, an internal error, more
-than 1 GiB or 10 s including workers, and an invalid case without the name of the file (for YAML
-also the line). A case that exceeds the limits of a worker is not a violation. Linux only.
+from a parent that has imported the package. Violations are a traceback, an internal error, the use
+of more than 1 GiB or 10 s including workers, and a message about an invalid case that does not name
+the file (for YAML, also the line). A case that exceeds the limits of a worker is not a violation.
+The script runs only on Linux.
 
     python scripts/fuzz_files.py --count 500 --seed 1
 """
@@ -140,7 +141,7 @@ def _read(folder: Path) -> Seed:
 
 
 def _warm_up(work: Path) -> None:
-    """Run the command once, which compiles its modules, and import most of them in this process."""
+    """Run the command once to compile its modules, and import most of them in this process."""
     text = (_REPOSITORY / "cases/spec/adam.yaml").read_text().replace("X_new: [1.", "X_new: [7.")
     write_seed(work / "warm", {"case.yaml": text.encode()})
     pid = os.fork()

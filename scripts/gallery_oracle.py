@@ -47,7 +47,7 @@ def _require(attributes: Attributes, **implemented: Any) -> None:
 
 
 def attention(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Attention of tensors with four axes: scale, soft cap, mask, softmax, weighted sum."""
+    """Compute attention of tensors with four axes: scale, soft cap, mask, softmax, weighted sum."""
     del version
     query, key, value, mask, past_key, past_value = _padded(operands, 6)
     past = 0
@@ -141,7 +141,7 @@ def _windows(
     begin, end = pads[axis], pads[axis + len(pads) // 2]
     room = length + begin + end - extent
     count = room // stride + 1
-    # With ceil_mode, one more window if it starts before the padding at the end.
+    # With ceil_mode, a further window is counted if it starts before the padding at the end.
     if attributes.get("ceil_mode", 0) and room % stride and count * stride < length + begin:
         count += 1
     return begin, end, count
@@ -212,7 +212,7 @@ def _hardmax(rows: Tensor) -> Tensor:
 
 
 def conv_transpose(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Transposed convolution without padding, strides and dilations."""
+    """Compute a transposed convolution without padding, strides and dilations."""
     del version
     source, weights, bias = _padded(operands, 3)
     group = attributes.get("group", 1)
@@ -232,14 +232,14 @@ def conv_transpose(operands: Operands, attributes: Attributes, version: int) -> 
 
 
 def global_max_pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The maximum over all spatial axes."""
+    """Return the maximum over all spatial axes."""
     del attributes, version
     source = _exact(operands[0])
     return [source.max(tuple(range(2, source.ndim)), keepdims=True)]
 
 
 def grid_sample(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Cubic interpolation in two dimensions with padding_mode=border and align_corners=0."""
+    """Interpolate in two dimensions: cubic, with padding_mode=border and align_corners=0."""
     del version
     _require(attributes, mode="cubic", padding_mode="border", align_corners=0)
     source, grid = map(_exact, operands)
@@ -324,7 +324,7 @@ def _pixel_weights(position: float, length: int, attributes: Attributes) -> dict
 
 
 def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The largest elements of an axis; equal elements are in the order of their indices."""
+    """Return the largest elements of an axis; equal elements are in the order of their indices."""
     del version
     _require({"largest": 1, "sorted": 1, **attributes}, largest=1, sorted=1)
     source, axis = operands[0], attributes.get("axis", -1)
@@ -334,7 +334,7 @@ def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[
 
 
 def integer_range(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The integers from start in steps of delta, before limit."""
+    """Return the integers from start in steps of delta that come before limit."""
     del attributes, version
     return [np.array(range(*map(int, operands)))]
 
@@ -348,14 +348,14 @@ def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence
 
 
 def shape(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """A part of the shape."""
+    """Return a part of the input's shape."""
     del version
     part = slice(attributes.get("start", 0), attributes.get("end"))
     return [np.array(operands[0].shape[part], np.int64)]
 
 
 def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The sum of magnitudes; the magnitudes without axes if noop_with_empty_axes is set."""
+    """Return the sum of magnitudes, or the magnitudes for noop_with_empty_axes without axes."""
     del version
     magnitudes = np.abs(_exact(operands[0]))
     axes = tuple(int(axis) for tensor in operands[1:] for axis in tensor)
@@ -365,7 +365,7 @@ def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Seque
 
 
 def gemm(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The scaled product of two matrices, plus a scaled third operand."""
+    """Return the scaled product of two matrices, plus a scaled third operand."""
     del version
     _require({"transA": 0, "transB": 0, **attributes}, transA=0, transB=0)
     left, right, added = map(_exact, operands)
@@ -373,7 +373,7 @@ def gemm(operands: Operands, attributes: Attributes, version: int) -> Sequence[T
 
 
 def log_sum_exp(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The logarithm of the sum of exponentials."""
+    """Return the logarithm of the sum of exponentials."""
     del version
     source = _exact(operands[0])
     axes = tuple(map(int, operands[1]))
@@ -406,7 +406,7 @@ def pad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Te
 
 
 def unique(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Unique subtensors along an axis in the order of their first occurrence."""
+    """Return the unique subtensors along an axis, in the order of their first occurrence."""
     del version
     _require(attributes, sorted=0)
     source, axis = operands[0], attributes["axis"]
@@ -461,14 +461,14 @@ def cosine_window(first: float, second: float, third: float = 0.0) -> Function:
 
 
 def shrink(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Elements beyond lambd, moved toward zero by the bias."""
+    """Move elements beyond lambd toward zero by the bias, and replace all others by zero."""
     del version
     source, limit, bias = _exact(operands[0]), attributes["lambd"], attributes["bias"]
     return [np.where(source < -limit, source + bias, np.where(source > limit, source - bias, 0))]
 
 
 def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The coordinates of the elements that are not zero, one column each; a scalar has none."""
+    """Return the coordinates of each element that is not zero; a scalar has no coordinates."""
     del attributes, version
     (source,) = operands
     places = [place for place in np.ndindex(*source.shape) if source[place] != 0]
@@ -476,13 +476,13 @@ def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequen
 
 
 def integer_quotient(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Quotients of unsigned integers, rounded down, in Python's unlimited integers."""
+    """Return the quotients of unsigned integers, rounded down, with Python's unlimited integers."""
     del attributes, version
     return [_of_integers(lambda dividend, divisor: dividend // divisor, operands)]
 
 
 def integer_remainder(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Remainders of unsigned integers."""
+    """Return the remainders of unsigned integers."""
     del version
     _require({"fmod": 0, **attributes}, fmod=0)
     return [_of_integers(lambda dividend, divisor: dividend % divisor, operands)]
@@ -504,7 +504,7 @@ def _of_integers(function: Callable[[int, int], int], operands: Operands) -> Ten
 
 
 def reduce_sum(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The sum of all integers; the reduced axes keep a length of 1."""
+    """Return the sum of all integers; the reduced axes keep a length of 1."""
     del version
     _require({"keepdims": 1, **attributes}, keepdims=1)
     (source,) = operands
@@ -512,7 +512,7 @@ def reduce_sum(operands: Operands, attributes: Attributes, version: int) -> Sequ
 
 
 def reduce_sum_square(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The sum of the squares of all integers, as a scalar."""
+    """Return the sum of the squares of all integers, as a scalar."""
     del version
     _require(attributes, keepdims=0)
     (source,) = operands
@@ -520,7 +520,7 @@ def reduce_sum_square(operands: Operands, attributes: Attributes, version: int) 
 
 
 def global_lp_pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The Euclidean norm of each channel."""
+    """Return the Euclidean norm of each channel."""
     del version
     _require({"p": 2, **attributes}, p=2)
     source = _exact(operands[0])
@@ -529,7 +529,7 @@ def global_lp_pool(operands: Operands, attributes: Attributes, version: int) -> 
 
 
 def qlinear_conv(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Convolution of quantized numbers along one axis, without padding, strides and groups."""
+    """Convolve quantized numbers along one axis, without padding, strides and groups."""
     del version
     _require(attributes)
     source, source_scale, source_zero, weight, weight_scale, weight_zero = operands[:6]
@@ -554,7 +554,7 @@ def qlinear_conv(operands: Operands, attributes: Attributes, version: int) -> Se
 
 
 def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """The positions in the input of the pixels of a two-dimensional output, from -1 to 1."""
+    """Return the position in the input, from -1 to 1, of each pixel of a two-dimensional output."""
     del version
     _require({"align_corners": 0, **attributes}, align_corners=0)
     theta, size = _exact(operands[0]), operands[1]
@@ -567,7 +567,7 @@ def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Seq
 
 
 def last_rnn_state(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """An omitted Y, and the state after the last step of each sequence, without biases."""
+    """Return an omitted Y, and the state after the last step of each sequence, without biases."""
     del version
     _require(attributes, hidden_size=operands[2].shape[2])
     source, weight, recurrence = map(_exact, operands[:3])
@@ -582,7 +582,7 @@ def last_rnn_state(operands: Operands, attributes: Attributes, version: int) -> 
 
 
 def adagrad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """One step of Adagrad for one tensor."""
+    """Compute one step of Adagrad for one tensor."""
     del version
     rate, count, x, gradient, squares = map(_exact, operands)
     rate = rate / (1 + count * attributes.get("decay_factor", 0.0))
@@ -592,7 +592,7 @@ def adagrad(operands: Operands, attributes: Attributes, version: int) -> Sequenc
 
 
 def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """One step of Momentum for any number of tensors."""
+    """Compute one step of Momentum for any number of tensors."""
     del version
     rate, count, *tensors = map(_exact, operands)
     number = len(tensors) // 3

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-#: The contents of the files of one input, by path. After ``->``, a content is a link's target.
+#: The contents of the files of one input, by path. A content that begins with ``->`` is the target
+#: of a link.
 Seed = Mapping[str, bytes]
 
 _HEAD = "onnxopt: 1\nsuite: s\ncases:\n"

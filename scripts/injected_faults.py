@@ -5,8 +5,9 @@
 A fault changes the result where one or two conditions on the input hold: "the last n mod 16
 elements are stale where the tensor has more than 8 elements and V is negative". A fault is visible
 if it exceeds the error bound on at least one of 2,000 random inputs. The sampler of faults and
-inputs shares no code with the suites. Prints a table by kind of fault, and the visible faults that
-the suites miss. Exits with 1 if the suites reject less than 95 % of a kind or 99 % of all.
+inputs shares no code with the suites. The script prints a table by kind of fault, and the visible
+faults that the suites miss. It exits with 1 if the suites reject less than 95 % of the faults of a
+kind, or less than 99 % of all faults.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def draw_attribute(limits: Any, shape: tuple[int, ...], random: np.random.Random
             )
         )
     least, most = limits
-    # If the attribute is a percentile, its rank is an integer for this share.
+    # If the attribute is a percentile, this share of its range selects an integer rank.
     size = max(1, int(np.prod(shape)))
     integral = random.randint(size) / max(1, size - 1)
     near_integral = [integral, integral, integral + 1e-6, integral - 1e-6]
@@ -666,7 +667,7 @@ class InexactAttribute(Fault):
 
 
 def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[Node]]:
-    """Return the nodes of suites by operator, of all operators if ``only`` is empty."""
+    """Return the nodes of suites by operator; all operators if ``only`` is empty."""
     nodes: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
         if only and not set(only) & set(case.operators or ()):

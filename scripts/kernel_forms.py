@@ -229,7 +229,7 @@ def erf_of(x: Array) -> Array:
 
 
 def reduced_angle(x: Array) -> tuple[Array, Array]:
-    """Return the distance from the nearest multiple of pi / 2, and its number mod 4."""
+    """Return the distance from the nearest multiple of pi / 2, and the multiple's factor mod 4."""
     quarter = np.rint(x * x.dtype.type(2 / math.pi))
     if np.abs(quarter).max(initial=0) > 1 << 13:
         raise Unsupported("a large angle")
@@ -300,7 +300,7 @@ def reciprocal(x: Array) -> Array:
 
 
 def elementwise(function: Unary) -> Callable[..., list[Array]]:
-    """Return the form of an operator without attributes."""
+    """Return the form of an operator that has no attributes."""
 
     def form(_: Attributes, x: Array) -> list[Array]:
         if x.dtype != np.float32:

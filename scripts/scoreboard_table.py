@@ -2,7 +2,7 @@
 
     python scripts/scoreboard_table.py RESULTS [BACKEND...]
 
-RESULTS is the folder of the logs, and BACKEND is the name of a backend's folder there; without it,
+RESULTS is the folder of the logs, and BACKEND is the name of a backend's folder in it. By default,
 all backends are printed in alphabetical order. Each version of a backend has a row, in which the
 newest result of each case counts. The columns are the outcomes that occur.
 """

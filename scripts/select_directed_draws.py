@@ -2,14 +2,14 @@
 
     python scripts/select_directed_draws.py [OPERATOR...] [--kind KIND]... [--jobs N]
 
-The seeds of the given operators are selected anew, or of all operators if none is given. With
-``--kind``, only the seeds of this kind are replaced. One choice of a directed draw is given: an
-element type, a long axis, a rank over 4, or a batch without elements
+The script selects the seeds of the given operators anew, or the seeds of all operators if none is
+given. With ``--kind``, only the seeds of this kind are replaced. One choice of a directed draw is
+given: an element type, a long axis, a rank over 4, or a batch without elements
 (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). A node is valid if onnx's check and
 the condition estimate accept it, and most of its output elements have a narrow tolerance.
 
 - Element types: the mutants of the operator's schema run on the suite's cases of the newest version
-  and on valid draws. Draws of a type are selected greedily, such that cases of this type kill the
+  and on valid draws. Draws of a type are selected greedily, so that cases of this type kill the
   mutants that cases of other types kill.
 - Long axes: draws are selected until the first, the last and the inner axes of each input and
   output are longer than the blocks of vectorized and parallel loops in some case.
@@ -69,8 +69,8 @@ MAX_SEEDS, MAX_VALID = 24, 2
 MAX_TYPED, MAX_SELECTED, MIN_KILLS = 8, 2, 3
 # An operator with this number of cases gets at most one draw of a type.
 MAX_CASES = 30
-# Lengths of a long axis: the first that is computed in time is used. Only one axis of an operator
-# has the first length.
+# Lengths of a long axis. The first length with which the node is computed in time is used. Only one
+# axis of an operator has the first length.
 LENGTHS = (1031, 259, 67)
 # An axis with more elements than this counts as long.
 BLOCK = 64
@@ -82,12 +82,12 @@ MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
 # An element with a larger relative tolerance detects few mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
-# An element near zero may have a tolerance up to this share of the largest element.
+# An element near zero may have a tolerance of up to this share of the largest element.
 MAX_SHARE_OF_LARGEST = 1e-3
 # These types are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
-# Right runtimes convert numbers beyond the range of these types to different values.
+# Correct runtimes convert numbers beyond the range of these types to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
 # More distinct elements than this number do not make a node better.
 MAX_DISTINCT = 12
@@ -134,7 +134,7 @@ class Draw:
 
 
 def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
-    """Return an operator, and the seeds of its directed draws of some kinds."""
+    """Return the operator's name, and the seeds of its directed draws of the given kinds."""
     warnings.simplefilter("ignore")
     native_onnx.die_with_models()
     directed_names = {stem for name, stem, _ in directed_draws(GENERATORS) if name == operator}
@@ -341,8 +341,8 @@ def limited_time() -> Iterator[None]:
 def judged_elements(problem: Problem, *, may_be_empty: bool) -> int:
     """Return the number of distinct output elements, at most MAX_DISTINCT; -1 for a bad case.
 
-    A node is a bad case if it has several readings, if ONNX Runtime returns another output, or if
-    at most half of the elements have a narrow tolerance.
+    A node is a bad case if the specification has several readings for it, if ONNX Runtime returns
+    another output, or if at most half of the elements have a narrow tolerance.
     """
     readings = all_readings(problem.model, problem.inputs)
     if len(readings) != 1:

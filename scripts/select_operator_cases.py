@@ -11,18 +11,18 @@ unless ``--anew`` is given, which is necessary after a change of the operator's 
 ``--anew``, the first cases are those that cover the most features: values of attributes, types,
 ranks and omitted inputs.
 
-With ``--audit DIR``, the survivors are not determined anew, but read from the folder in which
-``scripts/audit_operators.py`` wrote its results, which saves most of the time.
+With ``--audit DIR``, the survivors are read from the folder in which ``scripts/audit_operators.py``
+wrote its results, which saves most of the time.
 
 With ``--older``, only the cases of older versions are selected, and no mutants run: the cases that
-cover the most features are kept. Of successive versions that differ from the next one only in their
-types, the oldest keeps at most ``MAX_EQUAL_CASES``, and the others keep none. A version with other
-parameters keeps at most ``MAX_OTHER_CASES``, and gets at most ``MAX_FURTHER_CASES`` new ones, which
-cover further values of its attributes.
+cover the most features are kept. Among successive versions that differ only in their types, the
+oldest keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between it and the newest of them
+keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets at most
+``MAX_FURTHER_CASES`` new cases, which cover further values of its attributes.
 
-Nodes that onnx's check or strict shape inference refuses are dropped, and so are those that onnx's
-reference does not compute. Other operators' seeds in
-``onnxopt_cli/suites/operators/selected_seeds.json`` are not changed.
+A node is dropped if onnx's check or strict shape inference refuses it, or if onnx's reference does
+not compute it. Other operators' seeds in ``onnxopt_cli/suites/operators/selected_seeds.json`` are
+not changed.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
 # Earlier versions of the suite, whose generators differ, used the seeds below this number.
 FIRST_SEED = 1000
-# Nodes drawn for the newest version of an operator; a fifth of them for each older one.
+# Number of nodes drawn for the newest version of an operator; a fifth of this number is drawn for
+# each older version.
 CANDIDATES, OLDER_SHARE = 300, 5
-# One node in this number has exceptional values: NaN, infinities or integers that overflow.
+# On average, one of this number of nodes has exceptional values: NaN, infinities or integers that
+# overflow.
 EXCEPTIONAL_PERIOD = 2
-# Operators for which right implementations differ on NaN, infinity and overflow of integers. They
+# Operators whose correct implementations differ on NaN, infinity and overflow of integers: they
 # multiply these values by weights of 0 or leave them out, fold them into other parameters, or
 # compare them in another order.
 WITHOUT_EXCEPTIONS = frozenset({
@@ -99,8 +101,8 @@ KILLS_OF_A_MUTANT = 3
 # Largest number of cases that are selected for their features: for the newest version of an
 # operator, and for each older one.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
-# Largest numbers of present cases that an older version keeps: one with the parameters of the next
-# version, and one with other parameters.
+# Largest numbers of present cases that an older version keeps: first for a version with the
+# parameters of the next version, then for a version with other parameters.
 MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 2
 # Largest number of new cases of a version with other parameters, and number of seeds that are
 # tried for them.
@@ -178,7 +180,7 @@ def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
 
 
 def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
-    """Return the seeds of an operator, with those of older versions selected by features."""
+    """Return the seeds of an operator; the seeds of older versions are selected by features."""
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
     # Whether an older version with the same parameters has a case.
     is_covered = False

@@ -1,7 +1,7 @@
 """Interrupt ``onnxopt run``, ``audit`` and ``fuzz`` at random moments and check the clean-up.
 
 After each signal there must be no process, temporary file, truncated report or lock. The log of an
-interrupted run must resume to the result of an uninterrupted one. Linux only.
+interrupted run must resume to the result of an uninterrupted one. The script runs only on Linux.
 
     python scripts/signal_runs.py --count 100 --seed 0
 """
@@ -53,7 +53,7 @@ SIGNALS = (
 HANDLED_SIGNALS = tuple(
     numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
 )
-# Exit codes of runs that ended before the signal, and of interrupted ones.
+# Exit codes of runs that ended before the signal, and of interrupted runs.
 EXIT_CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
 # The example database of fuzz, and a file that ONNX Runtime writes at import.
 EXPECTED_FILES = frozenset({".examples", ".ses"})
@@ -139,7 +139,8 @@ def interrupt(command: Command, numbers: tuple[int, ...], moment: float, folder:
     wrong = []
     if run.code not in EXIT_CODES:
         wrong.append(f"exit code {run.code}: {errors.strip()[-300:]}")
-    # A signal during the interpreter's start makes Python print a traceback without our frames.
+    # A signal during the start of the interpreter makes Python print a traceback without frames of
+    # onnxopt.
     if "internal error" in errors or PACKAGE_FRAME.search(errors):
         wrong.append(errors)
     survivors = run.survivors(CLEANUP_SECONDS)

@@ -1,9 +1,9 @@
-"""Print the derivation of one tolerance step by step: the worked example of docs/tolerance.md.
+"""Print the derivation of one tolerance step by step, which is the example of docs/tolerance.md.
 
     python scripts/tolerance_example.py
 
-Calls Adagrad's formula with operands that carry an error bound, and prints the intermediate values
-of the formula.
+The script calls Adagrad's formula with operands that carry an error bound, and prints the
+intermediate values of the formula.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python scripts/trace_case.py
 
-Runs one case on ``numpy`` in this process, after all modules have been imported, and prints each
-call from one module into another as "caller's module -> callee's module, function" in call order,
-then the number of these module changes.
+The script runs one case on ``numpy`` in this process, after all modules have been imported, and
+prints each call from one module into another as "caller's module -> callee's module, function" in
+call order, then the number of these module changes.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 A whole training step is one graph: forward pass, loss, backward pass and optimizer. Adam, Adagrad,
 Momentum and Nesterov train on the NumPy reference and on ONNX Runtime, for which the optimizers are
 lowered. ADMM then prunes the network that Adam trained, and the network is finetuned under the
-mask. Prints the tables of docs/training.md. Exits with 1 if, at 80 % and above, ADMM with
-finetuning is not better than one-shot pruning without it.
+mask. The script prints the tables of docs/training.md. It exits with 1 if, at 80 % and above, ADMM
+with finetuning is not better than one-shot pruning without finetuning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ BATCH, EXPORTED_BATCH = 32, 16
 TRAINING_IMAGES = 1437
 #: Factor of ADMM's penalty, chosen with the epochs of FULL on a validation set.
 RHO = 0.03
-#: From this percentage on, ADMM with finetuning must beat one-shot pruning without it.
+#: From this percentage on, ADMM with finetuning must be better than one-shot pruning without
+#: finetuning.
 DEMANDING_PERCENT = 80
 
 Tensors = Mapping[str, Array]

@@ -2,10 +2,10 @@
 
     python scripts/wide_types.py
 
-Runs on all nodes in ``cases/`` with double outputs. Each element is moved in both directions by
-shares of its error bound, and to the doubles next to the bound. Counts expected values and verdicts
-that differ between the two types. Exits with 1 if a verdict on an element that was moved by a share
-differs.
+The script computes all nodes in ``cases/`` with double outputs. Each element is moved in both
+directions by shares of its error bound, and to the doubles next to the bound. The script counts the
+expected values and verdicts that differ between the two types. It exits with 1 if a verdict on an
+element that was moved by a share differs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
 )
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "gallery.md"
-# The suite whose cases are ONNX's own.
+# The suite of the node cases that ONNX publishes.
 _PUBLISHED = "onnx-node"
 
 _INTRODUCTION = """\
