@@ -85,7 +85,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the tests that are not slow; arguments after ``--`` replace those of pytest."""
+    """Run the tests that are not slow; arguments after ``--`` replace pytest's arguments."""
     run_module(session, "pytest", *(session.posargs or (*PARALLEL, "-m", "not slow")))
 
 

@@ -1,11 +1,11 @@
-"""Compare the reference outputs of onnx's node cases with those of their older models.
+"""Compare the reference outputs of onnx's node cases with the outputs of their older models.
 
     python scripts/check_older_opsets.py
 
 Every model that ``opset=auto`` would offer to a backend is computed with onnx's reference and, if
-installed, with ONNX Runtime, in its own opset and in the older ones. Kernels of different versions
-may round differently. The script prints the number of cases that have an older model, and each
-difference that exceeds rounding. It exits with 1 if there is such a difference.
+installed, with ONNX Runtime, in its own opset and in the older opsets. Kernels of different
+versions may round differently. The script prints the number of cases that have an older model, and
+each difference that exceeds rounding. It exits with 1 if there is such a difference.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compare(
     inputs: Any,
     compute: Callable[[onnx.ModelProto, Any], list[Any] | None],
 ) -> dict[int, bool]:
-    """Return by opset whether the outputs of older models agree with those of the newest one.
+    """Return, by opset, whether the outputs of older models agree with those of the newest model.
 
     Models that the backend cannot compute are left out.
     """

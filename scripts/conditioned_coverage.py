@@ -51,7 +51,7 @@ def main(corpus: str = "onnx-node") -> None:
 
 
 def missing_reason(tolerance: Tolerance | None) -> str:
-    """Return why a tolerance is neither conditioned nor derived, or an empty string."""
+    """Return the reason why a tolerance is neither conditioned nor derived; empty if it is."""
     if isinstance(tolerance, Relative):
         return tolerance.reason or "fixed tolerance"
     provenance = getattr(tolerance, "provenance", None)

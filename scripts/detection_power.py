@@ -92,7 +92,7 @@ class FormCounts:
     def __init__(self) -> None:
         self.elements = self.judged = self.detected = 0
         self.ratios: list[float] = []
-        #: For each kind of false result, the judged elements in which it passes.
+        #: The number of judged elements in which a wrong result passes, by kind of wrong result.
         self.passing: Counter[str] = Counter()
 
     def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:

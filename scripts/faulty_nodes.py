@@ -578,7 +578,7 @@ def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
     """Return the outputs of a kernel that leaves out a node.
 
-    The first inner node that keeps shape and type is left out; of two nodes, the first one.
+    The kernel leaves out the first inner node that keeps shape and type, or the first node of two.
     """
     inner_places = range(1, len(steps) - 1)
     for place in inner_places or [0]:

@@ -124,7 +124,7 @@ def _yaml_seeds() -> list[Seed]:
 
 
 def _directory_seeds() -> list[Seed]:
-    """Return the committed test directories and small ones of onnx, in similar numbers."""
+    """Return committed test directories and about as many small test directories of onnx."""
     committed = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
     published = [
         path

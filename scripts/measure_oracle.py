@@ -2,8 +2,8 @@
 
     python scripts/measure_oracle.py [--locate] [--only TEXT] [FOLDER]
 
-The models are those of ``locate_public_models.py``, which are downloaded into FOLDER, a temporary
-folder by default, and a chain of 2,000 nodes. For each of them, a process of its own prints
+The models are a chain of 2,000 nodes, and the models of ``locate_public_models.py``, which are
+downloaded into FOLDER, a temporary folder by default. For each model, a process of its own prints
 
 - the processor time of a condition estimate, as a multiple of one run of the unmodified
   ``onnx.reference.ReferenceEvaluator``, its construction included;

@@ -64,8 +64,9 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" /
 KINDS = ("type", "long", "deep", "empty")
 # Numbers of seeds that are tried for a draw, and of valid nodes that are compared.
 MAX_SEEDS, MAX_VALID = 24, 2
-# Largest numbers of valid draws of an element type that are compared, and that are selected. A
-# selected draw must kill this number of further mutants, unless it is the first case of the type.
+# Largest number of valid draws of an element type that are compared, and largest number of draws
+# that are selected. A selected draw must kill this number of further mutants, unless it is the
+# first case of the type.
 MAX_TYPED, MAX_SELECTED, MIN_KILLS = 8, 2, 3
 # An operator with this number of cases gets at most one draw of a type.
 MAX_CASES = 30

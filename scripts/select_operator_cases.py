@@ -8,7 +8,7 @@ For each operator, the mutants that ``onnxopt audit`` tries run on the suite's c
 further seeds are drawn to kill the survivors, and a small set that kills as many of them as
 possible becomes cases. Nodes at boundaries are always cases. Other cases of the suite are kept,
 unless ``--anew`` is given, which is necessary after a change of the operator's generator. With
-``--anew``, the first cases are those that cover the most features: values of attributes, types,
+``--anew``, the first cases are the cases that cover the most features: values of attributes, types,
 ranks and omitted inputs.
 
 With ``--audit DIR``, the survivors are read from the folder in which ``scripts/audit_operators.py``
@@ -99,7 +99,7 @@ WITHOUT_EXCEPTIONS = frozenset({
 # Number of killing nodes that are sought for each mutant; the cases are chosen among them.
 KILLS_OF_A_MUTANT = 3
 # Largest number of cases that are selected for their features: for the newest version of an
-# operator, and for each older one.
+# operator, and for each older version.
 MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
 # Largest numbers of present cases that an older version keeps: first for a version with the
 # parameters of the next version, then for a version with other parameters.

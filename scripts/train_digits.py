@@ -248,7 +248,7 @@ class Classifier:
         self._model = PreparedModel(backend, classifier())
 
     def accuracy(self, parameters: Tensors, images: Images) -> float:
-        """Return the share of images whose largest logit is that of their label."""
+        """Return the share of images whose label has the largest logit."""
         logits = self._model.run({**parameters, "images": images.pixels})["logits"]
         return float(np.mean(np.argmax(logits, axis=1) == images.labels))
 

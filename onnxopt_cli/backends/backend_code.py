@@ -1,16 +1,16 @@
 """The files of a backend, found without running it: its source snapshot, and all code it can run.
 
 The source snapshot of a Python file has the file itself and the modules beside it that it imports,
-recursively; that of a module in a package has all code of the package. The snapshot of a command
-has its program and its arguments that are files or have the form ``--config=FILE``. That of an
-adapter has its file, the modules beside a user's own file, programs in JavaScript with the same
+recursively. The snapshot of a module in a package has all code of the package. The snapshot of a
+command has its program and its arguments that are files or have the form ``--config=FILE``. That of
+an adapter has its file, the modules beside a user's own file, programs in JavaScript with the same
 name, and its locks. Files that are loaded in another way, such as weights and libraries, are not
 found.
 
-Checks of owners cover more files, all those from which a specification can run code: bytecode that
-Python loads in place of a source file, modules in the current folder, modules and folders that a
-command runs, the environment of an interpreter, and the folders in variables such as ``PATH`` or
-``PYTHONPATH``. Installed code that Python or ``PATH`` finds by default is not included.
+Checks of owners cover all files from which a specification can run code: bytecode that Python loads
+in place of a source file, modules in the current folder, modules and folders that a command runs,
+the environment of an interpreter, and the folders in variables such as ``PATH`` or ``PYTHONPATH``.
+Installed code that Python or ``PATH`` finds by default is not included.
 """
 
 from __future__ import annotations
@@ -339,7 +339,8 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
         if not _NAMES_CODE.fullmatch(name):
             continue
         for path in _entries(value.replace(" ", os.pathsep) if "PRELOAD" in name else value):
-            # Folders of PATH hold unrelated programs; `named_code` yields the one that runs.
+            # Folders of PATH hold unrelated programs; `named_code` yields only the program that
+            # runs.
             if stat.S_ISDIR(_mode(path)) and name != "PATH":
                 yield from _searched(path)
             else:

@@ -13,8 +13,8 @@
     backend = ["trt"]
     rerun = 2
 
-The file of the current folder is used or, in a repository, that of the nearest parent folder with
-such a file. The file names code that runs, so the file and the code must belong to this user or to
+The file of the current folder is used or, in a repository, the file of the nearest parent folder
+that has one. The file names code that runs, so the file and the code must belong to this user or to
 root; a file named by ``ONNXOPT_CONFIG`` may belong to anyone. Paths are relative to the file's
 folder. The command line takes precedence over a profile, and a profile over the rest of the file.
 """
@@ -114,7 +114,7 @@ class Configuration:
         """Return the name of a backend with its specification: ``trt=python:...``.
 
         Options after a comma are kept. Other text is returned unchanged. A name before ``=``
-        replaces the one in the file: ``fast=trt,device=0``.
+        replaces the name in the file: ``fast=trt,device=0``.
 
         Raises:
             UsageError: if the name is unknown, but resembles a name in the file.
@@ -415,5 +415,5 @@ def place_of_key(path: Path, text: str, *keys: str) -> str:
 
 
 def relative(folder: Path, path: str) -> str:
-    """Convert a path that is relative to ``folder`` to one relative to the current folder."""
+    """Convert a path that is relative to ``folder`` to a path relative to the current folder."""
     return path if Path(path).is_absolute() else os.path.relpath(folder / path)

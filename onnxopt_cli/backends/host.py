@@ -274,8 +274,8 @@ _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did 
 _FIRST_IR_WITH_IMPORTS = 3
 # The last opset that models of this IR version may use; few runtimes support earlier opsets.
 _MIN_OPSET = 8
-# The first opset of each IR version. The table begins with the oldest row, and later entries of
-# a dict replace earlier ones, hence `reversed`.
+# The first opset of each IR version. The table begins with the oldest row, and the last entry with
+# a key wins in a dict, hence `reversed`.
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
@@ -393,9 +393,10 @@ def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
 def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with an import of the default domain.
 
-    ONNX requires imports of the used domains only, but several runtimes reject a model that does
-    not import the default domain. The added version is that of the model's functions, otherwise
-    the first opset of the model's IR version: a runtime that reads that IR version supports it.
+    ONNX requires only imports of the domains that a model uses, but several runtimes reject a model
+    that does not import the default domain. The added version is the version that the model's
+    functions import, or else the first opset of the model's IR version, which every runtime that
+    reads this IR version supports.
     """
     default = {"", "ai.onnx"}
     imported = {opset.domain for opset in model.opset_import}

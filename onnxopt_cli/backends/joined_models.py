@@ -8,12 +8,12 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# Larger models are not joined, because joining saves time only in the compilation of small ones.
+# Larger models are not joined, because joining saves time only in the compilation of small models.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
-    """Return a key that is equal for models that can be joined; None for a model that cannot be.
+    """Return a key that is equal for models that can be joined; None if a model cannot be joined.
 
     Models with functions, training information, sparse initializers, quantization annotations,
     external data or device configurations are not joined; nor are models with ``Gradient``, whose

@@ -1,7 +1,7 @@
 """The interface of a backend, the conversion of its outputs, and its errors about missing features.
 
 An output that has a dtype keeps it. Python numbers have no dtype, and get the declared element type
-if that can represent their values; a float type may round them.
+if it can represent their values; a float type may round them.
 
 A regular expression recognises the backend's own errors about unsupported features. It is the
 option ``unsupported``, or the backend declares it. It is searched in the text that reports show,
@@ -178,7 +178,7 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
     types = [output.type for output in declared]
     names = [output.name for output in declared]
     if isinstance(returned, dict):
-        # A missing output becomes None; undeclared outputs follow the declared ones.
+        # A missing output becomes None; undeclared outputs follow the declared outputs.
         by_name = {key: value for key, value in returned.items() if type(key) is str}
         if len(by_name) < len(returned):
             raise UnusableOutput("the backend returned a dict whose keys are not output names")

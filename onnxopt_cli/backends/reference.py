@@ -167,7 +167,7 @@ def unimplemented_operator(error: BaseException) -> str:
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with dense initializers only: onnx's evaluator rejects sparse ones."""
+    """Return the model without sparse initializers, which onnx's evaluator rejects."""
 
     def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
         return [model.graph, *(graph for node in all_nodes(model) for graph in subgraphs(node))]

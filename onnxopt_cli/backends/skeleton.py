@@ -32,7 +32,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
 
     Returns:
         The files that were written, and commands that build and check the backend. For Python,
-        there are two; the second one runs the backend in an environment of its own.
+        there are two commands; the second one runs the backend in an environment of its own.
 
     Raises:
         UsageError: if the folder is not empty, cannot be written, or has a name that a Python

@@ -14,7 +14,7 @@ r"""The syntax of backend specifications: a name, attribute, command or adapter,
 
 ``acme`` is then the name of the backend in results, reports and expectation files; without a name,
 the specification identifies the backend. The colon between a module or file and its attribute is
-the first one that only an attribute and options of the form ``name=value`` follow. Drive letters,
+the first colon that only an attribute and options of the form ``name=value`` follow. Drive letters,
 and commas and colons in a path, therefore need no quotes. The value of an option contains no comma.
 The exception is ``unsupported``, which must be the last option: all text after it is a regular
 expression, with commas and quotes.
@@ -45,7 +45,7 @@ _COMMAND = "exec:"
 ADAPTER = "adapter:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
-# This option is the last one, because its value may contain commas.
+# This option must be the last option, because its value may contain commas.
 _LAST = "unsupported="
 #: Beginning of an option that sets an environment variable before the backend is imported.
 ENVIRONMENT = "env."

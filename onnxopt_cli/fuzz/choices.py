@@ -92,7 +92,8 @@ _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
 # The remainder of a seed divided by this number selects a style. One style scales the decimals,
-# another one replaces some of them by special values, and the others use plain decimals.
+# another style replaces some of them by special values, and the remaining styles use plain
+# decimals.
 _STYLES = 6
 
 

@@ -169,7 +169,8 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         if item.limits:
             changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             wrong_attributes[f"{item.name} is beyond its limits"] = changed
-    # One missing attribute is enough: a backend that detects it most likely detects the others.
+    # One missing attribute is enough: a backend that detects it most likely detects other missing
+    # attributes.
     for name in [item.name for item in operator.attributes if item.required][:1]:
         changed = {key: value for key, value in attributes.items() if key != name}
         wrong_attributes[f"{name} is left out"] = changed
@@ -279,7 +280,7 @@ class GeneratedExample:
     def _selects(self, name: str, value: object) -> bool:
         """Return whether the value of an attribute selects a computation, such as a mode.
 
-        An axis or a count does not select a computation: it is a parameter of the same one.
+        An axis or a count is a parameter of a computation and does not select one.
         """
         attribute_type = self.node.schema.attributes[name].type
         if attribute_type != defs.OpSchema.AttrType.INT:
@@ -324,10 +325,10 @@ class GraphExample:
     """A model of several nodes of operators with a formula, with primitive nodes between them.
 
     The primitive nodes round nothing, so the error bound of a node's outputs is also the error
-    bound of the next node's inputs, and the error bounds of the model's outputs follow from those
-    of all nodes. For each output, a case file states the smallest rtol and atol that allow the
-    error bounds of all elements. A value is not an output of the model if its error bound is
-    infinite, if an element is close to the threshold of a choice, or if the result of a correct
+    bound of the next node's inputs, and the error bounds of the model's outputs follow from the
+    error bounds of all nodes. For each output, a case file states the smallest rtol and atol that
+    allow the error bounds of all elements. A value is not an output of the model if its error bound
+    is infinite, if an element is close to the threshold of a choice, or if the result of a correct
     reformulation is NaN.
 
     Attributes:

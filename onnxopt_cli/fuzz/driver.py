@@ -1,4 +1,4 @@
-"""Drive hypothesis, which draws examples and shrinks those that fail."""
+"""Drive hypothesis, which draws examples and shrinks failing examples."""
 
 from __future__ import annotations
 

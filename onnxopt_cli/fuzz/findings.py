@@ -324,7 +324,8 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
         source: the command that found the failure.
 
     Returns:
-        The path of the case file or test directory; that of an existing one with the same example.
+        The path of the case file or test directory, which may be an existing one with the same
+        example.
 
     Raises:
         UsageError: if the case cannot be written.
@@ -350,7 +351,7 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write new files, and return True; if one of them exists, write none, and return False.
+    """Write new files and return True; if one of the files exists, write no file and return False.
 
     Another run may write to the same folder at the same time.
     """

@@ -194,8 +194,8 @@ def _special_kinds(value: Array) -> Iterator[str]:
 def draw_random_graph(source: Source) -> RandomGraph:
     """Draw a valid graph with a single choice of hypothesis, the seed of the graph.
 
-    If hypothesis made all choices, it would prefer simple ones, which rarely result in the chains
-    that optimizers change.
+    If hypothesis made all choices, it would prefer simple choices, which rarely result in the
+    chains that optimizers change.
     """
     try:
         return seeded_graph(source.integer(0, _SEEDS))

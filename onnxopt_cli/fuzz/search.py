@@ -165,7 +165,7 @@ class Search:
     """A search in progress, created by :func:`open_search`.
 
     Attributes:
-        tried: number of examples tried, not counting those that shrink a failure.
+        tried: number of examples tried, without examples that shrink a failure.
         findings: the findings.
     """
 
@@ -212,7 +212,7 @@ class Search:
         return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
-        """Try the failing examples of earlier runs; hypothesis forgets those that now pass."""
+        """Try the failing examples of earlier runs; hypothesis forgets examples that now pass."""
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
@@ -270,7 +270,7 @@ class Search:
             most_tried = tried
             while is_new:
                 # Examples of other portions must not affect explanations, because the order of the
-                # workers' responses determines which of them ran in this process.
+                # workers' responses determines which examples ran in this process.
                 self.findings.forget_passed()
                 self.tried = tried
                 try:
@@ -313,7 +313,7 @@ class Search:
     def _may_have_new(self, _portions: _Portions) -> Iterator[bool]:
         """Yield, until the search is over, whether the next portion may have a new failure.
 
-        On a single machine this is unknown, so the result is always True.
+        On a single machine, the presence of a new failure is unknown, so the result is always True.
         """
         return iter(lambda: not self._over, False)
 

@@ -1,4 +1,4 @@
-"""The suites by name: the generated ones, and the corpora of the installed onnx.
+"""The suites by name: the generated suites, and the corpora of the installed onnx.
 
 Import this module lazily: it imports everything that generates cases.
 """
@@ -92,8 +92,8 @@ def _all_large(operator: Operator) -> Sequence[CaseTemplate]:
 def suites() -> dict[str, Suite]:
     """Return the generated suites by name.
 
-    The conformance cases of an operator are in the suite that its declaration names, by default
-    that of its domain.
+    The conformance cases of an operator are in the suite that its declaration names, by default in
+    the suite of its domain.
     """
     about = "cases across the input space that wrong implementations fail"
     names = dict.fromkeys(operator.suite_name for operator in registry().operators)
@@ -142,7 +142,7 @@ def suite_cases(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
-    """Return the cases of a generated suite: those of its files, without stored outputs.
+    """Return the cases of a generated suite, which are the cases of its files without outputs.
 
     Most cases are made directly from their templates, since writing and reading a case file takes
     longer than running its cases. Only templates of refusals and trajectories are written as text
@@ -400,7 +400,7 @@ def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes], *, force: bool) -> Drift:
-    """Write the missing files and, with ``force``, those that differ.
+    """Write the missing files and, with ``force``, the files that differ.
 
     Returns:
         The differences before writing.

@@ -34,7 +34,7 @@ _YAML = (".yaml", ".yml", ".json")
 # Identifies case files among other JSON files of a folder.
 _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
-# Number of names in a folder that are compared with a misspelt one.
+# Number of names in a folder that are compared with a misspelt name.
 _MAX_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
@@ -45,7 +45,7 @@ _Suites: TypeAlias = dict[tuple[object, ...], _Found]
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
-# Smaller case files are read in this process, since starting others takes longer.
+# Smaller case files are read in this process, because the start of other processes takes longer.
 _PARALLEL_MIN_BYTES = 4 << 20
 
 
@@ -167,7 +167,7 @@ def find_again(
         model_inputs: the inputs of model files in that run.
 
     Returns:
-        The cases by id, without those that no longer exist.
+        The cases by id, without cases that no longer exist.
     """
     targets = {
         str(place.path) if place.path.exists() else case.partition("/")[0]

@@ -309,7 +309,8 @@ class _ConformanceTemplates(Author):
     ) -> dict[tuple[str, int], tuple[int, ...]]:
         """Return shapes of operands that broadcast, by operand and group.
 
-        In each group, a different operand has ``shape``; in the last one, all have ``together``.
+        In each group, a different operand has ``shape``; in the last group, all operands have
+        ``together``.
         """
         narrow = {(name, group): shape for group, name in enumerate(self.stepped)}
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}
@@ -556,7 +557,7 @@ class _ConformanceTemplates(Author):
         yield make("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
 
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> CaseTemplate:
-        """Return a template with tensors of these shapes; large ones are random."""
+        """Return a template with tensors of these shapes; large tensors are random."""
         drawn: dict[tuple[str, int], TemplateInput] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))

@@ -175,7 +175,7 @@ def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, Temp
 
 
 def _near_largest(author: Author, shapes: Shapes) -> Mapping[str, Any]:
-    """Return attributes that select a rank between those of the largest elements."""
+    """Return attributes that select a rank between the ranks of the largest elements."""
     shares = [max(prod(shape) - _RANKS_BELOW, 0) / max(prod(shape) - 1, 1) for shape in shapes]
     changed: dict[str, Any] = {}
     for name in author.limits:

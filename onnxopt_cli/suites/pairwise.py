@@ -133,7 +133,7 @@ _NONNEGATIVE = 0.9
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
 #: Initial weight of pairs with a level that few templates have. Other pairs have the weight 1.
 _RARE = 10.0
-#: Number of elements that are drawn at once. Each literal tensor is a part of them.
+#: Number of elements that are drawn at once; each literal tensor takes some of these elements.
 _POOL = 4096
 #: Number of attempts to draw a conclusive node. In one of 3 nodes, a single conclusive output
 #: suffices.
@@ -155,7 +155,8 @@ class _Cover:
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Since few case templates have these levels, each of them should contain uncovered pairs.
+        # Few case templates have these levels, so each of these templates should contain uncovered
+        # pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
@@ -193,7 +194,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
             *(_SHAPES, small) * (_FEW_TENSORS // 2),
             *(small,) * number,
         )
-        # In a sum over all tensors, the terms of a large tensor hide those of a small one.
+        # In a sum over all tensors, the terms of a large tensor hide the terms of a small tensor.
         pools = pools[carried and random.randint(2) :][: number - 1]
         shapes = [_SHAPES[next(order)], *(pool[random.randint(len(pool))] for pool in pools)]
         random.shuffle(shapes)
@@ -207,7 +208,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
 
 
 def large(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield case templates with tensor sizes around those of large blocks."""
+    """Yield case templates with tensor sizes around the sizes of large blocks."""
     design = _Design(operator, prefix="blocks")
     for shape in _LARGE_SHAPES:
         yield design.template([shape], plain=True)
@@ -291,7 +292,7 @@ class _Design:
         rows = [self._group(node, chosen, shape, extremes) for shape in shapes]
         if self._author.carried:
             # A sum over tensors of different types may be rounded to any of the types, and large
-            # terms hide small ones.
+            # terms hide small terms.
             double = self._double
             calm = self.random.random_sample() < _CALM.get(len(shapes), _CALM_MANY)
             for row in rows:

@@ -15,7 +15,7 @@ from onnxopt_cli.cases.case_template import Author
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TypedAttribute
 from onnxopt_cli.operators.operator import Attribute, AttributeValue
 
-#: Types of scalars; those that the operator does not allow must be rejected.
+#: Types of scalars. A type that the operator does not allow must be rejected.
 _SCALAR_TYPES = ("int32", "uint64", "int16", "uint32", "float32", "float64", "int64", "float16")
 
 

@@ -156,7 +156,7 @@ def _together(
     """Yield one case with a group for each way to broadcast.
 
     If an output is a sum over all tensors, each way has a separate case, since a large term would
-    hide the others.
+    hide the other terms.
 
     Args:
         author: creates the operator's templates.

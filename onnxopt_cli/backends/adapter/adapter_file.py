@@ -231,7 +231,7 @@ def packages_of_npm_lock(lock: str) -> dict[str, str]:
     """Return the versions that a ``package-lock.json`` pins.
 
     The name of a package begins with :data:`NPM_PREFIX`. If a package is installed inside another
-    one, its name contains the path.
+    package, its name contains the path.
 
     Raises:
         ValueError: if the text is not in the format of this file.

@@ -75,7 +75,8 @@ _ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
 _MAX_LINES = 2000
 _MAX_SHOWN_LINES = 6
 _TICK_SECONDS = 1.0
-# Prints the packages of the environment itself, without those in folders that a .pth file adds.
+# This program prints the packages of the environment, without packages in folders that a .pth file
+# adds.
 _LIST = """\
 import importlib.metadata, json, re, sysconfig
 paths = sysconfig.get_paths()
@@ -341,7 +342,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those that it started, unless it has ended."""
+    """Kill a process and the processes that it started, unless it has ended."""
     if process.stdout:
         process.stdout.close()
     if process.poll() is None:

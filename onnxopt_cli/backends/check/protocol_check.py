@@ -137,7 +137,7 @@ def _require_declared(subject: CheckedBackend, problem: Problem) -> None:
     """Check the number, types and shapes of the outputs.
 
     Raises:
-        RuleBroken: if they differ from the declared ones.
+        RuleBroken: if they differ from the declared outputs.
     """
     declared = problem.model.graph.output
     outputs = _outputs(subject, problem)
@@ -167,7 +167,7 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
 
 _SURVIVE = "respond with outputs, unsupported or an error for all sizes and names"
 
-#: In the order in which they are tested.
+#: Rules in the order in which they are tested.
 _COMMON_RULES = (
     BackendRule(
         "reports an unknown operator as unsupported",
@@ -233,7 +233,7 @@ def _ends(command: CheckedCommand, *, told: bool) -> str:
     return "exit code 0"
 
 
-#: In the order in which they are tested.
+#: Rules in the order in which they are tested.
 COMMAND_RULES = (
     BackendRule(
         "responds to hello",
@@ -311,7 +311,7 @@ def _prints_nothing(subject: CheckedPlugin) -> str:
     return "nothing"
 
 
-#: In the order in which they are tested.
+#: Rules in the order in which they are tested.
 PLUGIN_RULES = (
     BackendRule(
         "can be loaded, and has prepare or run",

@@ -33,8 +33,8 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
-# Nonexistent operators. Patterns are derived from the message about the first one, and must match
-# those about the others.
+# Nonexistent operators. Patterns are derived from the message about the first operator, and must
+# match the messages about the other operators.
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
 _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
@@ -83,7 +83,8 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
         patterns.append(pattern)
     errors = _unmatched_errors(training, patterns)
     if len(errors) > 1 and subject.supported is not None:
-        # A message that names each operator in turn is not about a defect in one of them.
+        # If the messages name each operator in turn, they are not about a defect of a single
+        # operator.
         pattern = _proposal(errors, TRAINING, contrasts, texts, named=True)
         if pattern:
             failure = failure or f"it fails instead: {_excerpt(errors, pattern)}"

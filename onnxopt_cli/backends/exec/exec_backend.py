@@ -565,7 +565,7 @@ class CommandSession(Command):
         outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
-                # The host compares the inputs next, and finds this one modified.
+                # The host compares the inputs next, and then finds this input modified.
                 cast("dict[str, Value]", inputs)[name] = None
         if len(outputs) != len(outputs_by_name):
             return outputs

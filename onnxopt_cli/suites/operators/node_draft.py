@@ -50,7 +50,7 @@ _EXCEPTIONS = {
 }
 
 
-# Styles of floats in a node with exceptional values, in addition to those of the generator.
+# Styles of floats in a node with exceptional values, in addition to the generator's styles.
 _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negative")
 # Styles of integers in a node with exceptional values.
 _EXTREME_STYLES = ("special", "negative")
@@ -101,7 +101,7 @@ class NodeDraft:
         schema: the operator in one version.
         attributes: the attributes that the node has; a subgraph is a GraphProto.
         inputs: a value for each place of the node, None for an omitted one.
-        outputs: whether each output is requested; by default those that are not optional.
+        outputs: whether each output is requested; by default, all outputs that are not optional.
     """
 
     def __init__(self, schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) -> None:

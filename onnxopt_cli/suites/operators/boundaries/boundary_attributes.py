@@ -1,8 +1,8 @@
 """Nodes with attributes that the generators never set, or set to one value only.
 
-Tables given as tensors, groups of channels, saturation of quantized floats, transformations of
-scores, probabilities, set membership in trees, padding longer than the axis, types of intermediate
-results, given output shapes, and subgraphs with several states.
+Examples are tables given as tensors, groups of channels, saturation of quantized floats,
+transformations of scores, probabilities, set membership in trees, padding longer than the axis,
+types of intermediate results, given output shapes, and subgraphs with several states.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
     """Yield classifiers whose scores become probabilities or are transformed.
 
     Two kinds of classifiers are left out because onnx's reference and ONNX Runtime disagree on
-    their results: those that return probabilities of three classes, and support vector machines
-    with two classes whose score is transformed by softmax. Regressors are left out because the
-    reference does not transform their results.
+    their results: classifiers that return probabilities of three classes, and support vector
+    machines with two classes whose score is transformed by softmax. Regressors are left out because
+    the reference does not transform their results.
     """
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
@@ -210,8 +210,8 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
     """Yield maxima placed in a given shape that differs from the inferred shape by additional rows.
 
-    The indices of the published case refer to the inferred shape, those of ONNX Runtime to the
-    given shape. For one channel with further rows at the end, they are the same.
+    The indices of the published case refer to the inferred shape, but the indices of ONNX Runtime
+    refer to the given shape. For one channel with further rows at the end, both are the same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)

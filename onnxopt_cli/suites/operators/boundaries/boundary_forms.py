@@ -1,8 +1,8 @@
 """Nodes in forms that random draws seldom have.
 
-Scalars as either operand and as results, tensors of many axes, an optional input that is present
-after omitted inputs, subgraphs that declare their outputs in a different order than they compute
-them, and sequences of empty tensors.
+Examples are scalars as either operand and as results, tensors of many axes, an optional input that
+is present after omitted inputs, subgraphs that declare their outputs in a different order than they
+compute them, and sequences of empty tensors.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
     yield "Constant", "text_beyond_ascii", fixed_node(value_string="\u4e2d \u00e9")
     yield "Constant", "empty_text", fixed_node(value_string="")
     yield "Constant", "texts_beyond_ascii", fixed_node(value_strings=words)
-    # The last word contains two characters, and the one before an accented letter.
+    # The last word contains two characters, and the word before it contains an accented letter.
     x = np.array([*words, "e", "a"], object)
     numbers, stem = [7, -1, 9, 3], "texts_beyond_ascii"
     mapper = fixed_node(x, cats_strings=words, cats_int64s=numbers, default_int64=-5)

@@ -1,8 +1,8 @@
 """Nodes with combinations of attributes, optional inputs and sizes that random draws seldom have.
 
-Empty tensors, scalars and axes longer than a vector register; windows that differ along every axis;
-every combination of reduction, weights and ignored targets; recurrent and attention nodes with all
-their inputs.
+Examples are empty tensors, scalars and axes longer than a vector register; windows that differ
+along every axis; every combination of reduction, weights and ignored targets; recurrent and
+attention nodes with all their inputs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-#: A length above that of a vector register, and not a multiple of it.
+#: A length that exceeds the length of a vector register, and is not a multiple of it.
 _LONG_AXIS = 67
-#: A length above that of the blocks in which rows are reduced, and not a multiple of it.
+#: A length that exceeds the blocks in which rows are reduced, and is not a multiple of their
+#: length.
 _LONGER_AXIS = 1031
 
 

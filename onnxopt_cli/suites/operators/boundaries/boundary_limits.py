@@ -1,8 +1,8 @@
 """Nodes at the limits of element types and of numbers of operands.
 
-The least and the largest integers of each type, conversions between types whose ranges differ,
-quantized types of 2 to 16 bits, nodes of many operands, results without elements, texts, and
-negative axes.
+Examples are the least and the largest integers of each type, conversions between types whose ranges
+differ, quantized types of 2 to 16 bits, nodes of many operands, results without elements, texts,
+and negative axes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
     """Draw operands whose axes have equal lengths: each fits the first axes and the last."""
     name = draft.schema.name
     if name == "Where":
-        # Neither constant nor the same along both axes.
+        # The condition is not constant, and differs between the two axes.
         draft.add(np.arange(prod(shapes[-1])).reshape(shapes[-1]) % 3 == 0)
     for shape in shapes:
         place = len(draft.inputs)

@@ -79,7 +79,7 @@ class LengthDraft(NodeDraft):
         schema: the operator in one version.
         choices: chooses everything except the length of the axis.
         length: the length of the axis.
-        place: the number of lengths that the generator draws before that of the axis.
+        place: the number of lengths that the generator draws before the length of the axis.
     """
 
     def __init__(self, schema: OpSchema, choices: Choices, *, length: int, place: int) -> None:

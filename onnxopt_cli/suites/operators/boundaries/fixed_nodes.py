@@ -48,7 +48,7 @@ def distinct(*shape: int) -> Array:
 
 
 def distinct_bytes(*shape: int) -> Array:
-    """Return a tensor of uint8 whose elements are in the order of those of :func:`distinct`."""
+    """Return a tensor of uint8 whose elements have the same order as in :func:`distinct`."""
     return (distinct(*shape) * 8 + 60).astype(np.uint8)
 
 
@@ -62,7 +62,7 @@ def fixed_node(*inputs: Any, outputs: int | None = None, **attributes: Any) -> G
 
     Args:
         inputs: the inputs, None for an omitted one.
-        outputs: the number of requested outputs; None for those that are not optional.
+        outputs: the number of requested outputs; None for all outputs that are not optional.
         attributes: the attributes.
     """
     return partial(add_fixed, inputs=inputs, attributes=attributes, outputs=outputs)
