@@ -7,7 +7,8 @@ adapter; without names, all runtimes are checked. A row is
 - ``fixed`` if its case passes, in the version that is printed,
 - ``different`` if the case fails otherwise, or the runtime does not compute it.
 
-The script exits with 1 if a row is not reproduced, or a runtime does not start.
+A table of the counts by runtime follows. The script exits with 1 if a row is not reproduced, or a
+runtime does not start.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class DefectState(StrEnum):
     REPRODUCED = "reproduced"
     FIXED = "fixed"
     DIFFERENT = "different"
+
+
+NOT_CHECKED = "not checked"
+COUNTED = (*DefectState, NOT_CHECKED)
 
 
 class CheckedRow(NamedTuple):
@@ -135,15 +140,18 @@ def check_runtime(runtime: TestedRuntime, backend: str) -> tuple[str, list[Check
 
 
 def lines(runtime: TestedRuntime, version: str, checked: Sequence[CheckedRow]) -> Iterator[str]:
-    """Yield a line for each row, and one with the counts."""
+    """Yield a line for each row."""
     for row, state, seen in checked:
         where = f" in {version}" if state is DefectState.FIXED else ""
         expected = described(row, row.wrong)
         mismatch = f"; expected {expected}" if state is DefectState.DIFFERENT else ""
         yield f"{state}{where}  {runtime.adapter}/{row.name}: {seen}{mismatch}"
-    counts = Counter(row.state for row in checked)
-    listed = ", ".join(f"{counts[state]} {state}" for state in DefectState)
-    yield f"{runtime.adapter}: {len(checked)} rows on {version}: {listed}"
+
+
+def table_row(adapter: str, version: str, counts: Counter[str]) -> str:
+    """Return a row of the table of counts."""
+    cells = " ".join(f"{counts[state]:11}" for state in COUNTED)
+    return f"{adapter:18} {counts.total():5} {cells}  {version}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,22 +175,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if adapter not in adapters or not backend:
             parser.error(f"argument --backend: expected ADAPTER=BACKEND, got {text!r}")
         backends[adapter] = backend
+    titles = " ".join(f"{state:>11}" for state in COUNTED)
+    table = [f"{'adapter':18} {'rows':>5} {titles}  version"]
     totals: Counter[str] = Counter()
     for runtime in runtimes():
         if options.adapters and runtime.adapter not in options.adapters:
             continue
         built_in = runtime.adapter in BUILT_IN
         named = runtime.adapter if built_in else f"adapter:{runtime.adapter}"
+        counts: Counter[str] = Counter()
         try:
             version, checked = check_runtime(runtime, backends.get(runtime.adapter, named))
         except OnnxoptError as error:
-            print(f"{runtime.adapter}: not checked: {error.message}", flush=True)
-            totals["not checked"] += len(runtime.defects)
-            continue
-        for line in lines(runtime, version, checked):
-            print(line, flush=True)
-        totals.update(str(row.state) for row in checked)
-    print(", ".join(f"{count} {state}" for state, count in totals.items()))
+            version = " ".join(error.message.split())
+            counts[NOT_CHECKED] = len(runtime.defects)
+        else:
+            for line in lines(runtime, version, checked):
+                print(line, flush=True)
+            counts.update(str(row.state) for row in checked)
+        table.append(table_row(runtime.adapter, version, counts))
+        totals += counts
+    print("", *table, table_row("all", "", totals), sep="\n")
     return int(set(totals) != {str(DefectState.REPRODUCED)})
 
 

@@ -190,6 +190,5 @@ def test_check_tells_whether_a_defect_is_reproduced(wrong, backend, state):
 
     runtime = reference_with_wrong_value(wrong)
     version, checked = check_runtime(runtime, backend)
-    row_line, count_line = lines(runtime, version, checked)
-    assert row_line.startswith(state)
-    assert f"1 {state}" in count_line
+    (line,) = lines(runtime, version, checked)
+    assert line.startswith(state)
