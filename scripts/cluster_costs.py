@@ -31,7 +31,7 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: Fields of a report that differ between runs.
 _VARYING_FIELDS = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# The same values as in the Dask client of the package.
+# These values are the same as in the Dask client of the package.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED_WORKERS = (1, 2, 10, 100, 300, 1000)
 

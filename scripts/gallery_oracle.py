@@ -1,8 +1,8 @@
 """Compute the right values of the gallery's own cases from the text of ONNX's specification.
 
-The functions compute in double with NumPy. They share no code with the package or onnx's reference,
-so their results are independent evidence where ONNX publishes no output. For a row whose case is
-in ``onnx-node``, the published output gives the right value.
+The functions compute in double with NumPy. The functions share no code with the package or onnx's
+reference, so their results are independent evidence where ONNX publishes no output. For a row whose
+case is in ``onnx-node``, the published output gives the right value.
 
 The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
 the rounding of the output's type.

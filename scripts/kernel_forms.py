@@ -574,7 +574,7 @@ def channels_last(
     windows = windows[(slice(None), slice(None), *(slice(None, None, step) for step in strides))]
     taps: tuple[Any, ...] = (..., *(slice(None, None, step) for step in dilations))
     windows = windows[taps]
-    # Batch, group, space, kernel, channels.
+    # The axes are batch, group, space, kernel, channels.
     sizes = windows.shape[2 : 2 + rank]
     columns = np.moveaxis(windows.reshape(len(x), group, -1, *windows.shape[2:]), 2, -1)
     columns = columns.reshape(len(x), group, 1, math.prod(sizes), -1)

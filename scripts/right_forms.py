@@ -374,7 +374,7 @@ def by_winograd(
     for axis in range(-rank, 0):
         tiles, w = along(tile, tiles, axis), along(weights, w, axis)
     counts = tiles.shape[2 : 2 + rank]
-    # Batch, group, output channel, channel, then tiles, then the elements of a tile.
+    # The axes are batch, group, output channel, channel, then tiles, then the elements of a tile.
     tiles = tiles.reshape(len(x), groups, 1, -1, *tiles.shape[2:])
     kernels = w.reshape(groups, len(w) // groups, w.shape[1], *[1] * rank, *w.shape[2:])
     y = in_order(np.moveaxis(tiles * kernels, 3, -1)).reshape(len(x), len(w), *tiles.shape[4:])

@@ -2,10 +2,10 @@
 
 The source snapshot of a Python file has the file itself and the modules beside it that it imports,
 recursively. The snapshot of a module in a package has all code of the package. The snapshot of a
-command has its program and its arguments that are files or have the form ``--config=FILE``. That of
-an adapter has its file, the modules beside a user's own file, programs in JavaScript with the same
-name, and its locks. Files that are loaded in another way, such as weights and libraries, are not
-found.
+command has its program and its arguments that are files or have the form ``--config=FILE``. The
+snapshot of an adapter has its file, the modules beside a user's own file, programs in JavaScript
+with the same name, and its locks. Files that are loaded in another way, such as weights and
+libraries, are not found.
 
 Checks of owners cover all files from which a specification can run code: bytecode that Python loads
 in place of a source file, modules in the current folder, modules and folders that a command runs,
@@ -38,7 +38,8 @@ from onnxopt_cli.backends.specification import (
 )
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
-# Folders of installed modules. Their neighbours are unrelated packages, which are not included.
+# Folders of installed modules. The neighbours of an installed module are unrelated packages, which
+# are not included.
 _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
 # Suffixes of code; other files of a package, such as caches, may change from run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")

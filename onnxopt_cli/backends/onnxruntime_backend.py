@@ -165,8 +165,8 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     types = [output.type for output in session.get_outputs()]
     foreign = list(map(_foreign_dtype, types))
     arguments = {name: _argument(value) for name, value in inputs.items()}
-    # OrtValues are used for tensors of element types that NumPy lacks. They do not support strings,
-    # sequences and maps, for which arrays, lists and dicts are used.
+    # OrtValues are used for tensors of element types that NumPy lacks. OrtValues do not support
+    # strings, sequences and maps, for which arrays, lists and dicts are used.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = _as_ort_values(arguments)
         if values is not None:

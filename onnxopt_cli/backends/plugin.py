@@ -17,7 +17,7 @@ plugin's attribute of that name.
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
 If an import of the file's name finds the file, it is loaded under this name, so that processes
-which it spawns find its functions. Otherwise it is loaded under a unique name.
+which it spawns find its functions. Otherwise the file is loaded under a unique name.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     if is_path(source):
         require_plugin_file(specification)
         # The other adapters of onnxopt are in the same folder, under the names of their runtimes.
-        # If it were on the import path, they would be imported in place of a missing runtime.
+        # If this folder were on the import path, an adapter would be imported in place of a missing
+        # runtime.
         is_shipped = bool(specification.adapter) and specification.adapter != source
         module = _load_file(Path(source), with_folder=not is_shipped)
         package, package_name = module, Path(source).stem

@@ -3,10 +3,10 @@
 An output that has a dtype keeps it. Python numbers have no dtype, and get the declared element type
 if it can represent their values; a float type may round them.
 
-A regular expression recognises the backend's own errors about unsupported features. It is the
-option ``unsupported``, or the backend declares it. It is searched in the text that reports show,
-the error's type and message, up to 4,000 characters. Crashes, timeouts, protocol violations,
-exhausted memory and exits of the interpreter are never unsupported.
+A regular expression recognises the backend's own errors about unsupported features. The option
+``unsupported`` states the expression, or the backend declares it. The expression is searched for in
+the text that reports show: the error's type and message, up to 4,000 characters. Crashes, timeouts,
+protocol violations, exhausted memory and exits of the interpreter are never unsupported.
 """
 
 from __future__ import annotations

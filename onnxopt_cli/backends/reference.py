@@ -93,8 +93,8 @@ def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
     return [outputs[output.name] for output in model.graph.output]
 
 
-# The evaluator's messages about operators that it does not implement. Most are errors of type
-# NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
+# The evaluator's messages about operators that it does not implement. Most of these errors are of
+# type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
 _UNKNOWN_OPERATOR = re.compile(
     r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
     r"No implementation for operator|No implementation was found for node type) "
@@ -199,9 +199,9 @@ def _evaluator_class() -> type[ReferenceEvaluator]:
     class FormulaEvaluator(ReferenceEvaluator):
         """An evaluator with the nodes of all operators with a formula.
 
-        The base class evaluates subgraphs and functions with new evaluators of the same class. It
-        passes ``new_ops`` to evaluators of subgraphs but not of functions, so every evaluator sets
-        them itself.
+        The base class evaluates subgraphs and functions with new evaluators of the same class. The
+        base class passes ``new_ops`` to evaluators of subgraphs but not of functions, so every
+        evaluator sets ``new_ops`` itself.
         """
 
         def __init__(self, proto: Any, **settings: Any) -> None:
@@ -237,7 +237,7 @@ def _node_class(operator: Operator) -> type[OpRun]:
             return tuple(value if name else None for name, value in values)
 
         def _run(self, *_operands: Any, **_attributes: Any) -> None:
-            """Never called; abstract in the base class."""
+            """Do nothing; the base class requires this method, but nothing calls it."""
 
     # The evaluator looks an operator up by the name of its class.
     FormulaNode.__name__ = operator.name

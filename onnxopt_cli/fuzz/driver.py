@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that break the signature in all known ways.
 
-    There are few such nodes, so all are tried instead of drawing some.
+    There are few invalid nodes, so all of them are tried instead of drawing some.
     """
     for operator in operators:
         node = draw_node(Source(), operator)

@@ -5,9 +5,9 @@ further kinds. Without a time limit, the examples that run on the backend do not
 clock, so that a seed reproduces the findings.
 
 A worker of a cluster only reports whether a portion of the examples contains a failure of a new
-kind. If it does, this process searches the portion again, and shrinks the failure, with examples
-that run on any worker. Therefore each failure is shrunk once, and the findings depend neither on
-the number of workers nor on the order of their responses.
+kind. If a worker reports a new failure, this process searches the portion again, and shrinks the
+failure, with examples that run on any worker. Therefore each failure is shrunk once, and the
+findings depend neither on the number of workers nor on the order of their responses.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class _Portions:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries all invalid nodes first. It may skip the invalid nodes of some
-            # operators, but all shards must divide the examples in the same way. Therefore all
-            # invalid nodes are counted.
+            # The first shard tries all invalid nodes first. The first shard may skip the invalid
+            # nodes of some operators, but all shards must divide the examples in the same way.
+            # Therefore all invalid nodes are counted.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -232,9 +232,9 @@ class Search:
     def _refusals(self) -> Iterator[Finding]:
         """Try the invalid nodes, which a correct backend must reject.
 
-        First the simple valid node of an operator is tried. If it requires a restart of the worker,
-        the invalid nodes of the operator most likely do as well, and are skipped. The rounds that
-        follow find and report failures of valid nodes.
+        First the simple valid node of an operator is tried. If the valid node requires a restart of
+        the worker, the invalid nodes of the operator most likely require one as well, and are
+        skipped. The rounds that follow find and report failures of valid nodes.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):

@@ -346,7 +346,8 @@ def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
 def _problem(template: CaseTemplate, test: str = "") -> Problem:
     """Return a case template as a model with inputs.
 
-    It has outputs if the case is published, or is written as the test directory ``test``.
+    The model has stored outputs if the case is published, or is written as the test directory
+    ``test``.
     """
     inputs = [
         value if isinstance(value, np.ndarray) else value.make()

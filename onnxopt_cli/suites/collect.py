@@ -191,7 +191,8 @@ def _find(
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> _Found:
     if not target:
-        # This is usually an unset variable of a script; Path("") would be the current folder.
+        # An empty target is usually an unset variable of a script; Path("") would be the current
+        # folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.exists() and is_suite(target):

@@ -1,9 +1,9 @@
 """The suite ``conformance``: for any operator, cases that wrong implementations fail.
 
 The case templates follow from the operator's signature and formula alone: from its inputs with
-their types and shapes, its attributes, and the values to which its formula is sensitive. They cover
-the input space and are not derived from the list of known mistakes. ``onnxopt audit`` can therefore
-measure how many known mistakes the suite detects.
+their types and shapes, its attributes, and the values to which its formula is sensitive. The
+templates cover the input space and are not derived from the list of known mistakes. ``onnxopt
+audit`` can therefore measure how many known mistakes the suite detects.
 """
 
 from __future__ import annotations
@@ -569,7 +569,8 @@ class _ConformanceTemplates(Author):
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     """Yield the templates of the suite ``pairwise`` that do not combine pairs of dimensions.
 
-    They vary the graph around the node, have extremes in one dimension, or must be rejected.
+    These templates vary the graph around the node, have extremes in one dimension, or must be
+    rejected.
     """
     author = _ConformanceTemplates(operator)
     yield from wirings(author, (2, 5), thorough=True)

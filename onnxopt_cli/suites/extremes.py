@@ -73,8 +73,8 @@ LARGE_SINGLE_SHAPES: Shapes = (
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: The product of the signs of two infinities: equal or opposite signs.
 _SIGNS = {"alike": 1, "unlike": -1}
-#: The last elements of a random tensor. They are large, so that its sum, norm and ranks depend on
-#: them.
+#: The last elements of a random tensor. These elements are large, so that the sum, norm and ranks
+#: of the tensor depend on them.
 _TAIL = (40.0, -60.0, 50.0)
 #: Number of ranks between a threshold and the largest element. The threshold separates the elements
 #: of _TAIL.
@@ -266,7 +266,7 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield tensors of float32 and of double that are equal in float32 but not in double.
 
-    Their differences reveal an operand that is rounded.
+    The differences of these tensors reveal an operand that is rounded.
     """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T

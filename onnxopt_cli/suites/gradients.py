@@ -1,7 +1,7 @@
 """The suite ``gradient``: models with a node of Gradient, version 1.
 
-Each model computes y from its inputs and the derivatives of y. Most multiply y by a weight, one of
-``zs``, so that the gradient that enters the differentiated operators has different elements.
+Each model computes y from its inputs and the derivatives of y. Most models multiply y by a weight,
+one of ``zs``, so that the gradient that enters the differentiated operators has different elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Case templates about the graph around a node: names, orders, shared values, and initializers.
 
-A node refers to its inputs, outputs and attributes by name. Its results must not depend on the
-order of the graph's declarations, on the sort order of the names, on whether two inputs are the
-same value, or on whether an input is an initializer.
+A node refers to its inputs, outputs and attributes by name. The results of a node must not depend
+on the order of the graph's declarations, on the sort order of the names, on whether two inputs are
+the same value, or on whether an input is an initializer.
 """
 
 from __future__ import annotations

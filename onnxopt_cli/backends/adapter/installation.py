@@ -1,8 +1,8 @@
 """Find an interpreter, create a Python environment, and install packages, with uv or with pip.
 
 uv is used if the package uv is installed (the extra ``adapters``) or PATH leads to it. The variable
-``ONNXOPT_INSTALLER`` chooses: ``uv`` or ``pip``. Both read their own variables and configuration of
-the user, but no configuration of the current folder.
+``ONNXOPT_INSTALLER`` chooses: ``uv`` or ``pip``. uv and pip read their own variables and
+configuration of the user, but no configuration of the current folder.
 
 Packages of npm are installed into ``node_modules`` of the environment. Install scripts of npm
 packages do not run.

@@ -108,7 +108,7 @@ class ProbeModel:
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
         """Return a model of the operator, with one tensor for all inputs that accept it.
 
-        Its outputs are declared with element type and shape.
+        The model declares its outputs with element type and shape.
 
         Args:
             array: the tensor; by default :attr:`tensor`.
@@ -152,8 +152,8 @@ def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str,
 
 def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that does not exist; the output is declared like the input."""
-    # The names of the tensors depend on the operator. Otherwise a message that contains them would
-    # yield a pattern for all unknown operators.
+    # The names of the tensors depend on the operator. Otherwise a message with the names of tensors
+    # would yield a pattern for all unknown operators.
     operand, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [operand], [result], domain=domain)
     model = _model(node, {operand: array}, opset, [value_info(result, array)])

@@ -3,10 +3,10 @@
 :file:`protocol.md`, which ``onnxopt backends protocol`` prints, specifies the protocol. Responses
 are parsed strictly.
 
-The process of a command is untrusted, and is restarted after a fault. It stays in the process group
-and session of its parent, so that a signal to those also kills it; it ignores Ctrl-C. On Linux, the
-kernel also kills it when the thread that started it ends. Pipes with deadlines require a POSIX
-system.
+The process of a command is untrusted, and is restarted after a fault. The command stays in the
+process group and session of its parent, so that a signal to the group or session also kills the
+command. The command ignores Ctrl-C. On Linux, the kernel also kills it when the thread that started
+it ends. Pipes with deadlines require a POSIX system.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class Command:
-    """A command, started by the first request. It inherits the standard error of this process.
+    """A command, started by the first request; it inherits standard error from this process.
 
     A command that dies, hangs or violates the protocol is killed; the next request restarts it.
 
@@ -409,7 +409,8 @@ class ExecBackend(Backend):
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
-        # Ends the command when this interpreter exits; errors can no longer be reported then.
+        # The finalizer ends the command when this interpreter exits. It cannot report errors any
+        # more.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello

@@ -104,7 +104,7 @@ def schemas(operator: str) -> Sequence[OpSchema]:
 def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
     """Return the generators of an operator's nodes at boundaries, by the boundary's name.
 
-    They belong to the newest version of the operator.
+    The nodes belong to the newest version of the operator.
     """
     return _boundaries_by_operator().get(operator, {})
 

@@ -163,7 +163,7 @@ def _conv_integer(draft: NodeDraft) -> None:
 
 
 def quantized_scale(draft: NodeDraft, shape: Shape = ()) -> np.ndarray:
-    """Choose scales. Some are powers of two, for which quotients can be ties."""
+    """Choose scales. Some scales are powers of two, for which quotients can be ties."""
     if draft.maybe():
         return 2.0 ** draft.state().randint(-3, 4, shape).astype(np.float32)
     return draft.tensor(np.dtype(np.float32), shape, low=0.0625, high=draft.choice((0.5, 8.0)))

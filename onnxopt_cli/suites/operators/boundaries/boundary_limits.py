@@ -264,7 +264,7 @@ _NARROW: Mapping[str, Sequence[float]] = {
 
 
 def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield elements of narrow types. Their number is odd, so that the last byte is not full."""
+    """Yield an odd number of elements of narrow types, so that the last byte is not full."""
     for name, values in _NARROW.items():
         dtype = DTYPES[name]
         x = np.array(values, np.float32).astype(dtype)
@@ -501,7 +501,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
     row = np.arange(7, dtype=np.float32)
     for stem, start, end, step in (
         ("to_largest", 1, far, 2),
-        # With a negative step, the end is limited to the last position: the slice is empty.
+        # With a negative step, the end is limited to the last position, so the slice is empty.
         ("backward_to_largest", 2, far, -1),
         ("to_least", 99, -far, -2),
         ("largest_step", 0, far, far),

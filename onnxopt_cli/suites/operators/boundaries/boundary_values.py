@@ -78,8 +78,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
-#: By operator, a float attribute whose value the elements have: its name, its value, and other
-#: attributes.
+#: For each operator, the name of a float attribute, its value, which some elements have as well,
+#: and other attributes.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),

@@ -39,8 +39,8 @@ class Backend:
 
         Args:
             model: a copy of the model, which may be changed.
-            inputs: the value of every input without an initializer, by name. Do not write into
-                them. A tensor is a NumPy array, a sequence a list, an optional its value or None,
+            inputs: the value of every input without an initializer, by name. Do not write into the
+                inputs. A tensor is a NumPy array, a sequence a list, an optional its value or None,
                 a map a dict.
 
         Raises:
