@@ -7,8 +7,8 @@ Each operator's result is a file in the folder. An operator that has a file is n
 an interrupted audit continues where it ended. The first suite determines the rows of the table;
 each further suite adds a column with its score. By default, all operators of the suite
 ``operators`` are audited. The column "inputs" states the least and the largest number of nodes on
-which an equivalent mutant ran: the search for an operator ends after a number of nodes, or of
-seconds of processor time.
+which an equivalent mutant ran: the search for an operator ends at a limit of nodes or of processor
+time.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
 Sum = Callable[[Array], Array]
 Unary = Callable[[Array], Array]
-# Numbers of terms in a block and in a tile. The sum of each is added to the sum of earlier terms.
+# Numbers of terms in a block and in a tile. The sum of a block or tile is added to the sum of
+# earlier terms.
 BLOCK, TILE = 32, 16
 LOG2_E = 1.44269504088896341
 

@@ -108,9 +108,9 @@ class OnnxRuntimeBackend(Backend):
     """The backend ``onnxruntime``, by default on one thread of the CPU.
 
     Options:
-        provider: execution providers in order of priority, joined by ``+``. Nodes that they do not
-            support run on the CPU; ``config.session.disable_cpu_ep_fallback=1`` makes these
-            unsupported.
+        provider: execution providers in order of priority, joined by ``+``. Nodes that the
+            providers do not support run on the CPU; with
+            ``config.session.disable_cpu_ep_fallback=1``, such nodes are unsupported.
         graph_optimization_level: ``disable_all``, ``enable_basic``, ... ``enable_all`` (default).
         intra_op_num_threads, inter_op_num_threads: 1 by default; 0 for ONNX Runtime's own choice.
         config.KEY: a session configuration entry.

@@ -461,7 +461,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[CaseTemplate]:
-        """Yield templates of operators whose step depends on all elements, as on a norm."""
+        """Yield templates of operators whose step depends on a function of all elements."""
         if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):

@@ -112,7 +112,7 @@ class Adapter:
         """Return the packages to install.
 
         Args:
-            version: the version of the first runtime; empty for that of the file.
+            version: the version of the first runtime; empty for the version in the file.
         """
         if not version or self.runtimes[0] in self.npm:
             return [*self.dependencies]
@@ -129,7 +129,7 @@ class Adapter:
         """Return versions or ranges of versions of the npm packages to install, by name.
 
         Args:
-            version: the version of the first runtime; empty for that of the file.
+            version: the version of the first runtime; empty for the version in the file.
         """
         is_chosen = bool(version) and self.runtimes[0] in self.npm
         return {**self.npm, self.runtimes[0]: version} if is_chosen else self.npm
@@ -149,7 +149,7 @@ class Adapter:
         The names of npm packages begin with ``npm:``.
 
         Args:
-            version: the version of the first runtime; empty for that of the file.
+            version: the version of the first runtime; empty for the version in the file.
             python: the version of the interpreter, such as 3.12.1, on which markers may depend.
         """
         npm_pins = packages_of_npm_lock(self.npm_lock) if self.npm_lock else {}

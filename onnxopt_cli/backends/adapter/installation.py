@@ -274,7 +274,7 @@ def _chosen_uv() -> str:
 
 
 def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) -> list[str]:
-    """Run a command and return its output; end it with this process.
+    """Run a command and return its output; the command ends when this process ends.
 
     Args:
         command: the program and its arguments.

@@ -40,7 +40,8 @@ _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
 # Patterns have at least this number of letters: shorter text is punctuation or a common word.
 _MIN_LETTERS = 8
-# Characters of a line that a pattern has on each side of a name, so that it fits in a terminal.
+# Number of characters on each side of a name that a pattern contains. A longer pattern would not
+# fit in a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = "report a missing operator as unsupported, not as an error; or {}"
@@ -224,7 +225,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns from the first error, each with whether it has only words beside the name.
+    """Yield patterns from the first error, and whether each consists of words beside the name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """

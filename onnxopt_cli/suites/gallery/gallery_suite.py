@@ -167,7 +167,7 @@ def gallery_cases(find: FindCases, adapter: str = "") -> tuple[list[Case], list[
 
 
 def _suite_and_stem(case: str) -> tuple[str, str]:
-    """Return the suite of a case, and the stem of its file if the suite has one per operator."""
+    """Return the suite of a case, and the stem of its file if each operator has a file."""
     suite, _, rest = case.rpartition("/")[0].partition("/")
     return suite, "" if suite.startswith("onnx-") else rest
 
@@ -195,7 +195,8 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
         backends: the specifications of its backends.
 
     Returns:
-        The targets. ``gallery`` stays as it is if the gallery has no rows of any of the backends.
+        The targets. The target ``gallery`` is unchanged if the gallery has no rows of these
+        backends.
 
     Raises:
         UsageError: if a specification is malformed.

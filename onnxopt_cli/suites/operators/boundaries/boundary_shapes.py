@@ -42,7 +42,7 @@ def _truths(draft: NodeDraft, shape: Shape) -> Array:
 
 
 def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
-    """Draw operands whose axes have equal lengths: each fits the first axes and the last."""
+    """Draw operands whose axes have equal lengths, and so fit both the first and the last axes."""
     name = draft.schema.name
     if name == "Where":
         # The condition is not constant, and differs between the two axes.
