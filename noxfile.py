@@ -1,6 +1,6 @@
 """Checks that developers and CI share: ``nox --list`` names them, ``nox -s lint types`` runs two.
 
-Most sessions run in the environment in which nox is installed. The extra ``dev`` provides it.
+Most sessions run in the environment in which nox is installed. The extra ``dev`` provides nox.
 ``oldest``, ``newest`` and ``plugin_python`` create environments of their own and keep them: ``nox
 -R`` reuses them without an update.
 """

@@ -686,7 +686,7 @@ def run_on_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> S
 
 
 def run_right(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
-    """Run a model on ONNX Runtime or, if that does not accept it, on onnx's reference."""
+    """Run a model on ONNX Runtime or, if ONNX Runtime rejects it, on onnx's reference."""
     try:
         return [*run_on_onnxruntime(model, inputs)]
     except Exception:  # noqa: BLE001 - ONNX Runtime has no common class of errors
@@ -789,7 +789,8 @@ class ChainVisibility:
     def __call__(self, steps: Sequence[Step], wrong: Sequence[Array]) -> bool:
         """Return whether wrong outputs of a chain change an output of the model beyond rounding.
 
-        If a later node does not accept them, for instance as a shape, the model has no outputs.
+        If a later node does not accept the wrong outputs, for instance as a shape, the model has no
+        outputs.
         """
         last = steps[-1].node.output[0]
 

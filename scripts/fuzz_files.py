@@ -101,7 +101,7 @@ def _damaged_input(
     """Return the input of a number; the first inputs are the handwritten hostile files."""
     if number < len(hostile):
         return hostile[number]
-    generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must repeat
+    generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must be reproducible
     kind = generator.random()
     if kind < 0.1:  # noqa: PLR2004 - one in ten
         pool = hostile

@@ -215,7 +215,8 @@ _INSTALLED_FOLDERS = (str(Path(__file__).parents[1]), *sysconfig.get_paths().val
 
 def _error_source() -> str:
     """Return the file and line of the user's code that raised the error; empty if none did."""
-    # Not error.__traceback__: an exception class of the backend may override the attribute.
+    # error.__traceback__ is not used, because an exception class of the backend may override this
+    # attribute.
     traceback = sys.exc_info()[2]
     places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(traceback))
     own_places = [place for place in places if not place[0].startswith(("<", *_INSTALLED_FOLDERS))]

@@ -160,7 +160,7 @@ def _instance(plugin: object, method: str) -> object:
 
 
 def _unsupported(error: BaseException) -> Unsupported | None:
-    # Imported lazily: most runs never need it.
+    # The module is imported lazily: most runs never need it.
     from unittest import SkipTest
 
     is_unsupported = isinstance(error, (NotImplementedError, SkipTest))

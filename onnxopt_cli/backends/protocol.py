@@ -51,7 +51,7 @@ from onnxopt_cli.errors import (
 _MAX_BACKEND_CHARS = 300
 
 
-@dataclass(frozen=True)  # without slots, which Python 3.9 lacks: see exec/other_interpreter.py
+@dataclass(frozen=True)  # no slots, because Python 3.9 lacks them: see exec/other_interpreter.py
 class Prepared:
     """A model that a backend has accepted.
 

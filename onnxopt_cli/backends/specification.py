@@ -66,7 +66,7 @@ _EXEC = re.compile(
 )
 
 
-@dataclass(frozen=True)  # without slots, which Python 3.9 lacks: see exec/other_interpreter.py
+@dataclass(frozen=True)  # no slots, because Python 3.9 lacks them: see exec/other_interpreter.py
 class Specification:
     """A parsed backend specification.
 

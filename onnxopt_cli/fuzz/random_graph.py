@@ -35,7 +35,7 @@ _MAX_RANK = 4
 _SEEDS = 1 << 40
 _VALUE_SEEDS = 1 << 12
 _DTYPE = np.dtype(np.float32)
-# Scalar constants. Optimizers treat some of them specially, such as 1 and 0.
+# Scalar constants. Optimizers treat some constants specially, such as 1 and 0.
 _CONSTANTS = (1.0, 0.0, 2.0, -1.0, 0.5, -0.0, 3.0, 0.1)
 _SHAPES = ((2, 3), (3,), (1, 3), (2, 1), (), (2, 2, 3), (1, 2, 4, 4), (4, 4), (1, 1, 2, 3))
 _UNARY = (

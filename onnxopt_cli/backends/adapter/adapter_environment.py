@@ -1,10 +1,10 @@
 """The environment of an adapter: a Python environment with the adapter's packages, in the cache.
 
 An environment is identified by the adapter's requirements and lock, the version of the runtime and
-the interpreter: if one of them changes, another environment is used. It is created in a temporary
-folder beside its final place and renamed when it is complete. The process that creates it holds a
-lock on the parent folder, for which other processes wait. An installation that fails removes both
-folders. The next process removes the temporary folder that a killed process left.
+the interpreter: if one of them changes, another environment is used. The environment is created in
+a temporary folder beside its final place and renamed when it is complete. The process that creates
+it holds a lock on the parent folder, for which other processes wait. An installation that fails
+removes both folders. The next process removes the temporary folder that a killed process left.
 """
 
 from __future__ import annotations

@@ -240,8 +240,8 @@ def _npm_command(
         environment: the folder of the environment.
         python: the interpreter of the environment.
         packages: versions or ranges of versions, by the packages' names.
-        lock: the content of a ``package-lock.json``; empty without one. Versions that it pins are
-            used as far as ``packages`` admit them.
+        lock: the content of a ``package-lock.json``; empty without one. The versions in the lock
+            are used as far as ``packages`` admit them.
     """
     project = {"name": "environment", "private": True, "dependencies": {**packages}}
     (environment / "package.json").write_text(json.dumps(project))
@@ -397,7 +397,7 @@ def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - an installed program
             command,
-            # uv reads a configuration of its current folder and those above.
+            # uv reads a configuration of its current folder and of the folders above it.
             cwd=Path(sys.executable).anchor,
             stdin=subprocess.DEVNULL,
             capture_output=True,

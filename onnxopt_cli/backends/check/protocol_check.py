@@ -128,7 +128,7 @@ def _supported_problem(subject: CheckedBackend) -> Problem:
 def _outputs(subject: CheckedBackend, problem: Problem) -> Sequence[Value]:
     """Return the outputs of a problem without checking their number, types and shapes.
 
-    The rule of :func:`_keeps_types` checks these.
+    The rule of :func:`_keeps_types` checks the number, types and shapes.
     """
     return normalise_outputs(subject.raw_outputs(problem), problem.model.graph.output)
 

@@ -60,7 +60,7 @@ class RuleResult:
 
 
 class RuleBroken(Exception):
-    """The backend breaks the rule; raised by tests of rules and caught by :func:`apply_rule`.
+    """The backend breaks the rule. Tests of rules raise this error for :func:`apply_rule`.
 
     Args:
         observed: the behaviour of the backend.

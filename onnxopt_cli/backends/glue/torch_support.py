@@ -1,7 +1,7 @@
 """Conversion of values to and from torch, and an import of torchvision without CUDA.
 
-torchvision's wheels need CUDA's libraries. Without them, torchvision does not load its C++
-operators, and its import fails, because it refers to two of these operators, which are not
+torchvision's wheels need CUDA's libraries. Without CUDA's libraries, torchvision does not load its
+C++ operators, and its import fails, because it refers to two of these operators, which are not
 declared. This module declares both. A call of either, like that of any other C++ operator, then
 raises torchvision's error "Couldn't load custom C++ ops".
 """

@@ -22,8 +22,8 @@ from onnxopt_cli.oracle.reference_outputs import reference_outputs
 #: and few runtimes implement them.
 OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120
-# Operators whose input must be an optional before _OPEN_OPTIONAL_VERSION. In later versions, it may
-# also be a tensor or a sequence.
+# Operators whose input must be an optional before _OPEN_OPTIONAL_VERSION. In later versions, the
+# input may also be a tensor or a sequence.
 _TAKES_OPTIONAL = ("OptionalHasElement", "OptionalGetElement")
 _OPEN_OPTIONAL_VERSION = 18
 

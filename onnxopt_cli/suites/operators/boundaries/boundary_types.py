@@ -306,7 +306,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for limits of a type behind numbers that are equal to them in float32."""
+    """Yield searches for limits of a type that follow numbers equal to them in float32."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]
