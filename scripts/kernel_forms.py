@@ -203,7 +203,7 @@ def tanh_by_expm1(x: Array) -> Array:
 
 
 def erf_of(x: Array) -> Array:
-    """Compute erf by polynomials, near zero and in an exponent elsewhere (Cutlass, PyTorch)."""
+    """Compute erf by a polynomial near zero, elsewhere by one in an exponent (Cutlass, PyTorch)."""
     real = x.dtype.type
     z = np.abs(x)
     near = horner(

@@ -521,7 +521,7 @@ def smaller(example: Example) -> Iterator[Example]:
     """Yield smaller examples, the smallest first.
 
     Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
-    it cannot remove elements or nodes. This function does.
+    hypothesis cannot remove elements or nodes. This function does.
 
     Replacing an example by one of its smaller examples repeatedly comes to an end. For examples of
     several nodes of operators with a formula, no smaller examples are yielded.

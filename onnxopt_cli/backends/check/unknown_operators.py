@@ -259,7 +259,7 @@ def _beginning(text: str) -> str:
 
 
 def _literal(words: str) -> str:
-    """Return a pattern for words with any numbers. Shells do not change it inside quotes."""
+    """Return a pattern, safe inside shell quotes, for words with any numbers."""
     parts = _NUMBERS.split(words)
     pattern = "".join(
         (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))

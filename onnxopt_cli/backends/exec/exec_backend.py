@@ -510,7 +510,7 @@ class CommandSession(Command):
             BackendUnavailable: if the command cannot be executed.
             BackendFailure: if it responds that it cannot start.
             BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly, or its
-                response differs from that before a restart.
+                response differs from the response before a restart.
         """
 
         def read(response: dict[str, Any], payload: memoryview) -> Hello:
