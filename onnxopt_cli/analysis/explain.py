@@ -499,8 +499,8 @@ class _Search:
     def _supported_cover(self) -> list[_Candidate]:
         """Return the cover without mistakes for which :meth:`_is_supported` is false.
 
-        A mistake is always present: the combination that reproduces a case which the mistake
-        affects must contain it.
+        If a backend has a mistake, every combination that reproduces a case which the mistake
+        affects must contain the mistake.
         """
         without: frozenset[str] = frozenset()
         while True:

@@ -61,11 +61,11 @@ from onnxopt_cli.run.executors import ModelRunner
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
 
-#: Larger cases are not examined.
+#: Cases with more elements than this are not examined.
 MAX_ELEMENTS = 1 << 16
 #: Largest numbers of failing and of passing cases that are examined.
 MAX_FAILING, MAX_PASSING = 60, 160
-#: Seconds for one operator of a backend that can be run again, and for all of them.
+#: Seconds for one operator of a backend that can be run again, and for all operators together.
 OPERATOR_SECONDS, MAX_SECONDS = 12.0, 60.0
 #: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
 #: all cases, which takes long on a busy machine.
@@ -87,7 +87,8 @@ MIN_AGREEING, MIN_OTHERS = 4, 4
 #: nodes that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with
 #: the condition with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING, MIN_OUTSIDE = 11, 11
-#: A condition alone is not stated if a larger share of the nodes that do not meet it fail as well.
+#: A condition alone is not stated if more than this share of the nodes that do not meet it fail as
+#: well.
 MAX_OTHER_SHARE = 0.1
 #: A condition of two parts requires this number of passing nodes that do not meet the first part
 #: alone, and the same number for the second part.
@@ -95,7 +96,8 @@ MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
 MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
-#: Two outputs for the same inputs count as different beyond this fraction of the largest element.
+#: Two outputs for the same inputs are different if they differ by more than this fraction of the
+#: largest element.
 REPEATED_RTOL = 1e-3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
@@ -212,7 +214,7 @@ class Hypothesis:
         return self._shows(sample)
 
     def leaves_out(self, sample: NodeSample) -> bool:
-        """Return whether a node would be wrong without the condition, which it does not meet.
+        """Return whether a node that does not meet the condition would be wrong without it.
 
         A node on which the mistake has no effect does not show whether the condition matters.
         """
@@ -1123,6 +1125,6 @@ def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:
 
 
 def _bases(samples: Iterable[NodeSample]) -> list[BoundNode]:
-    """Return small nodes from which others are generated: cases first, then generated ones."""
+    """Return small nodes from which new nodes are generated: cases, then generated nodes."""
     ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
     return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]

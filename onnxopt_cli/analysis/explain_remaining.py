@@ -51,11 +51,11 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: Generated inputs on which a mistake is wrong: the number submitted to confirm it, and the
-#: number of inputs drawn to find them.
+#: Generated inputs on which a mistake is wrong: the number submitted to confirm the mistake, and
+#: the number of inputs drawn to find them.
 SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
-#: A mistake is dropped if the backend is right in a larger share of these inputs, or if a smaller
-#: share of the backend's wrong results equals those of the mistake.
+#: A mistake is dropped if the backend is right in more than the first share of these inputs, or if
+#: less than the second share of its wrong results equals those of the mistake.
 MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
 #: The backend is taken to have the roundings of a mistake if its distance from the mistake, divided
 #: by its distance from the expected value, has at most this median.

@@ -70,7 +70,7 @@ _MIN_ALIKE = (29, 46)
 _MIN_SUPPORT = 4
 # Steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
-# A threshold is narrow if its gap is at most this share of it.
+# A threshold is narrow if its gap is at most this share of the threshold.
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25
@@ -87,13 +87,14 @@ _VISIBLE_ROUNDINGS = 100
 MIN_FAILING_CASES = 4
 # A condition must account for this share of the run's failing cases.
 _MIN_CASES_SHARE = 0.25
-# A condition that holds for a larger share of inputs and of their elements is not informative.
+# A condition that holds for more than this share of inputs and of their elements is not
+# informative.
 _MAX_INPUTS_SHARE = 0.9
 #: Inputs that lack only one part: the number that must pass, the largest share that may fail.
 MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
 # Of inputs that lack only one part, the share that may fail if failures have several reasons.
 _MAX_OTHER_REASONS = 0.4
-# "Only where" statements: the smallest share of inputs that fail if they meet the condition.
+# "Only where" statements: of the inputs that meet the condition, the smallest share that fails.
 _MIN_FAILURE_RATE = 0.5
 # "Only where" statements: the largest share of the passing cases that meet the condition.
 _MAX_PASSING_SHARE = 0.5

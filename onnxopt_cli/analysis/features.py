@@ -34,11 +34,12 @@ BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
 #: A count is compared with this number of the smallest and of the largest values of wrong elements.
 MAX_COUNT_CUTS = 5
-#: Larger counts are near the ends of int64, where arithmetic overflows. No threshold excludes them.
+#: Counts above this limit are near the ends of int64, where arithmetic overflows. No threshold
+#: excludes them.
 MAX_COUNT = 1 << 62
 #: Decimal exponents up to which a power of ten is a normal double.
 MAX_EXPONENT = 300
-#: Cost of a condition on an expected output; one on an input is preferred.
+#: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35
 NO_ELEMENTS: Mapping[int, Array] = {0: np.empty(0, int)}
 

@@ -61,7 +61,7 @@ def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Ar
 
 
 def checked(call: Call[Array]) -> Call[Array] | None:
-    """Return a node that the operator accepts; None if it does not or if the node is large."""
+    """Return a node if it is not large and the operator accepts it; None otherwise."""
     if sum(tensor.size for tensor in call.inputs) > _MAX_INPUT_ELEMENTS:
         return None
     try:
@@ -71,7 +71,7 @@ def checked(call: Call[Array]) -> Call[Array] | None:
 
 
 def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
-    """Return a node whose attributes, scalars, types and values come from one or the other node."""
+    """Return a node whose attributes, scalars, types and values come from either of two nodes."""
     draw = _draw(random)
 
     def either() -> Call[Array]:

@@ -3,9 +3,9 @@
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
 2. Each node alone is a case: its inputs are these values, and its expected outputs are the
    oracle's. An error of a node is therefore never blamed on the nodes that read its outputs.
-3. If all nodes are right alone, the whole model is judged. If it is wrong, it is reduced to a
-   smallest failing subgraph.
-4. If nothing is wrong, the nodes whose roundings contribute most to the tolerances are named.
+3. If all nodes are right alone, the whole model is judged. A wrong model is reduced to a smallest
+failing subgraph. 4. If nothing is wrong, the nodes whose roundings contribute most to the
+tolerances are named.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from onnxopt_cli.run.runner import Plan, run, run_case
 # Bytes of values that are kept in memory; others are written to files.
 _KEPT_BYTES = 256 << 20
 # A node is judged if its values take at most 1/8 of the memory limit. Judging needs several copies
-# of them in double precision, and two nodes may be judged at the same time.
+# of the values in double precision, and two nodes may be judged at the same time.
 _MEMORY_DIVISOR = 8
 # Wrong nodes beyond this number have no test directory.
 _MAX_REPRODUCTIONS = 100
 # Largest number of subgraphs that are judged in the search for a smallest one.
 _MAX_SUBGRAPHS = 2_000
 _MAX_REASON_CHARS = 300
-# Smaller contributions are not named.
+# Contributions smaller than this are not named.
 _LEAST_SHARE = 0.05
 # Limit of running all nodes alone again, to measure their contributions to the error.
 _MEASURE_SECONDS = 30.0

@@ -58,7 +58,7 @@ _MAX_CODE_MUTANTS = 400
 EQUIVALENCE_INPUTS = 300
 # Bytes that may be allocated for the outputs of a node on which survivors run.
 _VARIATION_BYTES = 1 << 27
-# Numbers of further nodes that are drawn at a time for survivors: first, and later.
+# Numbers of further nodes for survivors: in the first draw, and in each later draw.
 _FIRST_NODES, _FURTHER_NODES = 300, 1000
 
 

@@ -52,9 +52,9 @@ NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition, and largest number of intervals
 # that are tried for one number.
 _MIN_INSIDE, _MAX_INTERVALS = 3, 2
-# Longer values of attributes are not named.
+# Values of attributes with more characters than this are not named.
 _MAX_VALUE_CHARS = 40
-# Values of larger inputs are not examined.
+# The values of inputs with more elements than this are not examined.
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})

@@ -40,7 +40,7 @@ from onnxopt_cli.workers.forked_processes import (
 EVALUATION_SECONDS = 2.0
 #: A mutant that takes longer than this on one node fails.
 MUTANT_SECONDS = 0.5
-#: A mutant that has exceeded its time on this number of nodes does not run on others.
+#: A mutant that has exceeded its time on this number of nodes does not run on further nodes.
 MAX_TIMEOUTS = 2
 # Bytes that a mutant may allocate.
 _EVALUATION_BYTES = 1 << 30

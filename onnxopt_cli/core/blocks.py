@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 #: Elements of a block, whose temporaries in the wide type fit a second-level cache.
 BLOCK = 1 << 14
-#: Smaller tensors are not split: threads would cost more than they save.
+#: Tensors with fewer elements than this are not split, because threads would cost more than they
+#: save.
 LARGE_ELEMENTS = 4 * BLOCK
 
 

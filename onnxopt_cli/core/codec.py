@@ -104,7 +104,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # No integer type has more digits. The limit ensures that float(number) does not overflow.
+    # No integer type has more digits than this. The limit ensures that float(number) does not
+    # overflow.
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)

@@ -19,7 +19,7 @@ from unicodedata import normalize
 
 from onnxopt_cli.errors import UsageError
 
-# How long opening a pipe waits for a reader.
+# Seconds for which opening a pipe waits for a reader.
 _READER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 

@@ -227,7 +227,7 @@ def contained_path(folder: Path, text: str) -> Path:
 
 
 def inner_parts(text: str) -> tuple[str, ...] | None:
-    """Return a path's parts, or None unless it is relative and without ``..`` on all systems."""
+    """Return a path's parts; None if the path is absolute or contains ``..`` on any system."""
     path = PurePosixPath(text)
     absolute = path.is_absolute() or PureWindowsPath(text).anchor
     if absolute or not path.parts or ".." in path.parts or "\\" in text or "\0" in text:

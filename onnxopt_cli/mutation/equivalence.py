@@ -90,7 +90,8 @@ def distinguishing_input(
     """
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
-    # Size of the smallest probe with a clear difference; larger probes are worse examples.
+    # Size of the smallest probe with a clear difference; larger probes are less readable as
+    # examples.
     smallest_clear = float("inf")
     for index, probe in enumerate(_probes(operator)):
         if not probe.dense and probe.call.size >= smallest_clear:

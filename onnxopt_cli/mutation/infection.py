@@ -38,8 +38,8 @@ class InfectionRecorder:
     """Records the mutants that the runs of instrumented functions infect.
 
     Args:
-        mutants: the mutants by name; one may change several functions, in different versions of an
-            operator.
+        mutants: the mutants by name. A mutant may change several functions, in different versions
+            of an operator.
 
     Attributes:
         infected: names of the mutants that have been infected.

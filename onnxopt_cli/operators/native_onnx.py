@@ -53,7 +53,7 @@ _Model: TypeAlias = onnx.ModelProto | bytes
 
 # The parent waits this much longer than the helper's own time limit.
 _GRACE_SECONDS = 5
-# onnx does not accept or return larger models.
+# onnx does not accept or return models with more bytes than this.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
 # Number of results that _require caches.

@@ -140,7 +140,7 @@ def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[st
     axis = attributes["axis"]
     if attributes["sorted"]:
         return
-    # Of equal elements, the one with the lower index is selected first.
+    # Of equal elements, the element with the lower index is selected first.
     order = np.argsort(x, axis, "stable")
     if attributes["largest"]:
         order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, "stable"), axis)
@@ -237,8 +237,8 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
     """Return whether a weighted sum of zeros and ones deviates so much that its probability is low.
 
-    Each exponent yields a Chernoff bound of the probability. The exponents tried are near the best
-    one for a normal distribution.
+    Each exponent yields a Chernoff bound of the probability. The exponents that are tried are near
+    the best exponent for a normal distribution.
     """
     deviation = float((weights * (values - chances)).sum())
     variance = float((weights**2 * chances * (1 - chances)).sum())

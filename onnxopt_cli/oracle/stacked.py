@@ -44,7 +44,7 @@ _MATRIX_RANK = 2
 # Runs visit the nodes together if their intermediate results and moved operands have at most this
 # number of bytes.
 _MAX_STACKED_BYTES = 32 << 20
-# Names of the domain of these operators.
+# Names of the domain of the operators above.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 
 Compute = Callable[..., Sequence[Any]]

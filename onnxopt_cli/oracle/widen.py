@@ -64,7 +64,8 @@ def smallest_normal(dtype: np.dtype[Any]) -> float:
 
 def is_wide(value: object) -> bool:
     """Return whether a value is a tensor of doubles, real or complex."""
-    # NumPy counts some 8-bit types as floating-point types, so their kind does not decide.
+    # NumPy counts some 8-bit types as floating-point types, so the kind of a dtype is not
+    # sufficient.
     return isinstance(value, np.ndarray) and value.dtype in _DOUBLES
 
 

@@ -220,8 +220,8 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# With a smaller alpha, alpha * V is small compared with V. The difference G - V has the rounding
-# error of V, in which alpha * V and G may be lost.
+# Unless this condition holds, alpha * V is small compared with V. The difference G - V has the
+# rounding error of V, in which alpha * V and G may be lost.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 # If norm_coefficient_post is near 1, the small difference has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"

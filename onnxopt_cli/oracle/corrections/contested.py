@@ -98,7 +98,7 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that calls a second reading with the original function.
+    """Return a function that passes the original function to a second reading.
 
     A ``functools.partial`` cannot take its place, because a partial object that is an attribute of
     a class is not bound to instances.

@@ -31,8 +31,8 @@ _FUNCTIONS: dict[str, _Activation] = {
     "thresholdedrelu": lambda x, alpha, _: np.where(x >= alpha, x, 0),
 }
 # The defaults of alpha and beta, which are those of the operator with the activation's name; None
-# for a parameter that the activation does not have. No operator has the names of a scaled tanh and
-# an affine function: their defaults neither scale nor shift.
+# for a parameter that the activation does not have. No operator has the name of a scaled tanh or of
+# an affine function: the defaults of these functions neither scale nor shift.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "elu": (1.0, None),
@@ -53,7 +53,7 @@ _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 def recurrent_operators() -> list[type]:
     """Return the classes of RNN, GRU and LSTM, for every version.
 
-    A node that uses no attribute or input that onnx's reference ignores runs on the reference.
+    A node runs on onnx's reference if the reference uses all its attributes and inputs.
     """
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_gru, op_lstm, op_rnn
@@ -78,7 +78,7 @@ def recurrent_operators() -> list[type]:
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
-    """Return whether a node uses no attribute or input that onnx's reference ignores."""
+    """Return whether onnx's reference uses all attributes and inputs of a node."""
     lengths = node.input[_SEQUENCE_LENS : _SEQUENCE_LENS + 1]
     return not any(lengths) and not any(entry.name in _IGNORED for entry in node.attribute)
 

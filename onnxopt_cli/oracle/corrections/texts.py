@@ -18,7 +18,8 @@ from onnxopt_cli.oracle.patching import replaces
 
 # The kinds of attributes of LabelEncoder: keys_floats, values_floats and so on.
 _LABEL_KINDS = ("floats", "int64s", "strings", "tensor")
-# Appended to the labels of a classifier, so that no label ends with a null character.
+# A character that is appended to the labels of a classifier, so that no label ends with a null
+# character.
 _LAST = "."
 
 

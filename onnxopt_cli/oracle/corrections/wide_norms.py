@@ -2,7 +2,8 @@
 
 The square of 3e200 is infinite in double, although the norm of (3e200, 4e200) is 5e200. Libraries
 therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate has
-no type wider than double, so it also scales the elements, by powers of two, which is exact.
+no type wider than double. It therefore also scales the elements, by powers of two, so that scaling
+is exact.
 """
 
 from __future__ import annotations

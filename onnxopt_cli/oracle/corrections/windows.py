@@ -250,7 +250,7 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 
 
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
-    """Return all windows: one axis per spatial axis for the windows, then one for the elements."""
+    """Return all windows. The spatial axes count windows; as many new axes count their elements."""
     rank = len(extent)
     axes = tuple(range(padded.ndim - rank, padded.ndim))
     windows = sliding_window_view(padded, tuple(extent), axes)

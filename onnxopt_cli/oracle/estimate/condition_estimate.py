@@ -88,7 +88,7 @@ from onnxopt_cli.oracle.rounding.scales import WINDOWS
 from onnxopt_cli.oracle.rounding.short_floats import SHIFTED, takes_exact_operands
 from onnxopt_cli.oracle.widen import SINGLE, is_short, single_value, widened
 
-#: Beginning of the reason for a missing estimate if onnx's reference lacks an operator.
+#: The reason for a missing estimate begins with this text if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
 _FLUSHED = "the result with zeros for subnormal numbers"
 # In a model with more contested questions than this, the second readings are tried one at a time,
@@ -341,7 +341,7 @@ def _evaluate_stable_bodies(
     shared: SharedState,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[Evaluation]:
-    """Evaluate the published bodies of the operators whose bodies are stable; empty if none is."""
+    """Evaluate the published bodies of operators whose bodies are stable; empty without any."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The scale of a window's error already bounds the roundings of the published body.
         return []

@@ -29,7 +29,7 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened
 # A reformulation that differs from y by more than this number of units does not measure the
 # condition. Where such a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
-# With this share of a reformulation's error as the unit, 16 units are four times its error.
+# With this share of a reformulation's error as the unit, 16 units are four times the error.
 _REFORMULATION_SHARE = 1 / 4
 # Sequential sums may round equal terms in the same direction, so that their error grows to 2^14
 # roundings. Twice the error of an element is accepted if the error is at most 1/16 of the largest

@@ -59,7 +59,7 @@ _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 _SPREADS = "spreads"
 # A sum may overflow in another order of its terms.
 _REORDERED = "reordered"
-# Recorded among the contested questions: a node interpolates between integers.
+# The set of encountered questions contains this name if a node interpolates between integers.
 INTEGERS = "integers"
 # Normalizations with the attribute ``stash_type``, and the opset version that introduced it. Its
 # default is float32.

@@ -39,7 +39,7 @@ _AGREEMENT = 1e-6
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
-# Slopes on both sides whose relative difference is smaller are considered equal.
+# Slopes on both sides are considered equal if their relative difference is below this limit.
 _SAME_SLOPE = 1e-5
 # If quotients along each element would visit more nodes than this, quotients along random
 # directions are used instead.
@@ -133,7 +133,7 @@ class _Function:
             graph.y,
             *(n for node in graph.nodes for n in node_inputs(node)),
         ]
-        # A function without nodes is its own input.
+        # A function without nodes returns its input, which is then read as well.
         self._free = [name for name in dict.fromkeys(read) if name not in computed]
         self._graph, self._model, self._gradient = graph, model, gradient
         constant_tensors = [name for name in self._free if name not in graph.substitutes]

@@ -24,8 +24,8 @@ V = TypeVar("V", bound=Visitor)
 
 # The largest number of bytes of values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# Smaller arrays are kept even if no node behind a boundary reads them: they may decide control
-# flow.
+# Arrays with fewer bytes than this are kept even if no node behind a boundary reads them, because
+# they may decide control flow.
 _SMALL_BYTES = 1 << 12
 # Operators that read values without a call of the visitor.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})

@@ -581,7 +581,8 @@ def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array
 def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:
     """Return the relative perturbation of a node's operands."""
     if node_class.kind is NodeKind.NORMALIZE:
-        # 16-bit tensors are normalized in float32, so implementations differ by its roundings.
+        # 16-bit tensors are normalized in float32, so implementations differ by roundings of
+        # float32.
         wider = SINGLE_ROUNDOFF * UNITS / SHORT_UNITS
         computed = wider if roundoff > SINGLE_ROUNDOFF else roundoff
         in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
@@ -655,7 +656,7 @@ def _rounded(
     size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
     if not isfinite(size.max()):
         size = np.where(np.isfinite(size), size, 0.0)
-    # For larger elements, a subnormal rounding error is negligible.
+    # A subnormal rounding error is negligible for elements above this limit.
     visible = _VISIBLE * subnormal_error
     small = None
     if not magnitude.min() >= visible:
@@ -685,7 +686,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array as the buffer for a result; None if its type is not that of the operand."""
+    """Return an array as the buffer for a result; None if operand and array differ in type."""
     return array if operand.dtype == array.dtype else None
 
 

@@ -120,7 +120,7 @@ def moved_coordinates(
 
 @lru_cache(4096)
 def _weight_scale(ratio: float, a: float) -> Array:
-    """Return a share of the sum of the magnitudes of the terms of each of four cubic weights."""
+    """Return, for each of four cubic weights, a share of the sum of magnitudes of its terms."""
     if ratio * _EXACT_RATIO % 1 == 0:
         return np.zeros(4)
     x = np.array([1 + ratio, ratio, 1 - ratio, 2 - ratio])

@@ -33,7 +33,8 @@ _OBSERVED_FACTOR = 2.0
 # With this share of the error of a shifted sum as the unit, the tolerance of 8 roundings is 5
 # standard deviations.
 _SHIFTED_SHARE = 5 / 8
-# Welford's recurrence, which takes a step in Python for each element, is not run for longer rows.
+# Welford's recurrence takes a step in Python for each element and is not run for rows longer than
+# this.
 _MAX_RECURRENCE = 1 << 13
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
