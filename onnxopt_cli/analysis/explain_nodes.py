@@ -121,7 +121,8 @@ _MAX_PROOFS = 4
 _PAIR_COST, _RIVAL_COST = 0.5, 0.15
 # Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
-# Largest number of nodes from which others are generated; seconds of the reference for each node.
+# Largest number of nodes from which new nodes are generated; seconds of the reference for each
+# node.
 _MAX_BASES, _NODE_SECONDS = 24, 0.5
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})

@@ -302,7 +302,7 @@ class CauseSearch:
         return Cause(condition.text, case_ids(self._cases_meeting(condition)))
 
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
-        """Return the backend's outputs, or the expected ones if the cover explains them."""
+        """Submit a node; return the expected outputs if the cover explains those of the backend."""
         returned = self.submit(call) if self.submit else None
         if returned and any(returns(mistake, call, returned) for mistake in self.cover):
             return evaluate(call)

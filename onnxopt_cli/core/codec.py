@@ -157,7 +157,7 @@ class ValueWriter:
             described["data"] = as_strings(value).ravel().tolist()
             self._characters += sum(map(len, described["data"]))
             if not self._inline:
-                # Checked before the JSON is built.
+                # The limit is checked before the JSON is built.
                 _require_few("characters", self._characters, _MAX_LINE_BYTES)
             return described
         if described["dtype"] not in DTYPES:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 # separators that some terminals interpret as line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Invisible letters and marks: the characters that Unicode calls default ignorable, except format
-# characters. Variation selectors are among them; a sequence of these can hide any text.
+# characters. Default ignorable characters include variation selectors; a sequence of variation
+# selectors can hide any text.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"

@@ -16,7 +16,7 @@ from onnxopt_cli.core.values import Array, Value, as_strings, dtype_named
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 # Eight digits do not always identify a float32 or a double, but the example in the specification,
-# 314.15926, has eight, and ONNX Runtime writes no more.
+# 314.15926, has eight digits, and ONNX Runtime writes at most eight.
 _SUFFICIENT_DIGITS = 8
 # Factor that exceeds the rounding errors of computing and comparing limits in double.
 _COMPUTATION = 1 + 1e-7

@@ -141,7 +141,7 @@ def leave_helper() -> None:
 
 
 def renew() -> None:
-    """End the helper, so that the next model gets a new one that knows all registered operators."""
+    """End the helper, so that a new helper, which knows all registered operators, starts later."""
     _refusals.clear()
     _HELPER.end()
 

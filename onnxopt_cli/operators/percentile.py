@@ -17,8 +17,8 @@ def percentile(values: Any, percent: Any) -> Any:
     """Return a percentile of all elements, with linear interpolation.
 
     Let the n elements be sorted, and h = (n - 1) * percent / 100. If h is an integer, the
-    percentile is the element of rank h, counted from 0. Otherwise it is interpolated between the
-    elements a and b of the ranks below and above h::
+    percentile is the element of rank h, counted from 0. If h is not an integer, the percentile is
+    interpolated between the elements a and b of the ranks below and above h::
 
         a + (b - a) * (h - floor(h))
 

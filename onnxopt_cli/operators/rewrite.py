@@ -106,7 +106,8 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # For the dump of an old node: its text in `replace`, and the new node or nodes.
+        # The keys are dumps of old nodes. A value is the text of the node in `replace`, and the new
+        # node or nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)

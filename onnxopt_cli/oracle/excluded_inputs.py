@@ -31,7 +31,7 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
     """Return why the specification defines no result for the operands of a node.
 
     Args:
-        node: a node none of whose attributes refers to an attribute of a surrounding function.
+        node: a node without references to attributes of a surrounding function.
         operands: its operands; None for an omitted one.
         is_model: whether the node is a whole model. For a whole model, operands that leave some
             elements of the outputs undefined are excluded, too. For a node within a model they are

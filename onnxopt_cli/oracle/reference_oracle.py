@@ -233,7 +233,7 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are neither stored nor computed.
 
     The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
-    model or inputs. Otherwise onnxopt cannot compute the outputs.
+    model or inputs. In all other cases, onnxopt is unable to compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"

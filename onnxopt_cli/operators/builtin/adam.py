@@ -225,7 +225,8 @@ KNOWN_MISTAKES = (
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 # If norm_coefficient_post is near 1, the small difference has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# Otherwise a division by zero may make X_new infinite, and the difference of two infinities NaN.
+# Unless this condition holds, a division by zero may make X_new infinite, and the difference of two
+# infinities NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
 # For this beta, the correction of the root is 0, and a quotient by it is undefined.
 _NO_ROOT = "beta == 1"

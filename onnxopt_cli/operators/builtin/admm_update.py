@@ -26,8 +26,9 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
 
     Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
     layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the
-    magnitude of rank h, counted from 0. Otherwise it is interpolated between the magnitudes a and b
-    of the ranks below and above h: a + (b - a) * (h - floor(h)), or exactly a if a = b.
+    magnitude of rank h, counted from 0. If h is not an integer, the threshold is interpolated
+    between the magnitudes a and b of the ranks below and above h: a + (b - a) * (h - floor(h)), or
+    exactly a if a = b.
 
     - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
       ties, ceil(h) elements become zero. Of [1, 1, 1, 1, 2] with percent 60, no element does.

@@ -184,7 +184,7 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
     if attributes.get("post_transform") in _PROBIT:
         return "only approximates the inverse of erf"
     if node.domain in _DEFAULT_DOMAIN and attributes.get("broadcast") and "axis" in attributes:
-        # Before opset 7, binary operators had these attributes.
+        # Before opset 7, binary operators had the attributes axis and broadcast.
         return "ignores the axis along which operands are broadcast"
     if node.op_type == "SVMClassifier" and len(attributes.get("prob_a", ())) > 1:
         return "combines the probabilities of more than two classes incorrectly"

@@ -27,8 +27,7 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
 def _sliced(
     original: Any, data: Array, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Array:
-    """Clamp the start of a backward slice to 0 if it precedes element 0. Python's slice would be
-    empty."""
+    """Clamp the start of a backward slice to 0 if it precedes element 0."""
     if steps is not None:
         starts = list(np.ravel(starts).tolist())
         sliced_axes = range(len(starts)) if axes is None else np.ravel(axes).tolist()

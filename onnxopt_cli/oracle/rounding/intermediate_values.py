@@ -38,8 +38,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
-# Otherwise the error of a weight is this share of the error of a coordinate whose size is the sum
-# of the magnitudes of the weight's terms.
+# For other ratios, the error of a weight is this share of the error of a coordinate whose size is
+# the sum of the magnitudes of the weight's terms.
 _EXACT_RATIO = 2.0**6
 _WEIGHT_SHARE = 1 / 16
 
