@@ -7,8 +7,8 @@
     for result in onnxopt.run(onnxopt.load_cases("conformance"), "onnxruntime"):
         print(result.case, result.outcome)
 
-Backends are specified as on the command line. By default they run in separate processes, which
-the argument ``execution`` can change. Functions print nothing. Errors whose message is meant for a
+Backends are specified as on the command line. By default, backends run in separate processes; the
+argument ``execution`` can change this. Functions print nothing. Errors whose message is meant for a
 user are subclasses of :class:`OnnxoptError`.
 
 The names in ``__all__``, and the names for writing operators in :mod:`onnxopt_cli.operators`,

@@ -249,7 +249,8 @@ def run(
         backends: specifications as for ``-b``; by default ``numpy``.
         execution: where and within which limits backends run.
         judging: how outputs are judged.
-        expect: expectation files; later files take precedence. Results then have a standing.
+        expect: expectation files; later files take precedence. With such files, results have a
+            standing.
 
     Raises:
         UsageError: if a backend, an expectation file or a setting is invalid.

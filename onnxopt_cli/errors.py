@@ -123,7 +123,7 @@ class UnusableOutput(OnnxoptError):
 
 
 class BackendFailure(OnnxoptError):
-    """A backend reports a failure in a response of its protocol; the message is the backend's."""
+    """A backend reports a failure, with its own message, in a response of its protocol."""
 
 
 class BackendDied(OnnxoptError):
@@ -139,4 +139,4 @@ class BackendHangs(OnnxoptError):
 
 
 class ProtocolBreach(OnnxoptError):
-    """A backend violated its protocol, so its responses do not count."""
+    """A backend violated its protocol, so its responses are not used."""

@@ -55,7 +55,7 @@ _EXPLAIN_TIME = 60.0
 @option_of(
     Filters,
     "operators",
-    "Only this operator, of ours or of ONNX. May be given several times.",
+    "Only this operator of onnxopt or ONNX. May be given several times.",
     shell_complete=complete_our_operator,
 )
 @option(

@@ -2,7 +2,7 @@
 
 The metadata of a field, an :class:`Option`, holds its spelling on the command line, its help, its
 kind of value and its uses. Options of click, keys of a profile, JSON, and the command that repeats
-a run are derived from it::
+a run are derived from the metadata::
 
     @dataclass(frozen=True)
     class Limits(Settings):

@@ -320,7 +320,7 @@ class Part(Call[Array]):
         expressions: a unique object for each expression of the formula, by the function and the
             expressions of its operands.
         reduced: results of the reductions computed so far, by expression. Formulas that differ only
-            after a reduction, such as mutants, share its result.
+            after a reduction, such as mutants, share the result of the reduction.
     """
 
     whole: Any = None
@@ -395,7 +395,7 @@ class _Operand(Joining):
         return _Operand(self.operand.astype(dtype), expression, self.part)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return the result of a function; of a reduction, the result for all elements."""
+        """Return the result of a function; for a reduction, the result of all elements."""
         expression = self.part.expression(function, *map(_expression, inputs))
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):

@@ -29,11 +29,11 @@ may be ``a * rsqrt(a)`` with a Newton step, which rounds four times. Math librar
 an error of less than four roundings for powers.
 
 A power with an integer exponent n may be computed by repeated squaring, as by ``powi`` of LLVM
-(compiler-rt, lib/builtins/powisf2.c), which Rust's ``f32::powi`` and so the Adam of burn use. Each
-squaring doubles the relative error and adds a rounding, so the error is at most n - 1 unit
-roundoffs to first order. For a large n this bound would accept almost any result. Therefore the
-powers are actually computed by repeated squaring in the machine type, and their error is the bound
-if it exceeds four roundings. Other sequences of multiplications are not covered.
+(compiler-rt, lib/builtins/powisf2.c). Rust's ``f32::powi`` uses this function, and the Adam of burn
+uses ``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at
+most n - 1 unit roundoffs to first order. For a large n this bound would accept almost any result.
+Therefore the powers are actually computed by repeated squaring in the machine type, and their error
+is the bound if it exceeds four roundings. Other sequences of multiplications are not covered.
 
 For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
 f:

@@ -32,7 +32,7 @@ def node_operator_page(schemas: Sequence[defs.OpSchema]) -> Iterable[RenderableT
     """Yield an operator's page.
 
     Args:
-        schemas: its versions, the newest first.
+        schemas: the versions of the operator, the newest first.
     """
     schema = schemas[0]
     versions = [str(entry.since_version) for entry in schemas]
@@ -54,7 +54,7 @@ def node_mistakes_page(
     """Yield the descriptions of known mistakes of an operator.
 
     Args:
-        schemas: its versions, the newest first.
+        schemas: the versions of the operator, the newest first.
         names: names of the mistakes, in any case.
 
     Raises:

@@ -74,9 +74,9 @@ _MAX_ABOUT_CHARS = 200
 _BORDER_COLUMNS = 6
 # A width that exceeds that of any terminal.
 _WIDE_COLUMNS = 10_000
-# The verdict states the time of the search for explanations if that is longer.
+# The verdict states the time of the search for explanations if it exceeds this number of seconds.
 _LONG_SECONDS = 1.0
-# The largest number of operators that are named although they were not fully examined.
+# The largest number of operators that the message about operators not fully examined names.
 _MAX_UNEXAMINED = 5
 
 

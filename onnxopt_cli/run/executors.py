@@ -236,7 +236,7 @@ class _Pools:
         Args:
             specification: the specification of the backend.
             execution: how to run it.
-            closed: whether other processes must not be able to inspect the workers.
+            closed: whether to keep other processes from inspecting the workers.
         """
         from onnxopt_cli.workers.pool import Pool
         from onnxopt_cli.workers.worker import Worker
@@ -436,7 +436,7 @@ class NotStarted:
 
 
 class NeedsWorkersError(Exception):
-    """A case needs workers in a process that must not start any."""
+    """A case needs workers, but this process must not start workers."""
 
 
 def refuse_workers() -> NoReturn:

@@ -163,7 +163,7 @@ def _agreement(
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
 
-    Outputs within their tolerances may have systematic errors, which are a failure or a note. An
+    A systematic error in outputs that are within their tolerances leads to a failure or a note. An
     element whose tolerance reaches half of its value is inconclusive, unless the backend returned
     exactly the expected value. If all elements are inconclusive, the case is skipped.
     """

@@ -69,7 +69,7 @@ WITHOUT_FORMULA = "without formula"
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake reproduces a wrong element if it differs from it by less than this share of the error of
+# A mistake reproduces a wrong element if both values differ by less than this share of the error of
 # the element.
 _NEAR_SHARE = 0.02
 # The type in which a mistake computes, by the name of the mistake, if this type is coarser than the
@@ -337,7 +337,7 @@ def _returns(
     for index, right in enumerate(observation.right[: len(outputs)]):
         if right.limit.size == limits[index].size:
             limits[index] = limits[index] + right.limit.reshape(limits[index].shape)
-    # The error bound of the mistake is slow; skip it if even a much wider tolerance does not fit.
+    # The error bound of the mistake takes long to compute, so first try a much wider tolerance.
     rounds = coarse or implementation.rounds
     if not rounds and not all(map(_are_near, outputs, returned, limits)):
         return False
@@ -437,7 +437,7 @@ def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
 
 
 def _rounding(output: Array) -> Array:
-    """Return a tolerance of a few epsilons for each element; 0 unless it is a finite float."""
+    """Return a tolerance of a few epsilons for each finite float, and 0 for other elements."""
     if kind_of(output.dtype) is not NumberKind.FLOAT:
         return np.zeros(output.shape)
     size = np.abs(np.asarray(output, np.float64))

@@ -356,7 +356,7 @@ def plain_pair(
         (similar, False, None),
         *((ordinary, False, count) for count in (None, *_COUNTS)),
     ]
-    # Outputs that depend on signs only do not change under a positive factor.
+    # Outputs that depend only on signs do not change under a positive factor.
     for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
             operands = _operands(author, arrays, groups, count, keep=keep)
@@ -503,7 +503,7 @@ def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Ar
     return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
 
 
-# Cached, since most refusal cases of an operator lead to the same nodes.
+# The function is cached, since most rejection cases of an operator lead to the same nodes.
 @lru_cache(maxsize=64)
 def _plain_of(
     operator: Operator,

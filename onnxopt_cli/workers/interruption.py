@@ -80,7 +80,7 @@ def _send_later(number: int) -> None:
 
 
 def _send_unraised_signal_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if a finalizer or a weak reference's callback discarded its Stop."""
+    """Send a signal again if a finalizer or a weak reference's callback discarded the exception."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
         _send_later(stop.exit_code - 128)

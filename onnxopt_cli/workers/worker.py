@@ -238,7 +238,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; record the reason as the result of its case, its start or its end."""
+        """Kill the worker; record the reason as the result of the worker's case, start or end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()

@@ -118,7 +118,8 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
         )
         must_collect = request.collect or "shared" in message
         # If the worker still held large values when the response arrives, the runner would suspect
-        # a leak and run the case again. An exception of the backend may hold them in a cycle.
+        # a leak and run the case again. An exception of the backend may hold the values in a
+        # reference cycle.
         del request, response, payload
         if must_collect:
             gc.collect()

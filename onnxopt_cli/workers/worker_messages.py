@@ -271,7 +271,7 @@ def write_buffers(
     """Replace the content of a file in memory by buffers.
 
     Args:
-        descriptor: of the file; -1 without such a file.
+        descriptor: the descriptor of the file; -1 without a file.
         buffers: the buffers, in order.
         limit: the largest size of the file.
 
@@ -303,7 +303,7 @@ def _take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
     """Return the content of a worker's output file, and empty the file.
 
     Args:
-        descriptor: of the file; -1 without such a file.
+        descriptor: the descriptor of the file; -1 without a file.
         size: the size that the worker reports.
         limit: the largest accepted size.
 

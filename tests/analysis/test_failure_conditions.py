@@ -46,7 +46,7 @@ def suite_calls(name):
 
 
 def scaled_where(output, holds):
-    """Return a fault that scales elements of an output where a function of their group holds.
+    """Return a fault that scales elements of an output where a predicate of their group is true.
 
     The function takes the call, the number of the group and its tensors.
     """

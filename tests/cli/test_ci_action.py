@@ -66,7 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # click keeps the names of the first context, so they must be those of the group.
+    # click keeps the names of the help option of the first context, so state the names of the
+    # group.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 

@@ -85,7 +85,7 @@ def call_on_terminal(place, *arguments, **settings):
         try:
             data = os.read(reader, 65536)
         except OSError:
-            # Linux raises this when the last writer has closed the terminal.
+            # Linux raises this error when the last writer has closed the terminal.
             break
         printed += data
     os.close(reader)
@@ -194,7 +194,8 @@ def test_names_beyond_the_encoding_are_escaped(place, settings):
     assert listed.returncode == 2
 
 
-# The sleeps are short: a signal that arrives just before a sleep is handled only after it.
+# The sleeps are short, because a signal that arrives just before a sleep is handled after the
+# sleep.
 NEVER_STARTS = """\
 import pathlib, time
 pathlib.Path("started").touch()
@@ -332,7 +333,8 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     assert list(temporary.iterdir()) == []
 
 
-# onnx makes its cases too fast for a signal to arrive meanwhile, so this corpus never ends.
+# onnx makes its cases too fast for a signal to arrive meanwhile. The corpus of this test never
+# ends.
 NEVER_ENDING_CORPUS = """\
 from itertools import count
 from pathlib import Path

@@ -97,7 +97,8 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # click keeps the names of the first context, so they must be those of the group.
+    # click keeps the names of the help option of the first context, so state the names of the
+    # group.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params

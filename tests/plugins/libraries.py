@@ -161,7 +161,7 @@ class KerasAdam(_Library):
 
 
 class TensorFlowAdam(_Library):
-    """``ApplyAdam`` of TensorFlow, which is ONNX's form; it conforms with ONNX's decays added."""
+    """``ApplyAdam`` of TensorFlow, in ONNX's form; with ONNX's decays added, it conforms."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p

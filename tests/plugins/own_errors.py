@@ -168,7 +168,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheTensor(Only):
-    """As OpenCV: the error names the unknown layer by the name of its output."""
+    """Like OpenCV, raises an error that names the unknown layer by the name of its output."""
 
     def run(self, model, inputs):
         self.output = model.graph.node[0].output[0]

@@ -36,7 +36,7 @@ def demo(workplace):
 
 @pytest.fixture
 def beside(demo, onnxopt):
-    """Return a function that runs a command while another one is at work; it returns both."""
+    """Return a function that runs two commands at the same time, and returns both results."""
 
     def call(name, *options):
         waiting = subprocess.Popen(

@@ -170,7 +170,7 @@ def _require_few_elements(shapes: Mapping[str, tuple[int, ...]], where: str) -> 
     """Require that the inputs of a model are not too large to be drawn.
 
     Raises:
-        InvalidCase: if they are; the message names the largest input.
+        InvalidCase: if the inputs are too large; the message names the largest input.
     """
     counts = {name: math.prod(max(size, 1) for size in shape) for name, shape in shapes.items()}
     if sum(counts.values()) > MAX_GENERATED_ELEMENTS:

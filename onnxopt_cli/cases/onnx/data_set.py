@@ -51,7 +51,7 @@ from onnxopt_cli.errors import (
 
 #: Prefix of the names of onnx's "light" models, whose weights are constants.
 LIGHT_PREFIX = "light_"
-#: The file with a directory's tolerance, and with the URL of its model if that is missing.
+#: The file with a directory's tolerance, and with the URL of the model if the model is missing.
 DATA_FILE = "data.json"
 
 #: Limit on the elements of all generated inputs of a model together. A model of a few bytes can
@@ -157,7 +157,7 @@ def _read_case(files: CaseFiles) -> Problem:
 def _name_unread_files(
     files: CaseFiles, names: Iterable[str], paths: Mapping[str | None, Sequence[Path]]
 ) -> None:
-    """Warn once of the visible files of a data set that are not read, such as ``input_0.npy``."""
+    """Warn once about visible files of a data set that are not read, such as ``input_0.npy``."""
     # The folder of a light model contains other models as well.
     if files.inputs is None or files.folder in _warned_folders:
         return
@@ -244,8 +244,8 @@ def _read_values(
 ) -> dict[str, Value]:
     """Read the files of a data set's inputs or outputs.
 
-    A file belongs to the input (or output) that its message names, or to the one at the same
-    position if the message has no name.
+    A file belongs to the input (or output) that its message names. A file without a name belongs to
+    the input (or output) at the same position.
 
     Args:
         folder: the folder, for messages.

@@ -96,8 +96,8 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
 
     Returns:
         The cases, and the problems of the directory. A ``model.onnx`` yields the cases of the data
-        sets beside it, a model of onnx's light corpus its own case. Any other model yields a case
-        without stored outputs, and so does every model if ``settings`` states its inputs.
+            sets beside it. A model of onnx's light corpus yields its own case. Any other model, and
+            any model whose inputs ``settings`` states, yields a case without stored outputs.
     """
     folder = path.parent
     if settings != DRAWN_INPUTS:

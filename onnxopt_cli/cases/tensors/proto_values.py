@@ -111,8 +111,8 @@ def read_message(
 ) -> tuple[bytes, Array | None]:
     """Read a file that contains a message; the raw data of a large tensor are read separately.
 
-    Reading them separately saves a copy of the data. The file is not mapped, because reading a
-    mapped file that another program truncates would end the process.
+    Separate reading saves a copy of the data. The file is not mapped, because reading a mapped file
+    that another program truncates would end the process.
 
     Returns:
         The message; and the raw data as uint8 if they have been separated from it, otherwise None.

@@ -587,7 +587,7 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
             )
     array = element_array(level, dtype)
     if array.shape != dimensions:
-        # A view would keep both itself and its base alive in each of many cases, so copy.
+        # Copy the data, because a view would keep itself and its base alive in each of many cases.
         array = array.reshape(dimensions).copy()
     return array
 

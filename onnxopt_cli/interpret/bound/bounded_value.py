@@ -127,7 +127,7 @@ class Bounded(Approximate, _Operand):
         return min(float(least), 1.0), max(float(most), 1.0)
 
     def astype(self, dtype: Any) -> Bounded:
-        """Return the operand rounded to a type, as a mutant may do."""
+        """Return the operand rounded to a type, for formulas of mutants that round."""
         return _converted(self, precision_of(np.dtype(dtype), self.precision.level))
 
     @property
@@ -145,9 +145,9 @@ class Bounded(Approximate, _Operand):
 class Mixed(_Operand):
     """The result of an operation on tensors of different types.
 
-    An implementation may compute the operation in the coarser type. However, if the result is an
-    output of the finer type, such as a double input plus another term, it must have the digits of
-    the finer type.
+    An implementation may compute the operation in the coarser type. However, a result that is an
+    output of the finer type, such as a double input plus another term, must have the digits of the
+    finer type.
 
     Attributes:
         coarse: the result of the operation in the coarser type.

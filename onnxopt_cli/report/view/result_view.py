@@ -113,7 +113,7 @@ class OutputView:
         return f"allowed: {self.tolerance}{enough}" if self.tolerance else ""
 
 
-@dataclass(frozen=True)  # without slots, for cached properties
+@dataclass(frozen=True)  # no slots, because of cached properties
 class ResultView:
     """One case on one backend, as text.
 

@@ -142,7 +142,7 @@ class OperatorRow:
     failing: int
 
 
-@dataclass(frozen=True)  # without slots, for cached properties
+@dataclass(frozen=True)  # no slots, because of cached properties
 class RunView:
     """A run as every report shows it.
 

@@ -403,7 +403,7 @@ class Expectations:
         return self.unlike_mistakes(case, result, entry.mistakes) if entry.mistakes else ""
 
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
-        """Return how a failure differs from that of known mistakes; empty if it does not."""
+        """Return how a failure differs from the failure of known mistakes; empty if they agree."""
         # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes
 

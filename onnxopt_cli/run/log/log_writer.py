@@ -21,7 +21,7 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
 # The time between synchronisations of the file with the disk. A power failure may lose the records
-# since the last one.
+# since the last synchronisation.
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20

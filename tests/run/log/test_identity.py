@@ -40,7 +40,7 @@ EXEC = "tests/plugins/exec/command.py"
 
 
 def write_model(path, amount=None):
-    """Write a model of x + 1; with an amount, a model of x + amount with external data."""
+    """Write a model of x + 1 or, if an amount is given, of x + amount with external data."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     amount_tensor = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     if amount is not None:
@@ -94,7 +94,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def copy_of_run(finished_run, workplace):
-    """Return a copy of that folder, which is the current one."""
+    """Return a copy of the folder of logs; the copy is the current folder."""
     shutil.copytree(finished_run, workplace, dirs_exist_ok=True)
     return workplace
 

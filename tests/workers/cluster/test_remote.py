@@ -1,4 +1,4 @@
-"""The values of a request reach the backend on a worker, and its response the client."""
+"""The values of a request reach the backend on a worker, and the response reaches the client."""
 
 import json
 from contextlib import contextmanager
