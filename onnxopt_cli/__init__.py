@@ -116,8 +116,7 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """Class of this package; it ensures that ``run`` and ``fuzz`` remain functions.
 
-    Two subpackages have the same names. Without this class, importing one of them would replace the
-    function of its name.
+    Importing the subpackage of the same name would otherwise replace the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

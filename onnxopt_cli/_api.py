@@ -573,7 +573,7 @@ def fuzz(
     seconds: float | None = None,
     execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
-    """Yield failures of a backend on random examples, one of each kind, each after shrinking it.
+    """Yield one failure of each kind of a backend on random examples, with a shrunk example.
 
     Args:
         backend: specification as for ``-b``.

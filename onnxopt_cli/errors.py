@@ -55,7 +55,7 @@ class UsageError(OnnxoptError):
     exit_code = 2
 
 
-@dataclass(frozen=True)  # no slots, which Python 3.9 lacks; it also imports this module
+@dataclass(frozen=True)  # no slots: Python 3.9, which also imports this module, lacks them
 class Fault:
     """One thing wrong with a case file.
 

@@ -32,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, about in CAPABILITIES.items():
         config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
-        # With xdist, check the options in the controller, which does not collect tests: workers,
-        # which do, cannot report usage errors.
+        # With xdist, check the options in the controller: the workers, which collect the tests,
+        # cannot report usage errors.
         _select(config)
 
 

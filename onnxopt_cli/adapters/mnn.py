@@ -8,9 +8,9 @@
 # ///
 """MNN on the CPU.
 
-MNN has no 64-bit integers and no booleans: its converter declares them int32, and so are the
-arrays that this adapter exchanges with it. The package ``MNN.tools`` must not be imported: it calls
-pip and connects to a server. The native converter, which the package wraps, does neither.
+MNN has no 64-bit integers and no booleans. Its converter declares both as int32, and this adapter
+exchanges int32 arrays with MNN. The package ``MNN.tools`` must not be imported: it calls pip and
+connects to a server. The native converter, which the package wraps, does neither.
 """
 
 import os

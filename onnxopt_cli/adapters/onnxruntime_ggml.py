@@ -11,7 +11,7 @@
 """ggml on the CPU, as an execution provider of ONNX Runtime.
 
 Nodes that ggml does not support would run on ONNX Runtime's own CPU provider. The session forbids
-this, so such nodes count as unsupported.
+this fallback, so nodes that ggml does not support are unsupported.
 """
 
 import onnxruntime

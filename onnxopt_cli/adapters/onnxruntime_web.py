@@ -9,7 +9,8 @@
 # ///
 """ONNX Runtime Web in Node.js, on the CPU by WebAssembly; one thread.
 
-``onnxruntime_web.cjs`` implements the protocol of commands, and its process replaces this one.
+``onnxruntime_web.cjs`` implements the protocol of commands, and its process replaces the process of
+this file.
 """
 
 import os

@@ -136,7 +136,8 @@ class Author:
             (derived_output.branch.inconclusive for derived_output in derived_outputs(template)),
         )
         if inconclusive.ndim == 0:
-            # The outputs depend on all elements: remove the largest ones until they are conclusive.
+            # The outputs depend on all elements: remove the largest elements until the outputs are
+            # conclusive.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
             if inconclusive and size.size > 1:
                 smaller = size < np.max(size)
@@ -213,8 +214,8 @@ class Author:
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
     ) -> list[Array]:
         """Return the operator's scalars: integers are counts, all others are rates."""
-        # The first rate has the given value. Other rates differ from it, so that an implementation
-        # that exchanges two scalars fails.
+        # The first rate has the given value. Other rates differ from the first, so that an
+        # implementation that exchanges two scalars fails.
         further_rates = (RATE + place / 8 for place in range(1, len(self.operator.scalars)))
         rates = iter([rate, *further_rates])
         scalars = []
@@ -338,7 +339,7 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
     if not all(
         known_mistake.replace or known_mistake.defaults for known_mistake in operator.known_mistakes
     ):
-        # A known mistake without a replacement must have the name of a generated one.
+        # A known mistake without a replacement must have the name of a generated mistake.
         all_known_mistakes(operator)
     replacements = {
         known_mistake.name: known_mistake.replace for known_mistake in operator.known_mistakes

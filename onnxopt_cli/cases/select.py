@@ -45,9 +45,9 @@ from onnxopt_cli.operators.nodes import operator_names
 # that is missing, damaged, owned by another user or not writable is treated as an empty one.
 _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
-# Existing tags or operators listed in the hint about an unknown one.
+# The number of existing tags or operators that the hint about an unknown one lists.
 _MAX_SHOWN_NAMES = 8
-# The file keeps the most recently used folders, and the most recent backends of each.
+# The file keeps the most recently used folders and, for each folder, the most recent backends.
 _MAX_FOLDERS = 20
 _MAX_BACKENDS = 10
 

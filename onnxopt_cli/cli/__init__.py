@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_streams()
     try:
         if arguments is None:
-            # Started as a command, so that no other code uses this process.
+            # The process was started as the command, so no other code uses the process.
             stop_by_raising()
 
             claim_process()

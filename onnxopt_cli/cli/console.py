@@ -60,7 +60,7 @@ class _Console(Console):
             self.print(line, soft_wrap=True)
 
     def print_table(self, table: Table) -> None:
-        """Print a table. In a pipe, its rows are complete, so that programs can search the rows."""
+        """Print a table. In a pipe, rows are not truncated, so that they can be searched."""
         if not self.is_terminal:
             table.width = self.measure(
                 table, options=self.options.update(max_width=_WIDE_COLUMNS)

@@ -111,8 +111,8 @@ def diff(
     """Compare two runs: improvements and regressions.
 
     Compares outcomes and, where they are equal, the errors of every output, as a share of the
-    tolerance and in ulp. Given repeats of both runs, which show the natural variation of times, it
-    also reports slower cases.
+    tolerance and in ulp. Given repeats of both runs, which show the natural variation of times, the
+    command also reports slower cases.
 
     \b
     onnxopt report diff before.jsonl after.jsonl

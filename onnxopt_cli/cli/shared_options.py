@@ -96,7 +96,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# The shell completion of an option, by the kind of name that its value is.
+# The shell completion for each kind of name that the value of an option can be.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,

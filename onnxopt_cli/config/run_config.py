@@ -45,8 +45,8 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# Settings that select cases, backends or expectations. A resumed or merged run may spell them
-# differently, because the selected cases, backends and expectations are compared instead.
+# Settings that select cases, backends or expectations. A resumed or merged run may spell these
+# settings differently, because the selected cases, backends and expectations are compared instead.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -274,8 +274,8 @@ class Execution(Settings):
 
     Attributes:
         lowering: when operators with a formula are replaced by primitive operators.
-        isolation: where backends run. None runs them in workers, except for cases that ``numpy``
-            computes by a formula, which run in this process.
+        isolation: where backends run. None runs backends in workers, except for cases that
+            ``numpy`` computes by a formula, which run in this process.
         limits: limits of each worker.
         jobs: number of workers of each backend.
     """
@@ -365,7 +365,8 @@ class Judging(Settings):
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
         examine: whether to count inconclusive elements also among those that are bitwise equal to
-            their expected values. ``--verbose`` sets it; it has no option of its own.
+            their expected values. ``--verbose`` sets this attribute, which has no option of its
+            own.
     """
 
     tolerance: ToleranceRule | None = setting(

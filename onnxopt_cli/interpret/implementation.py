@@ -20,7 +20,7 @@ Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula unchanged; for an implementation that differs elsewhere."""
+    """Return the formula unchanged, for implementations that differ in another attribute."""
     return formula
 
 

@@ -472,7 +472,7 @@ _FOREIGN: dict[str, tuple[str, str, Compute]] = {
     ),
 }
 
-# If R is narrower than the tensors, it is converted to their type first. A reformulation may
+# R is first converted to the tensors' type if R is narrower than the tensors. A reformulation may
 # combine R with an attribute where the formula does not, and would otherwise round the result to
 # R's type.
 _ARITHMETICS_OF_REFORMULATIONS = {

@@ -180,15 +180,15 @@ class Elementwise(_Primitive):
     """A function of numbers that is applied element by element.
 
     Attributes:
-        inherited: function of the result's magnitude and the operands. It returns the error due to
-            the errors of the operands; NaN or Inf without a finite bound.
+        inherited: function from the result's magnitude and the operands to the error due to the
+            errors of the operands; NaN or Inf without a finite bound.
         roundings: error of the operation itself, in unit roundoffs of the result.
-        crosses: function of the result's magnitude, its total error and the operands. It returns
-            where the sign of the result may change; by default nowhere.
-        exact: function of the operands. It returns where the operation has no rounding error. None
+        crosses: function from the result's magnitude, its total error and the operands to a mask
+            of the elements whose sign may change; by default none.
+        exact: function from the operands to a mask of the elements without a rounding error; None
             if no such operands are known.
-        rough: function of the result, the precision and the operands. It returns the error of a
-            less accurate algorithm for the operation. None if no such algorithm is accepted.
+        rough: function from the result, the precision and the operands to the error of a less
+            accurate algorithm for the operation; None if no such algorithm is accepted.
         exponents: exponents of the operands, if the result is a product of powers of them.
         is_sum: whether the result is a sum or difference of the operands.
     """

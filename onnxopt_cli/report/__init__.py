@@ -1,1 +1,1 @@
-"""A run's results as something to read: pure functions from results to tables and documents."""
+"""Reports on a run: pure functions from results to tables and documents."""

@@ -413,5 +413,5 @@ def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], lis
 
     powers = range(math.ceil(low), math.floor(high) + 1)
     step = math.ceil(len(powers) / _MAX_TICKS)
-    # Counted from 10^0, so that 1 always has a tick.
+    # Ticks are counted from 10^0, so that 1 always has a tick.
     return y, [10.0**power for power in powers if power % step == 0]

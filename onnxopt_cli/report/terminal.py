@@ -76,7 +76,7 @@ _BORDER_COLUMNS = 6
 _WIDE_COLUMNS = 10_000
 # The verdict states the time of the search for explanations if it exceeds this number of seconds.
 _LONG_SECONDS = 1.0
-# The largest number of operators that the message about operators not fully examined names.
+# The message about operators that were not fully examined names at most this number of operators.
 _MAX_UNEXAMINED = 5
 
 

@@ -68,8 +68,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # The sets of operators of models that failed when they ran alone. Further models with such
-        # a set do not join a batch.
+        # The sets of operators of models that failed when they ran alone, so that further models
+        # with the same set do not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead

@@ -61,9 +61,11 @@ _SERVED = "onnxopt_cli.run.served:open_run"
 # The time limit of a cluster's worker for a case is this multiple of the limits of the backends,
 # because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: Waits for the response to a submitted case; returns the reason if it is missing.
+#: A function that waits for the response to a submitted case, and returns a reason if the response
+#: is missing.
 Pending: TypeAlias = Callable[[], Response | str]
-#: Returns the outputs of a model on a backend, given by its name; None if the backend fails.
+#: A function that returns the outputs of a model on a backend, given by its name; None if the
+#: backend fails.
 ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 
@@ -120,8 +122,8 @@ def open_executors(
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    Backends start in the background; :meth:`Executor.ready` waits for one. The environment of an
-    adapter is created first if it does not exist.
+    Backends start in the background; :meth:`Executor.ready` waits for a backend. The environment of
+    an adapter is created first if it does not exist.
 
     Args:
         backends: the specifications of the backends.
@@ -223,7 +225,8 @@ class _Pools:
 
     @cached_property
     def _loop(self) -> WorkerLoop:
-        # Imported late: runs of the backend numpy need no workers and start faster without.
+        # Imported late: runs of the backend numpy need no workers and start faster without this
+        # module.
         from onnxopt_cli.workers.pool import WorkerLoop
 
         return self.stack.enter_context(closing(WorkerLoop()))

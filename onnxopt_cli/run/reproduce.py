@@ -565,7 +565,7 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(wide[np.isfinite(wide)])
-    # The median, because a few large elements do not determine the roundings of the others.
+    # Use the median, because a few large elements do not determine the roundings of the others.
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# With fewer cases, forking takes longer than it saves, so they run in this process.
+# Fewer cases run in this process, because forking would take longer than it saves.
 _MIN_PARALLEL_CASES = 20
 # Cases are distributed to forked processes in about this number of chunks, of at most this number
 # of groups each.
@@ -468,8 +468,8 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # Cases at the same location share a trajectory. One process runs them all, so that the error
-    # bounds of the trajectory are derived once.
+    # Cases at the same location share a trajectory. One process runs all of these cases, so that
+    # the error bounds of the trajectory are derived once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())

@@ -53,7 +53,7 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # A request of another module: the name of the function that answers it.
+                    # Another module defines this request, which names the function that answers.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()

@@ -109,7 +109,7 @@ _MAX_ORIGIN_CHARS = 300
 #: Restarts a backend, runs cases on it in order, and returns their results.
 _Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# After these outcomes the worker is replaced, so earlier cases have no effect on later ones.
+# Outcomes after which the worker is replaced, so that earlier cases have no effect on later cases.
 _WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}

@@ -1,8 +1,8 @@
 """The vacuity check: whether a backend that computes nothing would also pass.
 
 A backend that rejects every model passes the rejection cases. A backend that returns its inputs,
-zeros or NaN passes the cases with such expected outputs. A pass of this kind counts only if the
-backend also passes a probe: a similar node with valid, nontrivial inputs.
+zeros or NaN passes the cases with such expected outputs. A pass that needs no computation counts
+only if the backend also passes a probe: a similar node with valid, nontrivial inputs.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class VacuityCheck:
         return f"right, but the expected output is a constant or an input, and {first_finding}"
 
     def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Return why the backend may not compute an operator of a rejected model, or empty."""
+        """Return why the backend may be unable to compute an operator of a rejected model."""
         for node in model.graph.node:
             finding = self._finding_for_operator(executor, node, None)
             if finding:

@@ -45,8 +45,8 @@ QUICK_CASES = 470
 SEVERAL_OPERATORS = "models of several operators"
 #: Row of the cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# The ending of the names of onnx's second cases for operators with a function body, whose models
-# consist of the nodes of the body.
+# onnx has a second case for each example of an operator with a function body. This suffix marks the
+# second case, whose model consists of the nodes of the body.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Chunks that are assigned to a process at a time, so that it never waits for the next one.
+# Chunks that are assigned to a process at a time, so that the process never waits for a chunk.
 _CHUNKS_IN_FLIGHT = 2
 # Number of chunks per process that may be computed before their results are requested.
 _CHUNKS_AHEAD = 8
@@ -165,7 +165,7 @@ class ProcessLostError(Exception):
 
 
 class TimeLimitError(BaseException):
-    """Code took longer than its limit. The limited code may catch every Exception, but not this."""
+    """Code took longer than its limit. The limited code may catch Exception, but not this error."""
 
 
 @contextmanager

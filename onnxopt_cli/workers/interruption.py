@@ -137,7 +137,7 @@ def interruptible() -> Iterator[Interruption]:
     Code that polls the interruption may raise a plain KeyboardInterrupt; on leaving the context it
     becomes a :class:`Stop` with the number of the signal.
 
-    Only the main thread receives signals; in other threads this does nothing.
+    Only the main thread receives signals; in other threads the function does nothing.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -146,8 +146,8 @@ def interruptible() -> Iterator[Interruption]:
     previous_handlers = {
         number: signal.signal(number, interruption.handle)
         for number in SIGNALS
-        # An ignored SIGHUP comes from nohup and stays ignored. An ignored SIGINT does not: shells
-        # start every background command (&) with it.
+        # An ignored SIGHUP comes from nohup and stays ignored. An ignored SIGINT does not stay
+        # ignored, because shells start every background command (&) with SIGINT ignored.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

@@ -9,8 +9,8 @@ of one, miss children that start meanwhile, and take time to import in each supe
 children that it did not start: a shell that executes the command with ``exec`` leaves its children
 to it, and the first process of a container adopts every orphan. Therefore each supervisor marks
 itself and its descendants by a hard resource limit below that of the runner. Children inherit the
-limit, a new session or environment does not change it, and only root may raise it. The limit is
-that on file locks, which Linux has not enforced since 2.4.
+limit, a new session or environment does not change it, and only root may raise it. The limit of the
+mark is the limit on file locks, which Linux has not enforced since 2.4.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Files in
 memory are found among the open files of each process. If the sum of resident sizes and files
 exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
-which takes much longer. Mapped pages of such a file are counted only once, with the file.
+which takes much longer. Mapped pages of a file in memory are counted only once, with the file.
 
 No cgroup is created, because few users may create one. The cgroup of a container is of no use,
 because it includes the runner.

@@ -382,8 +382,8 @@ class _WorkerProcess:
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
-        # This descriptor is readable when the process has ended. Systems without it detect the end
-        # by regular polls.
+        # This descriptor is readable when the process has ended. On systems without such
+        # descriptors, regular polls detect the end.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)
@@ -421,7 +421,7 @@ class _WorkerProcess:
             _end_supervisor(self.popen)
         STARTED.discard(self.popen.pid)
         dead = not _adopts_orphans() or end_descendants(os.getpid(), _KILLING_SECONDS, _is_orphan)
-        # Already done by the supervisor, unless the backend has killed it.
+        # The supervisor has already done this, unless the backend has killed the supervisor.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()

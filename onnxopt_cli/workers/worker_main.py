@@ -6,16 +6,16 @@ program.
 
 **The supervisor** runs no code of the backend. The supervisor is the subreaper of all processes
 that the worker starts, including daemons. The supervisor kills these processes when the worker
-ends, when the runner sends SIGTERM, or when the runner ends. Then it removes the worker's temporary
-files and ends with the worker's exit code or signal, from which the runner learns how the worker
-ended. If the backend kills the supervisor, the remaining processes become children of the runner,
-which is also a subreaper.
+ends, when the runner sends SIGTERM, or when the runner ends. Then the supervisor removes the
+worker's temporary files and ends with the worker's exit code or signal, from which the runner
+learns how the worker ended. If the backend kills the supervisor, the remaining processes become
+children of the runner, which is also a subreaper.
 
-Where /proc shows no processes, the supervisor cannot find the descendants. If it may create a PID
-namespace, the worker runs in this namespace, and the kernel kills the processes of the namespace.
-Otherwise the supervisor kills only the worker's process group. Where /proc shows processes, no
-namespace is created: few containers allow it, and process ids in the namespace would differ from
-those in /proc.
+Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
+create a PID namespace, the worker runs in this namespace, and the kernel kills the processes of the
+namespace. Otherwise the supervisor kills only the worker's process group. Where /proc shows
+processes, no namespace is created: few containers allow it, and process ids in the namespace would
+differ from those in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """

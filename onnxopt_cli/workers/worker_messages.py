@@ -70,7 +70,8 @@ _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
 #: Values of fewer bytes pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
-# Each buffer in shared memory begins at a multiple of this, so that any tensor type is aligned.
+# Each buffer in shared memory begins at a multiple of this number, so that any tensor type is
+# aligned.
 _ALIGNMENT = 64
 
 

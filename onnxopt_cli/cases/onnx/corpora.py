@@ -84,11 +84,11 @@ def corpus(
     return cases, problems
 
 
-# Incremented when the format of the entry changes.
+# This number is incremented when the format of the entry changes.
 _FORMAT = 4
 _ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
-# Finds the names of tests that are literals in the source; other names are composed at run time.
+# Matches names of tests that are literals in the source; other names are composed at run time.
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 
 

@@ -45,7 +45,8 @@ _LIGHT_MODELS = f"{LIGHT_PREFIX}*.onnx"
 _MAX_DEPTH = 16
 #: Limit on the files and folders searched below the root.
 MAX_ENTRIES = 500_000
-#: Limit on the files and folders searched outside the root, which symbolic links lead to.
+#: Limit on the files and folders outside the root that are searched because symbolic links lead to
+#: them.
 MAX_LINKED_ENTRIES = 50_000
 _YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -96,8 +97,8 @@ def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], lis
 
     Returns:
         The cases, and the problems of the directory. A ``model.onnx`` yields the cases of the data
-            sets beside it. A model of onnx's light corpus yields its own case. Any other model, and
-            any model whose inputs ``settings`` states, yields a case without stored outputs.
+        sets beside it. A model of onnx's light corpus yields its own case. Any other model, and
+        any model whose inputs ``settings`` states, yields a case without stored outputs.
     """
     folder = path.parent
     if settings != DRAWN_INPUTS:
@@ -122,7 +123,8 @@ class _Search:
         self._root = root
         # The folders that have been searched, with links resolved.
         self._visited: set[str] = set()
-        # Number of files and folders that may still be searched: below the root (True), outside it.
+        # Number of files and folders that may still be searched: below the root (True), and outside
+        # the root (False).
         self._remaining = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
 
     def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Fault]:
@@ -180,7 +182,7 @@ class _Search:
         if len(names) > self._remaining[below]:
             limit = MAX_ENTRIES if below else MAX_LINKED_ENTRIES
             region = "" if below else " reached through links"
-            # Report this once, and search no more folders.
+            # Report the limit once, and search no more folders.
             self._remaining[below] = -1
             raise Malformed(f"is not searched: the limit is {limit} files and folders{region}")
         self._remaining[below] -= len(names)

@@ -198,7 +198,7 @@ def formula_model(
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         inferred, shape = inputs[like].shape, inputs[base].shape
         # onnx infers that the output has the shape of the input `like`. A dimension in which this
-        # differs from the formula's result is declared as unknown, because onnx's check would
+        # shape differs from the formula's result is declared as unknown, because onnx's check would
         # reject the correct size.
         sizes = (
             size if size == inferred_size else None

@@ -277,8 +277,8 @@ def _instance(node: Node) -> object:
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
-        # JSON has neither infinity nor NaN. As text they are valid in tensors and attributes,
-        # which may contain text, and invalid in all other places.
+        # JSON has neither infinity nor NaN. As text, these numbers are valid in tensors and
+        # attributes, which may contain text, and invalid in all other places.
         return str(node)
     if isinstance(node.scalar, int):
         # The validator does not support integers of more than 64 bits.
@@ -434,7 +434,7 @@ class _Builder:
             line = event.start_mark.line + 1
             plain = type(event) is yaml.ScalarEvent and event.anchor is event.tag is None
             if plain and event.value[:1].isalpha():
-                # Nearly all keys are such names, which need no further checks.
+                # Nearly all keys are names of this form, which need no further checks.
                 self.count += 1
             else:
                 name = self.node(event, Node(line, node, "(key)"), depth)

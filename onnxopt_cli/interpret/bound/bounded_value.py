@@ -104,7 +104,8 @@ class Bounded(Approximate, _Operand):
         doubt: the error for comparisons, which is zero where the operands are exact and the type
             can represent the result; None if it equals the error.
         reach: for a sum, the sum of the magnitudes of its terms; otherwise None. The reach is
-            needed for products with a sum, since an implementation may multiply each term instead.
+            needed for products with a sum, since an implementation may multiply each term of the
+            sum instead.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 

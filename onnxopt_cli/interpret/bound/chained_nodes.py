@@ -63,7 +63,7 @@ class Derived:
     dtype: np.dtype[Any]
 
 
-# Compared by identity, so that results derived from a trajectory can be cached.
+# Trajectories are compared by identity, so that results derived from them can be cached.
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """The steps of a case.

@@ -636,7 +636,7 @@ def _cumulative_sum(node: DifferentiatedNode) -> Sequence[str | None]:
 def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> list[str | None]:
     """Return the gradients of a node that copies elements of its inputs to its outputs.
 
-    To find out which elements it copies, the node is computed with inputs whose elements are
+    To find out which elements the node copies, the node is computed with inputs whose elements are
     numbered.
 
     Args:

@@ -2,7 +2,8 @@
 
 The attributes of a Gradient node name tensors of its graph. The part of the graph from ``xs`` and
 ``zs`` to ``y`` is the function to differentiate. The inputs of the node are the values of ``xs``
-and ``zs`` at which it is differentiated. If y has several elements, their sum is differentiated.
+and ``zs`` at which the function is differentiated. If y has several elements, their sum is
+differentiated.
 
 Operators without a rule of differentiation are first replaced by primitive nodes. This module
 contains the primitive nodes for Gelu and for normalizations, which compute the variance as the mean

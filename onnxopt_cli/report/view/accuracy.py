@@ -115,8 +115,8 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     """Yield operator, output and diff of each tensor whose values were compared.
 
-    If a result passes only because an algebraic identity is allowed that loses relative accuracy, a
-    remark follows the output's name.
+    If a result passes only by an algebraic identity that loses relative accuracy, a remark follows
+    the output's name.
     """
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"

@@ -1,7 +1,8 @@
 """Group failures by cause: by the known mistake that explains them, or by similarity.
 
 Messages with the same cause differ only in the names, numbers and shapes of one case. The pattern
-of a message is the message without these parts, so that a report can list the cause once.
+of a message is the message without names, numbers and shapes, so that a report can list the cause
+once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _SEVERITY = {
 }
 # Examples with more elements are hard to read.
 _MAX_READABLE_ELEMENTS = 64
-# Replaces a part that differs from case to case.
+# The placeholder for a part that differs from case to case.
 _PLACEHOLDER = "…"
 # Only the beginning of a message is used, because messages name the cause before circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
@@ -69,7 +70,7 @@ _IDENTIFIER = re.compile(
 )
 _TYPE_NAME = re.compile(r"^[\w.]+:(?=\s)")
 _WORD = re.compile(r"\w+")
-# Other words of one letter, such as X or y, are names of tensors; these are English words.
+# English words of one letter; other words of one letter, such as X or y, are names of tensors.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
 # If otherwise equal patterns have at least this number of different words at one place, these words

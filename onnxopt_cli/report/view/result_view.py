@@ -33,7 +33,7 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
-#: Ends a sentence of a shortened report, and refers to the reports that are complete.
+#: The end of a sentence of a shortened report, which refers to the complete reports.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
 # The largest number of characters of a line of a shortened message.
 _MAX_LINE_CHARS = 500

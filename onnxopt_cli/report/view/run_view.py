@@ -1,4 +1,4 @@
-"""The content of a report on a run. Every format takes counts, causes and details from here."""
+"""The content of a report on a run: counts, causes and details, which all formats share."""
 
 from __future__ import annotations
 

@@ -161,8 +161,8 @@ class Cluster:
             raise
 
     def _run_loop(self) -> None:
-        # The client handles Ctrl-C. Processes started in this thread ignore it; the client ends
-        # them.
+        # The client handles Ctrl-C. Processes started in this thread ignore the signal; the client
+        # ends these processes.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
@@ -208,7 +208,7 @@ class Cluster:
 
         folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
         self._stack.callback(folder.cleanup)
-        # Parts of Dask without a folder of their own use this one.
+        # Parts of Dask without a folder of their own use this folder.
         self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
         return await self._stack.enter_async_context(distributed.LocalCluster(
             n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
@@ -579,8 +579,8 @@ class WorkerGroup:
 
         Returns:
             A function that waits for the response. The function returns None if the user interrupts
-                the command. It raises LostError if workers are lost, and BackendUnavailable like
-                :meth:`spread`.
+            the command. It raises LostError if workers are lost, and BackendUnavailable like
+            :meth:`spread`.
         """
         future = self._cluster.start(self._request_any(message))
 

@@ -1,6 +1,6 @@
 """The sidecar: a process beside a Dask worker that does the work of onnxopt on that machine.
 
-The Dask worker only starts this process and forwards bytes. The Dask worker imports no backend, so
+The Dask worker only starts the sidecar and forwards bytes. The Dask worker imports no backend, so
 one run cannot affect the next. The sidecar works like a command on one machine: backends run in
 supervised workers of their own, and have no access to Dask.
 
