@@ -140,6 +140,6 @@ def onnxopt(request, capsys, monkeypatch):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """Return an empty folder, which is the current one."""
+    """Return an empty folder, which is the current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

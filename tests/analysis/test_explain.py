@@ -168,7 +168,7 @@ def test_backend_that_computes_as_pytorch_is_explained(workplace, onnxopt):
 
 
 MISTAKEN = PLUGINS / "mistaken.py"
-#: Longer than the search takes on a busy machine.
+#: This time limit is longer than the search takes on a busy machine.
 LONG_EXPLAIN = ("--explain-time", "3600")
 IN_PROCESS = ("--isolation", "none")
 TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"
@@ -323,7 +323,7 @@ def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
     (workplace / "steps.yaml").write_text(steps(2))
     onnxopt(*run, "-b", mistaken("OnlyAtTwo"), "--log", "run.jsonl")
-    # Generated inputs show that the mistake has a condition; a saved run cannot submit these.
+    # Generated inputs show that the mistake has a condition; a saved run cannot submit inputs.
     assert explanations()[0]["known_mistakes"] == ["epsilon inside the square root"]
     assert "but only where T is 2" in explanations()[0]["text"]
     saved = onnxopt("explain", "run.jsonl", *LONG_EXPLAIN)

@@ -254,7 +254,7 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
 
 
 def test_only_nodes_that_a_mistake_changes_support_its_condition():
-    # Nodes without a zero pass, but the mistake would not change them either.
+    # Nodes without a zero pass, but the mistake would not change their outputs either.
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
     )
@@ -602,7 +602,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """Otherwise a limit of integers would be stated although equal floats pass."""
+    """Numbers that differ by type would lead to limits for integers although equal floats pass."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():

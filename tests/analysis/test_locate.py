@@ -633,7 +633,7 @@ def test_command_judges_a_case_of_a_training_operator(tmp_path, monkeypatch):
     (tmp_path / "backend.py").write_text(BACKEND)
     (tmp_path / "step.yaml").write_text(STEP)
     command = [sys.executable, "-m", "onnxopt_cli", "locate", "step.yaml", "-b"]
-    # Workers of a command are forked from it.
+    # Workers of a command are forked from the command.
     ran = {
         backend: subprocess.run([*command, backend], capture_output=True, text=True, check=False)
         for backend in ("numpy", "python:backend.py:TorchAdam")

@@ -54,7 +54,7 @@ def run(model, inputs):
         raise RuntimeError("acme has no kernel for it")
     return [inputs[name] for name in model.graph.node[0].input]
 """
-# Stands for npm: writes the files that it would write.
+# A replacement for npm, which writes the same files.
 NPM = """\
 import json, sys
 from pathlib import Path
@@ -132,7 +132,7 @@ def write_wheel(folder, name, version, files, requires=()):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A folder of wheels; that of onnx has a pth file that lets pip find the tests' packages."""
+    """A folder of wheels; the wheel of onnx makes the tests' packages importable."""
     folder = tmp_path_factory.mktemp("wheels")
     installed = sorted({*filter(os.path.isdir, sys.path)} - {str(Path.cwd())})
     paths = [path for path in installed if Path(path).name == "site-packages"]

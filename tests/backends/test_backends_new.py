@@ -1,4 +1,4 @@
-"""``onnxopt backends new``: the new backend works from its folder and installed."""
+"""``onnxopt backends new``: the new backend works in its folder and when it is installed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from onnxopt_cli.backends.adapter.adapter_file import SHIPPED
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs Node.js")
 
-# Returns the input of Identity; a model that contains "Abs" or "Relu" fails in its own way.
+# A runtime that returns the input of Identity; a model that contains "Abs" or "Relu" fails in its
+# own way.
 RUNTIME = """
 exports.env = { wasm: {}, versions: { web: "1.2.3" } };
 exports.Tensor = function (type, data, dims) { Object.assign(this, { type, data, dims }); };

@@ -49,7 +49,7 @@ def test_link_that_replaces_a_checked_path_is_not_followed(workplace, onnxopt, s
     name = exchanged + suffix if exchanged.endswith("x") else exchanged
     (workplace / "plugin.py").write_text(PLUGIN.format(name))
     text = "onnxopt: 1\nsuite: s\noperator: Momentum\ncases:\n"
-    # Cases are read a few ahead, so the case with the link comes late.
+    # A few cases are read ahead, so the case with the link comes late.
     text += "".join(CASE % (f"c{number}", "[1.0, 2.0]") for number in range(20))
     text += CASE % ("last", f"{{file: sub/x{suffix}}}")
     (workplace / "in" / "c.yaml").write_text(text)

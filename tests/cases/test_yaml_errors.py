@@ -27,7 +27,7 @@ def case(fields):
 
 
 def adam(**changes):
-    """Return a file with a valid case of Adam and changes; an empty one omits a field."""
+    """Return a file with a valid case of Adam and changes; an empty change omits a field."""
     fields = {"inputs": ADAM_INPUTS} | changes
     return case(", ".join(f"{name}: {value}" for name, value in fields.items() if value))
 

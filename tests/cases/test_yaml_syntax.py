@@ -74,7 +74,7 @@ def test_alias_bomb_is_rejected_without_expansion():
     assert len(errors) == 9 + 80
 
 
-# In a separate process, because a parser that reads to the end crashes.
+# Parse in a separate process, because a parser that reads to the end crashes.
 NESTED = """
 import sys, yaml
 from onnxopt_cli.cases.yaml import yaml_syntax as syntax

@@ -188,7 +188,7 @@ def test_products_that_overflow_only_term_by_term_cannot_be_judged():
 
 
 def test_mean_of_terms_with_overflowing_difference_is_inconclusive():
-    # As TensorFlow and PyTorch compute it: V + (G - V) * (1 - alpha).
+    # TensorFlow and PyTorch compute V + (G - V) * (1 - alpha).
     outputs = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
     _, moved = bound(outputs)
     assert moved.limit.tolist()[0] == np.inf

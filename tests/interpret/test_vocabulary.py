@@ -170,7 +170,7 @@ def test_relative_error_of_1e_4_exceeds_the_bound(function):
 @each_function
 def test_lowered_function_stays_within_the_bound(runtime, function):
     rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
-    # The last four elements are at discontinuities. At some of them both limits are correct
+    # The last four elements are at discontinuities. At some discontinuities both limits are correct
     # results, at others only one limit is.
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])

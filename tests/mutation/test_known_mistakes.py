@@ -40,7 +40,7 @@ def mistake(operator, name):
 
 
 def call_of(operator, inputs, attributes=None, dtype="float32"):
-    """Bind a node; bare numbers become scalars, lists tensors, arrays keep their type."""
+    """Bind a node; numbers become scalars, lists become tensors, and arrays keep their type."""
     values = attributes or {}
     operands = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype if name != "T" else int)

@@ -401,7 +401,7 @@ def test_same_padding_at_either_end_yields_the_same_number_of_windows():
     attributes = {"kernel_shape": [2], "strides": [2]}
     assert node_passes("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
     assert node_passes("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
-    # The formula of the specification yields two windows, onnx's shape inference three.
+    # The formula of the specification yields two windows, and onnx's shape inference yields three.
     with pytest.raises(NoReferenceError, match="has fewer windows than onnx's shape inference"):
         node_passes("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
 

@@ -266,7 +266,7 @@ EXAMPLES = {
         22,
         [f32([[1, 2, 4, 8]])],
         {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
-        # A window extends over 3 elements, with one of padding on either side.
+        # A window extends over 3 elements, with one element of padding on either side.
         [f32([[2, 2.5, 5, 4]])],
     ),
 }
@@ -724,7 +724,8 @@ def test_windows_of_an_empty_batch_are_empty(operator):
 def test_power_of_pool_may_be_a_float_or_large(opset, power, size):
     x = np.array([[[size, 2 * size, size]]], np.float32)
     node = helper.make_node("LpPool", ["x"], ["y"], p=power, kernel_shape=[2])
-    # Scaled by the larger element, because powers of the elements themselves may overflow.
+    # Elements are scaled by the larger element, because powers of the elements themselves may
+    # overflow.
     right = np.full((1, 1, 2), 2 * size * (1 + 0.5**power) ** (1 / power), np.float32)
     verify(
         model_of([node], {"x": x}, {"y": right}, opset), {"x": x}, [right], reference_fails=False

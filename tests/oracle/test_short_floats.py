@@ -21,7 +21,7 @@ HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 def wrong_elements(inputs, values, *nodes, opset=23):
-    """Return the number of elements of the output of a chain of nodes that are wrong."""
+    """Return the number of wrong elements in the output of a chain of nodes."""
     dtype = next(iter(inputs.values())).dtype
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     infos = [

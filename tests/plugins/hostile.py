@@ -334,7 +334,8 @@ class Hangs(Well):
 
     def run(self, _model, _inputs):
         subprocess.Popen([SLEEP, "300"], start_new_session=True)
-        # Sleep briefly: Python handles a signal that arrives just before a sleep only after it.
+        # Sleep briefly, because Python handles a signal that arrives just before a sleep after the
+        # sleep.
         while True:
             time.sleep(0.02)
 

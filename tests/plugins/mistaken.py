@@ -61,7 +61,7 @@ class InManyWays(InsideTheRoot):
 
 
 class OnlyAtTwo(InsideTheRoot):
-    """Wrong only for T = 2, unlike every known mistake."""
+    """Is wrong only for T = 2, unlike every known mistake."""
 
     def run(self, model, inputs):
         if int(inputs["T"]) == 2:

@@ -160,7 +160,8 @@ def fused(a, b, c):
 def _exact(a, b, c):
     if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    # Python rounds the quotient of integers once. Fraction would reduce it first, which is slow.
+    # Python rounds the quotient of integers once. Fraction would first reduce the quotient, which
+    # is slow.
     (a_top, a_bottom), (b_top, b_bottom), (c_top, c_bottom) = (
         float(number).as_integer_ratio() for number in (a, b, c)
     )
@@ -190,7 +191,7 @@ class AlwaysNan(_Adam):
 
 
 class NanForInfinity(_Adam):
-    """NaN in every element of every tensor that has an infinite one."""
+    """NaN in every element of every tensor that has an infinite element."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

@@ -78,7 +78,7 @@ def test_summary_has_a_row_of_counts_for_each_backend():
 def test_each_failure_is_folded_and_shows_its_diff_and_command():
     text = markdown(every_outcome())
     failing = [result for result in every_outcome().results if not result.conforms]
-    # All but the outcome not-run are folded, and so is the table of accuracies.
+    # Every failure except not-run is folded, and so is the table of accuracies.
     assert text.count("<details><summary>") == len(failing) - 1 + 1
     assert "max abs 0.5" in text
     assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in text

@@ -412,7 +412,8 @@ def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, c
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # Only the user could sign a changed entry. The test does it to show that the entry is used.
+    # Only the user could sign a changed entry. The test signs the entry, to show that the entry is
+    # used.
     widen(cache())
     sign(cache())
     assert onnxopt(*run).code == 0

@@ -22,7 +22,7 @@ from onnxopt_cli.operators.registry import registry
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, without explanations; other folders test these."""
+    """Run backends in this process, without explanations; other folders test both."""
 
     def call(command, *arguments):
         options = ("--isolation", "none", "--no-explain") * (command == "run")

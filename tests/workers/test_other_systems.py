@@ -147,7 +147,8 @@ def test_platform_specific_modules_are_not_imported_at_load_time():
     assert unguarded == []
 
 
-# System calls that fail together. A replacement for one of them must not need another one.
+# System calls that fail together. A replacement for one call must not need another call of the
+# group.
 OPTIONAL_CALLS = {
     "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid",
     "EPERM": "prlimit64,flock,memfd_create,fsync,waitid",

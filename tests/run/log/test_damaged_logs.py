@@ -39,7 +39,7 @@ def write(path, lines):
 
 
 def verdicts(onnxopt, demo):
-    """Return the exit code of merging the log, the colour of its badge, and that of resuming it."""
+    """Merge, render and resume the log; return the exit codes and the colour of the badge."""
     (demo / "all.jsonl").unlink(missing_ok=True)
     (demo / "b.json").unlink(missing_ok=True)
     merged = onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl").code
@@ -396,7 +396,7 @@ def report(demo, onnxopt):
 
 
 def rendered(onnxopt):
-    """Return the exit code of rendering, whether the badge is green, and that of a comparison."""
+    """Return the exit codes of rendering and comparing, and whether the badge is green."""
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
     assert "is not a report of onnxopt" in answer.err
     compared = onnxopt("report", "diff", "run.json", "run.json")

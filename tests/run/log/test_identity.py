@@ -82,7 +82,7 @@ def place(workplace):
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """Return a folder with the log of a run and that of the first of two shards."""
+    """Return a folder with the log of a run and the log of the first of two shards."""
     folder = tmp_path_factory.mktemp("finished_run")
     write_place(folder)
     for name, arguments in (("", ARGUMENTS), ("light-", WITHOUT_PLUGIN)):

@@ -166,7 +166,7 @@ def test_operator_files_are_sent_to_workers(two, tmp_path):
     log = f"with open({str(tmp_path / 'loaded')!r}, 'a') as log:\n    print(__file__, file=log)\n"
     (tmp_path / "lamb.py").write_text(lamb + log)
     (tmp_path / "mine.yaml").write_text(LAMB)
-    # In a process of its own, because a registered operator stays registered.
+    # Run in a process of its own, because a registered operator stays registered.
     done = run_command(
         "run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py", "-b", "numpy",
         "--cluster", two.address, cwd=tmp_path,
