@@ -32,8 +32,9 @@ A power with an integer exponent n may be computed by repeated squaring, as by `
 (compiler-rt, lib/builtins/powisf2.c). Rust's ``f32::powi`` uses this function, and the Adam of burn
 uses ``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at
 most n - 1 unit roundoffs to first order. For a large n this bound would accept almost any result.
-Therefore the powers are actually computed by repeated squaring in the machine type, and their error
-is the bound if it exceeds four roundings. Other sequences of multiplications are not covered.
+Therefore the vocabulary computes such powers by repeated squaring in the machine type, and takes
+the error of the result as the bound if the error exceeds four roundings. Other sequences of
+multiplications are not covered.
 
 For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
 f:
@@ -223,7 +224,7 @@ class Reduction(_Primitive):
     """A function of all elements of a tensor.
 
     Attributes:
-        reduce: function of the elements and the precision. It returns the result with its error.
+        reduce: function from the elements and the precision to the result with its error.
         mean: whether the result is divided by the number of elements.
         is_extreme: whether the result is one of the elements.
     """
@@ -254,8 +255,9 @@ Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | 
 class Joining(NDArrayOperatorsMixin):
     """Base class of operands that NumPy's dispatch passes to the functions of a formula.
 
-    Every NumPy function that a formula calls with such an operand is looked up in the vocabulary.
-    Functions without a row raise an error, as do arguments other than operands, such as ``axis``.
+    Every NumPy function that a formula calls with an operand of this class is looked up in the
+    vocabulary. Functions without a row raise an error, as do arguments other than operands, such as
+    ``axis``.
     """
 
     __slots__ = ()

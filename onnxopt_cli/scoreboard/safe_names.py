@@ -8,7 +8,8 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# A text with such an ending could equal the name of another text, since names may end in a digest.
+# A text that ends like a digest could equal the name of another text, since names may end in a
+# digest.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Windows does not accept these names for files, even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")

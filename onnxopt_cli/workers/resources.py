@@ -10,9 +10,9 @@ No cgroup is created, because few users may create one. The cgroup of a containe
 because it includes the runner.
 
 **Leaks.** Growth alone does not prove a leak: a first import of modules, and caches, also need
-memory. Therefore the worker runs the case again. Only resources that grow with every run, and that
-the worker still holds a moment later, are reported. A process without its parent is reported at
-once, since no process will wait for it.
+memory. The worker therefore runs a case again if its resources have grown. Only resources that grow
+with every run, and that the worker still holds a moment later, are reported. A process without its
+parent is reported at once, since no process will wait for it.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class LeakCheck:
 
     def __init__(self, supervisor: int, foreign_files: Collection[FileKey] = ()) -> None:
         self._supervisor, self._foreign_files = supervisor, frozenset(foreign_files)
-        # Supervisors exist only on Linux. Their other children are orphans.
+        # Supervisors exist only on Linux. The other children of a supervisor are orphans.
         adopted = children(supervisor) if sys.platform == "linux" else []
         self._worker = adopted[0] if adopted else supervisor
         self._known_orphans = set(adopted[1:])

@@ -336,7 +336,7 @@ class Worker:
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
-            # The next case must not run while this one's memory is held.
+            # The next case must not run while the memory of this case is held.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:

@@ -13,9 +13,9 @@ children of the runner, which is also a subreaper.
 
 Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
 create a PID namespace, the worker runs in this namespace, and the kernel kills the processes of the
-namespace. Otherwise the supervisor kills only the worker's process group. Where /proc shows
-processes, no namespace is created: few containers allow it, and process ids in the namespace would
-differ from those in /proc.
+namespace. Without a namespace, the supervisor kills only the worker's process group. Where /proc
+shows processes, no namespace is created: few containers allow it, and process ids in the namespace
+would differ from those in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
@@ -182,7 +182,7 @@ def _begin_namespace(signals: set[signal.Signals], channel: int, status_writer: 
     """Fork the worker from the first process of the namespace, and return in the worker.
 
     The first process waits for the worker and sends its status to the supervisor. The worker cannot
-    be the first process itself, because the kernel ignores most signals to that one.
+    be the first process itself, because the kernel ignores most signals to the first process.
     """
     # A parent outside the namespace has process id 0.
     end_with(0, signal.SIGKILL)

@@ -123,7 +123,7 @@ def node_collections(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    # These cases are not named in onnx's sources.
+    # The made cases are not named in onnx's sources.
     monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
     corpora._origin.cache_clear()
     yield log

@@ -90,7 +90,7 @@ class Pool(Backend):
 
 @contextmanager
 def forked(count):
-    """Fork processes that share the memory of this one."""
+    """Fork processes that share the memory of this process."""
     children = []
     for _ in range(count):
         child = os.fork()

@@ -144,8 +144,8 @@ def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     """Clear the declared shapes of the outputs of operators with a formula.
 
-    Inference assigns the shape of V to V_new. But V may broadcast to the shape of X, and V_new then
-    has the shape of X. Without a declared shape, inference has nothing to contradict.
+    Inference assigns the shape of V to V_new. However, if V broadcasts to the shape of X, V_new has
+    the shape of X. Without a declared shape, inference has nothing to contradict.
     """
     yielded = {
         name

@@ -6,7 +6,7 @@ be computed in the type of R or of the tensors, whichever is coarser, so ``1 - b
 difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
 correct: with R in float32, beta = 0.9999 and T = 3, its relative error is 1e-4. With R in float32,
 no bound can therefore reject an implementation that rounds the power to float32 by mistake. A case
-with R and the tensors in double rejects such an implementation.
+with R and the tensors in double rejects implementations that round the power to float32.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRig
     If V is infinite, the formula ``alpha * V + (1 - alpha) * G`` is infinite, and the equally
     correct reformulation ``V + (1 - alpha) * (G - V)`` is NaN. Therefore, at an element that an
     infinite input affects, NaN is also accepted if it is the result of a reformulation. If the
-    result of the formula is NaN at such an element, an infinity is accepted if it is the result of
-    a reformulation.
+    result of the formula is NaN at an affected element, an infinity is accepted if it is the result
+    of a reformulation.
 
     The sign of a zero due to cancellation depends on the evaluation: for alpha = 1,
     ``1 - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula

@@ -69,9 +69,9 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula, also in subgraphs and in model-local functions.
 
-    Functions that contain such an operator are inlined. The result imports ai.onnx. The result
-    imports the domains of replaced operators only if other nodes use them. A model without such
-    operators is copied.
+    Functions that contain an operator with a formula are inlined. The result imports ai.onnx. The
+    result imports the domains of replaced operators only if other nodes use them. A model without
+    such operators is copied.
 
     Args:
         model: a model that passes onnx's check; it is not changed.

@@ -44,10 +44,10 @@ class LogWriter:
     """An open log, which is locked if the system has locks.
 
     An error while a record is written raises no exception: it is stored in :attr:`failure`, and the
-    run continues, so that its verdict is shown. The log fails in the same way if another program
-    writes to the file. The writer detects other programs by the file's size before each record, and
-    by the file's content at the end. A last record then marks the log as spoiled, and readers
-    reject the log.
+    run continues, so that its verdict is shown. A write by another program is also stored as a
+    failure. The writer detects other programs by the file's size before each record, and by the
+    file's content at the end. A last record then marks the log as spoiled, and readers reject the
+    log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.

@@ -579,8 +579,8 @@ class WorkerGroup:
 
         Returns:
             A function that waits for the response. The function returns None if the user interrupts
-            the command. It raises LostError if workers are lost, and BackendUnavailable like
-            :meth:`spread`.
+            the command. The function raises LostError if workers are lost, and BackendUnavailable
+            like :meth:`spread`.
         """
         future = self._cluster.start(self._request_any(message))
 
