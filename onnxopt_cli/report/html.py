@@ -65,7 +65,7 @@ _MIN_BARS = 8
 _MAX_TICKS = 8
 # Values of error / tolerance are clipped to this range.
 _MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
-# Step numbers of a saved run may be any integer; they are clipped to this limit.
+# Step numbers of a saved run may be any integer, and are clipped to this limit.
 _MAX_STEP = 10**12
 
 

@@ -102,7 +102,7 @@ def kill_supervisor():
     time.sleep(60)
 
 
-# A program that the worker executes; the worker already has children.
+# The program that replaces the worker's process, which already has children.
 KILLS_SUPERVISOR = """
 import os, signal, time
 if not os.fork():

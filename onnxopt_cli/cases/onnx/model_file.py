@@ -27,7 +27,7 @@ from onnxopt_cli.core.untrusted_files import (
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 
 _MAX_DIGITS = 19
-# The beginning of a tensor's description, by the field that contains it.
+# The beginning of a tensor's description, by the field that contains the tensor.
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
 
 

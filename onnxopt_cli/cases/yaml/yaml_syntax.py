@@ -277,7 +277,7 @@ def _instance(node: Node) -> object:
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
-        # JSON has neither infinity nor NaN. As text, these numbers are valid in tensors and
+        # JSON has neither infinity nor NaN. As text, infinity and NaN are valid in tensors and
         # attributes, which may contain text, and invalid in all other places.
         return str(node)
     if isinstance(node.scalar, int):
@@ -434,7 +434,7 @@ class _Builder:
             line = event.start_mark.line + 1
             plain = type(event) is yaml.ScalarEvent and event.anchor is event.tag is None
             if plain and event.value[:1].isalpha():
-                # Nearly all keys are names of this form, which need no further checks.
+                # Nearly all keys are plain names that begin with a letter and need no checks.
                 self.count += 1
             else:
                 name = self.node(event, Node(line, node, "(key)"), depth)

@@ -391,7 +391,7 @@ class Expectations:
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
         """Return how an allowed result differs from the failure that its entry describes.
 
-        The text is empty if they agree, or if the entry does not describe a failure.
+        The text is empty if both agree, or if the entry does not describe a failure.
         """
         if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
             return ""
