@@ -432,7 +432,7 @@ class _Search:
     def _try(
         self, candidate: _Candidate, cases: Iterable[Observation], first: int = FIRST_CASES
     ) -> Iterator[None]:
-        """Record a candidate if it reproduces failing cases and agrees with passing ones.
+        """Record a candidate if it reproduces failing cases and agrees with passing cases.
 
         Args:
             candidate: the mistakes.
@@ -441,7 +441,8 @@ class _Search:
                 of these is reproduced.
         """
         reproduced = []
-        # If a candidate reproduces all cases, further ones are only counted as equivalent mistakes.
+        # If a candidate reproduces all cases, further candidates are only counted as equivalent
+        # mistakes.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
         few = spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
@@ -473,9 +474,9 @@ class _Search:
         """Return a few candidates that reproduce every case which any candidate reproduces.
 
         The first candidate reproduces the most cases. Each further candidate reproduces the most of
-        the remaining cases, and only these are returned with it. Of several such candidates, the
-        one with the fewest mistakes is chosen, then one that does not round, then the one that
-        refuses the most cases which the backend refused.
+        the remaining cases, and only these are returned with it. Among candidates that reproduce
+        equally many cases, candidates with fewer mistakes are preferred, then those that do not
+        round, then those that refuse more of the cases which the backend refused.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong

@@ -1066,7 +1066,7 @@ def _test_nodes(
 
     To test a condition, some nodes must meet it and others lack one of its parts, and the mistake
     must have an effect on them. To exclude a rival, some nodes must distinguish it from the
-    mistake. Random nodes may contain few of one of these kinds.
+    mistake. Random nodes may contain few nodes of one of these kinds.
 
     Args:
         variations: random nodes; None in place of an invalid one.

@@ -80,7 +80,7 @@ MIN_CONTRADICTING = 3
 #: reproduce first, and of passing cases by which they are ordered.
 MAX_RESTRICTED, RESTRICTED_CASES, PASSING_CASES = 4, 6, 36
 #: Number of failing cases that run twice, to see whether outputs depend on earlier runs; the share
-#: of them that must do so; and the statement in reports.
+#: of these cases whose outputs must depend on them; and the statement in reports.
 REPEATED_CASES, MIN_CHANGING_SHARE = 12, 1 / 3
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
@@ -253,7 +253,7 @@ class CauseSearch:
     # Conditions ---------------------------------------------------------------------------------
 
     def _mistakes_to_restrict(self) -> list[Implementation]:
-        """Return mistakes that reproduce all wrong elements, but also change right ones."""
+        """Return mistakes that reproduce all wrong elements, but also change right elements."""
         few = spread(self.remaining, RESTRICTED_CASES)
         mistakes = [
             mistake

@@ -1,4 +1,4 @@
-"""Conditions under which a backend fails: properties that failing inputs share and others lack.
+"""Conditions under which a backend fails: properties of failing inputs that passing inputs lack.
 
 A condition has one or two parts, like a path through a decision tree of depth two: the backend
 fails a node if an element of it meets all parts. A condition must hold for a wrong element of every
@@ -62,8 +62,8 @@ SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
 # such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
 # also needs at least MIN_OTHERS inputs that do not meet the condition.
 _MIN_PROVEN = 11
-# Smallest numbers of inputs for which a changed formula is wrong, if the backend agrees with the
-# formula for all of them, and if it does so for all but one. If the backend returned other outputs
+# Smallest numbers of inputs for which a changed formula is wrong: if the backend agrees with the
+# formula for all of them, and if it agrees for all but one. If the backend returned other outputs
 # for a tenth of such inputs, the probability of such an agreement would be below 5 %.
 _MIN_ALIKE = (29, 46)
 # A condition for part of the failures must account for more failing inputs than this.
@@ -74,10 +74,11 @@ _BISECTIONS = 24
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25
-#: Number of first conditions that are continued with a second one, and of paths that are kept.
+#: Number of first conditions that are continued with a second condition, and of paths that are
+#: kept.
 BEAM_WIDTH, MAX_PATHS = 40, 200
-#: A path is an alternative to the plainest one if neither its cost nor its share of disagreeing
-#: elements exceeds that of the plainest one by more than these margins.
+#: A path is an alternative to the plainest path if neither its cost nor its share of disagreeing
+#: elements exceeds that of the plainest path by more than these margins.
 COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
 # Conditions count as equal if at most this share of inputs meets only one of them.
 _DIFFERENT_SHARE = 0.01
@@ -258,7 +259,8 @@ class _Search:
         ]
         # The condition of a mistake has only one part, because the search tries several mistakes.
         # Other conditions with two parts are found even if a single part agrees with all samples.
-        # Generated inputs must then refute either those with two parts or the single one.
+        # Generated inputs must then refute either the conditions with two parts or the single
+        # condition.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
@@ -404,7 +406,7 @@ class _Search:
         return sample(call, right, returned, mistaken or None)
 
     def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
-        """Generate inputs near to known ones, or mixed from failing and passing ones."""
+        """Generate inputs near to known inputs, or mixed from failing and passing inputs."""
         calls = sorted(self._samples, key=lambda each: each.call.size + len(each.call.groups))
         failing = _smaller_half([each.call for each in calls if each.failed])
         passing = _smaller_half([each.call for each in calls if not each.failed]) or failing
@@ -624,7 +626,7 @@ class _Search:
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
         """Return whether inputs that meet only one of two conditions pass, for each of the two.
 
-        If too few known inputs lack a condition, further ones are generated and submitted.
+        If too few known inputs lack a condition, further inputs are generated and submitted.
         """
         if len(conditions) == 1:
             return True
@@ -754,7 +756,7 @@ class _Search:
         return met > _MAX_PASSING_SHARE * len(self._passing_cases)
 
     def _best_necessary(self) -> Condition | None:
-        """Return the condition that all failing samples and the fewest passing ones meet."""
+        """Return the condition that all failing samples and the fewest passing samples meet."""
         level = self._level(
             np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
         )
@@ -831,7 +833,7 @@ class _Level:
         return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
 
     def promising(self, least: int, *, partial: bool) -> list[int]:
-        """Return the conditions to which a second one is added, the most selective first."""
+        """Return the conditions to which a second condition is added, the most selective first."""
         usable = np.flatnonzero((self.reach >= least) & (self.contradictions > 0))
         costs = np.array([condition.cost for condition in self.conditions])
         score = self.contradictions / max(1, self.contradictions.max(initial=0))

@@ -170,7 +170,7 @@ def fixed_conditions(index: int, feature: Feature) -> Iterator[Condition]:
 def fitted_conditions(
     index: int, feature: Feature, wrong: Array, right: Array
 ) -> Iterator[Condition]:
-    """Yield thresholds that separate values of wrong elements from those of right ones.
+    """Yield thresholds that separate values of wrong elements from values of right elements.
 
     Args:
         index: index of the feature.

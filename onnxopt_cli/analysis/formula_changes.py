@@ -2,8 +2,8 @@
 
 A change alters the value of one expression of the formula: an operand, an intermediate result or a
 part of it. A change applies a function such as rounding to float32, compares with a constant, or
-takes the value of another tensor of the node. The constant is the one with which the formula
-returns a wrong element of the backend. The automatic mutants of the formula are changes, too.
+takes the value of another tensor of the node. With this constant, the formula returns a wrong
+element of the backend. The automatic mutants of the formula are changes, too.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _first(length: int) -> Alteration:
 
 
 def _broadcast_from_left(value: Any, x: Any) -> Any:
-    """Align the dimensions of a tensor with the first ones, if they fit."""
+    """Align the dimensions of a tensor with the first dimensions of another, if possible."""
     shape, full = np.shape(value), np.shape(x)
     if len(shape) < len(full) and shape == full[: len(shape)]:
         return np.reshape(value, shape + (1,) * (len(full) - len(shape)))

@@ -1,6 +1,6 @@
 """Search for the primitive nodes of a lowered model that a backend gets wrong.
 
-A backend that lacks an operator runs primitive nodes in its place. If one of these is wrong, a
+A backend that lacks an operator runs primitive nodes in its place. If a primitive node is wrong, a
 known mistake of the operator may have the same effect by chance. Each node is therefore submitted
 alone, with the values that onnx's reference computes for its inputs.
 """

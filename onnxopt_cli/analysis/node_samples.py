@@ -119,7 +119,7 @@ class NodeNumber:
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """An interval of a number in which wrong nodes have been seen, but no right ones.
+    """An interval of a number in which wrong nodes have been seen, but no right nodes.
 
     Attributes:
         number: the number.
@@ -183,7 +183,7 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number with wrong nodes only, the one with the most nodes first.
+    """Yield the intervals of a number that have only wrong nodes, by descending number of nodes.
 
     Args:
         number: the number.
@@ -192,7 +192,7 @@ def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[Nu
     """
     bounds = np.unique(right)
     separable = np.sort(wrong[~np.isin(wrong, bounds)])
-    # All wrong values between two consecutive right ones belong to one interval.
+    # All wrong values between two consecutive right values belong to one interval.
     places, starts, counts = np.unique(
         np.searchsorted(bounds, separable), return_index=True, return_counts=True
     )

@@ -1,4 +1,4 @@
-"""Valid nodes made by changing those of published cases, with their correct outputs.
+"""Valid nodes that result from changes of the nodes in published cases, with their correct outputs.
 
 Values, shapes, types, attributes and optional inputs are changed at random under the operator's
 schema. A changed node is kept if onnx's checker and shape inference accept it, and if onnx's
@@ -35,7 +35,7 @@ _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 # Inputs that must be finite and positive, or not negative: by operator and name, or by name alone.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
-# A variation results from one of these numbers of changes.
+# Numbers of changes from which a variation may result.
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
@@ -194,10 +194,10 @@ def neighbours(
     seconds: float,
     gaps: Sequence[tuple[str, tuple[float, float]]] = (),
 ) -> Iterator[Variation | None]:
-    """Yield nodes near to failing and passing ones, without end; None in place of an invalid node.
+    """Yield nodes near to given nodes, without end; None in place of an invalid node.
 
-    Most of them are failing or passing nodes with one or two changes, some are passing nodes with
-    attributes of a failing one. Other nodes come from the operator's generator, if there is one.
+    Most nodes are failing or passing nodes with one or two changes, some are passing nodes with
+    attributes of a failing node. Other nodes come from the operator's generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.

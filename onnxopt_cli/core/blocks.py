@@ -43,7 +43,7 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     # before it provides them again. Freeing one array of this size (16 MB) raises the threshold
     # from which glibc returns memory.
     np.empty(1 << 24, np.uint8)
-    # Imported late: small tensors do not need it.
+    # The import is late because small tensors do not need the module.
     from concurrent.futures import ThreadPoolExecutor
 
     errors = partial(np.seterr, **np.geterr())

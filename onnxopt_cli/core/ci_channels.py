@@ -1,9 +1,9 @@
 """Withhold the environment variables by which a step of a CI job controls the job.
 
-Backends do not need these variables. With the files and tokens that they name, a backend could set
-``PATH`` for the next step, write the job's summary, or request a signature from the server. The
-module is not a security boundary: a backend that runs as the same user may find the files by
-itself.
+Backends do not need the variables that control a job. With the files and tokens that they name, a
+backend could set ``PATH`` for the next step, write the job's summary, or request a signature from
+the server. The module is not a security boundary: a backend that runs as the same user may find the
+files by itself.
 
 Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
 https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,

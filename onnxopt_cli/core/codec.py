@@ -209,7 +209,7 @@ class MessageReader:
     """Assembles messages from bytes as they arrive."""
 
     def __init__(self) -> None:
-        # The received bytes of an incomplete line. The first `_searched` of them have been searched
+        # The received bytes of an incomplete line. The first `_searched` bytes have been searched
         # for an end of line.
         self._ahead = bytearray()
         self._searched = 0

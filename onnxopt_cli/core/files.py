@@ -166,7 +166,7 @@ def working_folder() -> str:
     return ""
 
 
-# Cached, since a file has many cases.
+# Results are cached, since a file has many cases.
 @lru_cache
 def _shown_from(path: Path, directory: str) -> str:
     for absolute in (os.path.abspath, os.path.realpath):

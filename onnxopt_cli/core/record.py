@@ -222,7 +222,7 @@ def require_once(keys: Iterable[object]) -> None:
         unique.add(key)
 
 
-# Cached, since a file has many cases.
+# Results are cached, since a file has many cases.
 _path = lru_cache(Path)
 # The shape in the description of a tensor, as in `float32[2,3]`.
 _SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")

@@ -87,8 +87,8 @@ class Branch:
     def inconclusive(self) -> Array:
         """The elements that a case cannot judge: the limit is infinite or at least half the value.
 
-        A result of half the expected value would pass there. An expected zero is inconclusive only
-        if its limit is infinite.
+        For such an element, a result of half the expected value would pass. An expected zero is
+        inconclusive only if its limit is infinite.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (

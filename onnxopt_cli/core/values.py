@@ -143,7 +143,7 @@ def describe(value: Value) -> str:
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
-    # Interned, since the results of a run have few different descriptions.
+    # The text is interned, since the results of a run have few different descriptions.
     return sys.intern(f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
 
 

@@ -71,7 +71,7 @@ class BoundNode:
 
     @property
     def operands(self) -> list[Value]:
-        """The values of the inputs in the node's order; None for an omitted one."""
+        """The values of the inputs in the node's order; None for an omitted input."""
         return [self.values.get(name) for name in self.names]
 
     def operand(self, index: int) -> Array | None:
@@ -171,7 +171,7 @@ def _hashable(value: Any) -> Hashable:
 
 def attribute_type(entry: defs.OpSchema.Attribute) -> str:
     """Return the type of an attribute as ``AttributeProto`` names it: ``INTS``."""
-    # onnx's type stubs do not know that the type is an enumeration.
+    # onnx's type stubs do not declare that the type is an enumeration.
     return str(entry.type).rpartition(".")[2]
 
 

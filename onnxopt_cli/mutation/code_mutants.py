@@ -215,7 +215,7 @@ def _is_check(statement: ast.stmt) -> bool:
 
 
 def _blocks(tree: ast.AST) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Yield the block and the index of each statement, then those of the statements within it."""
+    """Yield the block and the index of each statement; outer statements come before inner ones."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(tree, field, None)
         if not isinstance(block, list):

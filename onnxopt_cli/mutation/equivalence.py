@@ -1,4 +1,4 @@
-"""Recognize equivalent mutants, and find inputs that distinguish the others from the formula.
+"""Recognize equivalent mutants, and find inputs that distinguish other mutants from the formula.
 
 Implementations are compared on probes, calls that cover an operator's inputs. Dense probes, with
 hundreds of double elements for each T and setting of the attributes, reveal mistakes in a formula.
@@ -35,7 +35,8 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 #: Relative tolerance by item size. The error of another order of operations in the wide type, with
 #: one rounding of the result, is far smaller.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: Examples with at least this relative difference are clear. The smallest of them is preferred.
+#: Examples with at least this relative difference are clear. The smallest clear example is
+#: preferred.
 _CLEAR_DIFFERENCE = 0.1
 #: Residue that an exact cancellation may leave, relative to the largest input.
 _RESIDUE = 1e-15
@@ -70,8 +71,8 @@ _PAIR: _Layout = (((3,), (3,)),) * 2
 def equivalent(operator: Operator, implementation: Implementation) -> bool:
     """Return whether an implementation equals the formula on all probes.
 
-    Elements for which the formula yields NaN from finite inputs, such as a negative second moment,
-    are not compared, since the specification does not define them.
+    Elements for which the formula yields NaN from finite inputs are not compared, since the
+    specification does not define them. An example is a negative second moment.
     """
     return all(
         _agrees(_differences(probe, implementation.run(probe.call))) for probe in _probes(operator)

@@ -1,7 +1,7 @@
 """The known mistakes of an operator: the named wrong implementations.
 
-An operator's file defines its own mistakes; those that any operator can have are generated from its
-signature. Defects that no output shows, such as writing to an input, are not known mistakes.
+An operator's file defines its own mistakes; mistakes that any operator can have are generated from
+its signature. Defects that no output shows, such as writing to an input, are not known mistakes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _implementation(
 ) -> Implementation:
     """Return the implementation of a mistake.
 
-    A mistake without changes has those of the generated mistake of the same name.
+    A mistake without changes has the changes of the generated mistake of the same name.
     """
     if not mistake.replace and not mistake.defaults:
         if generated is None:

@@ -300,7 +300,7 @@ def _kept_within(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _slope_of_channels(node: BoundNode) -> Sequence[Value] | None:
-    """Align the only axis of PRelu's slope with the second axis of X instead of the last one."""
+    """Align the only axis of PRelu's slope with the second axis of X instead of the last axis."""
     x, slope = node.operand(0), node.operand(1)
     if x is None or slope is None or slope.ndim != 1 or x.ndim < 2:  # noqa: PLR2004 - two axes
         return None

@@ -25,7 +25,7 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
 _NUMBERS = (0, 1, 2, 0.5, -1)
 _FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
 
-#: Description of a change, and the expression that replaces the old one.
+#: Description of a change, and the expression that replaces the old expression.
 Change = tuple[str, ast.expr]
 #: Replaces an expression by another one.
 Put = Callable[[ast.expr], None]

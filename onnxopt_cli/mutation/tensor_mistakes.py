@@ -255,7 +255,7 @@ def _with_fmod(node: BoundNode) -> BoundNode | None:
     return None if node.attribute("fmod") == 1 else node.with_attribute("fmod", 1)
 
 
-#: The mistakes of these operators: operators, name, description, and the change.
+#: The mistakes of operators on tensors: operators, name, description, and the change.
 TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("Round",), "halves rounded away from zero", "2.5 becomes 3, not 2.",
      _elementwise(_half_away)),

@@ -280,7 +280,7 @@ class _Helper:
         if connection is not None:
             connection.close()
         if not process or self._parent != os.getpid():
-            # The helper belongs to the process that forked this one.
+            # The helper belongs to the process that forked this process.
             return 0
         STARTED.discard(process)
         # waitpid fails if our parent process has set SIGCHLD to be ignored.

@@ -118,8 +118,8 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
 
 # Domain of the specialized functions.
 _BOUND = "onnxopt.bound"
-# Limit on the nodes of specialized functions. In a chain of functions that each call the next one
-# twice, their number grows exponentially.
+# Limit on the nodes of specialized functions. In a chain of functions that each call the next
+# function twice, their number grows exponentially.
 _MAX_NODES = 100_000
 _MAX_DEPTH = 100
 

@@ -52,7 +52,7 @@ def mistake_table(table: str) -> tuple[KnownMistake, ...]:
 
     The first form names implementations with the mistake, the second replaces an expression of the
     formula, and the third is a wrong default of an attribute. As in any Python string, a backslash
-    at the end of a line joins it with the next one.
+    at the end of a line joins it with the next line.
     """
     return tuple(
         KnownMistake(name, about, **_fields(details)) for name, about, *details in _rows(table)
@@ -98,7 +98,7 @@ def _fields(details: Sequence[str]) -> dict[str, Any]:
 NOWHERE = "False"
 
 
-# Compared by identity, so that derived objects can be cached.
+# Reformulations are compared by identity, so that derived objects can be cached.
 @dataclass(frozen=True, slots=True, eq=False)
 class Reformulation:
     """A correct way to write a formula that rounds differently and must be accepted.
@@ -233,7 +233,7 @@ class Attribute:
         return self.default is None
 
 
-# Compared by identity, so that results can be cached by operator.
+# Operators are compared by identity, so that results can be cached by operator.
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """An operator: its formula, and the signature of its nodes.
@@ -287,7 +287,7 @@ class Operator:
         Raises:
             PicklingError: if the registry has another operator of this name.
         """
-        # Imported late, since the registry imports this module.
+        # The import is late because the registry imports this module.
         registry_module = import_module("onnxopt_cli.operators.registry")
         if registry_module.registry().find(self.domain, self.name) is not self:
             raise PicklingError(f"{self.name} differs from the registered operator of this name")

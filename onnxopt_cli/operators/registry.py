@@ -126,8 +126,8 @@ class Registry:
             if not defs.has(operator.name, operator.domain):
                 if any(defs.has(operator.name, domain) for domain in _ONNX_DOMAINS):
                     # onnx.reference reads all schemas at import and identifies them by name,
-                    # without the domain. Import it before registering a name that one of onnx's
-                    # schemas has.
+                    # without the domain. The import must precede the registration of a name that
+                    # one of onnx's schemas has.
                     import_module("onnx.reference")
                 defs.register_schema(_schema(operator))
                 renew()

@@ -26,7 +26,7 @@ def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
     """Return the formula with replaced expressions or statements.
 
     Replacements apply to the original formula, not to the result of other replacements. If one old
-    expression contains another one, only the larger one is replaced there.
+    expression contains another, only the larger expression is replaced there.
 
     Args:
         formula: a plain function with source, or a result of this function.
@@ -228,7 +228,7 @@ def formula_description(formula: Formula) -> str:
 
 
 def _begins(line: str, start: str) -> bool:
-    """Return whether a line begins a new item instead of continuing the previous one."""
+    """Return whether a line begins a new item instead of continuing the previous item."""
     indent, start_indent = (len(text) - len(text.lstrip()) for text in (line, start))
     is_heading = re.fullmatch(r"\w+:", start) is not None
     is_entry = indent == start_indent and re.match(r"\s+[\w, ]+: ", line) is not None

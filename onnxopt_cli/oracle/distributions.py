@@ -38,7 +38,7 @@ _LIKELY_VARIANCES = 16
 # The error of a scaled element, in ulps.
 _SCALING_ULPS = 16
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# The versions in between have neither of them and drop no element.
+# Versions 7 to 11 have neither of them and drop no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
 # Indices of the inputs of Dropout.
 _RATIO, _TRAINING = 1, 2

@@ -50,8 +50,9 @@ _MAX_UPDATED_TERMS = 4096
 Compute = Callable[..., tuple[Any, ...]]
 
 
-#: Called for each node; returns its outputs. The arguments are the node as :func:`_prepared`
-#: describes it, the function that computes it, its inputs, and the number of nodes visited before.
+#: A visitor is called for each node and returns the outputs of the node. The arguments are the node
+#: as :func:`_prepared` describes it, the function that computes it, its inputs, and the number of
+#: nodes visited before.
 Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]]
 
 
@@ -314,8 +315,8 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             # A float32 scalar of NumPy would turn results with Python floats into float32.
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
-            # The reference's operators accept only this value of stash_type. In a wide model they
-            # compute in double in spite of it.
+            # The reference's operators accept only this value of stash_type. In a wide model the
+            # operators compute in double nevertheless.
             setattr(node, name, onnx.TensorProto.FLOAT)
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001

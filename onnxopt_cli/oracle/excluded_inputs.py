@@ -1,8 +1,8 @@
 """Inputs that the specification of an operator excludes, or for which it defines no result.
 
-onnx's reference raises an error for some of these inputs and computes a value for others: NumPy
-interprets the index -1 as the last one, for example. A backend may do anything with such inputs, so
-a case that contains them is invalid.
+onnx's reference raises an error for some of these inputs and computes a value for others. For
+example, NumPy interprets -1 as the index of the last element. A backend may return anything for
+excluded inputs, so a case that contains them is invalid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from onnxopt_cli.operators.nodes import plain_domain
 
 #: Beginning of the reason why a case with an excluded input is invalid.
 EXCLUDED = "the specification defines no result"
-# Appended to the operands of a node, so that a rule may read omitted operands at the end as None.
+# Operands that are appended to those of a node, so that a rule may read omitted operands at the end
+# as None.
 _OMITTED = (None,) * 8
 _Attributes = Mapping[str, Any]
 # Given attributes and operands, describes an excluded operand; empty if all operands are valid.
@@ -34,8 +35,9 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
         node: a node without references to attributes of a surrounding function.
         operands: its operands; None for an omitted one.
         is_model: whether the node is a whole model. For a whole model, operands that leave some
-            elements of the outputs undefined are excluded, too. For a node within a model they are
-            not excluded, because the outputs of the model need not depend on these elements.
+            elements of the outputs undefined are excluded, too. For a node within a model these
+            operands are valid, because the outputs of the model need not depend on undefined
+            elements.
 
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.

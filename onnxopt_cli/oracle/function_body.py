@@ -34,8 +34,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         model: the model.
         inputs: its inputs, on whose types the body may depend.
 
-    Returns:
-        The model, or None if there are several nodes, no published body, or an unstable one.
+    Returns: The model, or None if there are several nodes, no published body, or an unstable body.
     """
     if len(model.graph.node) != 1 or model.functions:
         return None

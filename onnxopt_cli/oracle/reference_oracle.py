@@ -97,7 +97,8 @@ class ReferenceOracle:
     def open_cache(self) -> OracleCache:
         """Return the cache. Call it before any backend starts: a backend could change the files."""
         if self._cache is None:
-            # Imported late: runs of the NumPy reference on formulas do not need it.
+            # The import is late because runs of the NumPy reference on formulas do not need the
+            # module.
             from onnxopt_cli.oracle.oracle_cache import OracleCache
 
             self._cache = OracleCache()
@@ -127,7 +128,7 @@ class ReferenceOracle:
         names = self._estimated_names(stored)
         if self.workers is None or (problem.stored is not None and not names):
             return None
-        # Imported late: runs in which every case has a formula do not need it.
+        # The import is late because runs in which every case has a formula do not need the module.
         from onnxopt_cli.oracle.distributions import drawn
 
         if distributions := drawn(problem.model, problem.inputs):
@@ -255,8 +256,8 @@ def _completed(
 ) -> Expected:
     """Return an expected result with the condition estimate of some outputs.
 
-    Stored outputs that agree with one of several readings do not contradict the reference. Outputs
-    that the case does not store are those of the first reading.
+    Stored outputs that agree with one of several readings do not contradict the reference. An
+    output that the case does not store has the value of the first reading.
 
     Args:
         problem: the case's problem.

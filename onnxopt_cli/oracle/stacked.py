@@ -221,7 +221,7 @@ def outputs_of_runs(
 
 
 def _aligned(operands: Sequence[Any]) -> list[Any]:
-    """Return operands that broadcast along their own axes, with the runs along the first one."""
+    """Return operands that broadcast along their own axes, with the runs along the first axis."""
     rank = max(len(operand.shape) for operand in operands if operand is not None)
     aligned = []
     for operand in operands:

@@ -97,7 +97,7 @@ def operators() -> list[type]:
             return ((powers ** (1 / p)).astype(x.dtype),)
 
     class GridSample(grid_sample):  # type: ignore[misc]
-        """GridSample with coordinates in the grid's type; those of the reference are float32."""
+        """GridSample with coordinates in the grid's type; the reference's are float32."""
 
         def _run(self, x: Array, grid: Array, mode: Any = None, **kwargs: Any) -> Any:
             mode = _FORMER_MODES.get(mode, mode)

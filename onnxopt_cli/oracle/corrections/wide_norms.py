@@ -18,7 +18,7 @@ from onnx import helper
 from onnxopt_cli.core.values import Array
 
 _Compute = Callable[..., tuple[Any, ...]]
-# Operators that return a norm, and those that divide by one.
+# Operators that return a norm, and operators that divide by a norm.
 _NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 _DEFAULT_POWER = 2
 # If a sum of powers is between 2^-900 and 2^900, no significant term has underflowed or overflowed.

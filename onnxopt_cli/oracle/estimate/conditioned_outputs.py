@@ -1,8 +1,8 @@
 """The expected values and tolerances of an output, given its evaluations.
 
-An :class:`Evaluation` holds the values of an output in all runs of the model, or of a reformulation
-of it. The largest movement of an element by a rounding is its unit, and its tolerance is a multiple
-of the unit, see :mod:`~onnxopt_cli.oracle.estimate.condition_estimate`.
+An :class:`Evaluation` holds the values of an output in all runs of the model or of a reformulation.
+The largest movement of an element by a rounding is its unit, and its tolerance is a multiple of the
+unit, see :mod:`~onnxopt_cli.oracle.estimate.condition_estimate`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
 # A reformulation that differs from y by more than this number of units does not measure the
-# condition. Where such a reformulation overflows, its value is an alternative.
+# condition. Where a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
 # With this share of a reformulation's error as the unit, 16 units are four times the error.
 _REFORMULATION_SHARE = 1 / 4

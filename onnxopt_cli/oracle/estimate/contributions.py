@@ -188,8 +188,8 @@ def _error_contributions(
     """Return the largest contributions to the error of each output, largest first.
 
     A backend ran each node alone, with operands rounded to the model's types. The error of the node
-    is the difference of its outputs from those in double for the same operands. The shares concern
-    the movements of an output of the model by these errors.
+    is the difference between its outputs and its outputs in double for the same operands. The
+    shares concern the movements of an output of the model by these errors.
 
     Args:
         model: the model, as the reference runs it.
@@ -198,7 +198,7 @@ def _error_contributions(
 
     Returns:
         The contributions; empty if a returned output belongs to no node that onnx's reference runs,
-        because the operator of its node was replaced by others.
+        because other operators have replaced the operator of its node.
     """
     wide_model = ReferenceModel(model, wide=True)
     doubles = {name: widened_value(value) for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""The runs of a model, or of a reformulation of it, from which its condition is estimated.
+"""The runs of a model and of its reformulations, from which its condition is estimated.
 
 The model runs in its own types (:class:`FirstRun`), in double, and in double with injected
 roundings. Depending on the nodes that ran, it also runs in its own types with sequential sums, with
@@ -53,7 +53,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
 
 _MAX_VISITS = 20_000
 # Events that are recorded in the run of a model in its own types. In the first three events, an
-# intermediate result leaves the range of its type. NumPy reports two of them under these names.
+# intermediate result leaves the range of its type. NumPy reports two of these events under the
+# names below.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 # NaN or infinity is among the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
@@ -95,7 +96,7 @@ class SharedState:
         *,
         wide: bool = False,
     ) -> ReferenceModel:
-        """Return a reference model that shares initializers and nodes with earlier ones.
+        """Return a reference model that shares initializers and nodes with earlier models.
 
         See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
         """

@@ -1,9 +1,9 @@
 """Reuse of a model's results in the runs of its reformulations.
 
-A reformulation computes some operators in another way. Up to the first node with such an operator,
-the boundary, its results are bitwise those of the model itself. The results before the boundary
-that nodes behind it read are kept, within a limit of memory, and the run of the reformulation
-begins at the boundary.
+A reformulation computes some operators in another way. Up to the first node with a replaced
+operator, the boundary, its results are bitwise those of the model itself. The results before the
+boundary that nodes behind it read are kept, within a limit of memory, and the run of the
+reformulation begins at the boundary.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class SharedPrefix:
         for place, output in enumerate(outputs):
             # A node may return one of its operands.
             self._places.setdefault(id(output), []).append((index, place))
-        # Keep the outputs alive, so that no later object gets the id of one of them.
+        # Keep the outputs alive, so that no later object gets the id of an output.
         self._held.append(outputs)
 
     def observe_end(self, returned: Sequence[Any]) -> None:

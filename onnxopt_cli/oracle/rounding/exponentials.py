@@ -17,12 +17,12 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# Errors of a logarithm are limited to this value: such a logarithm has no correct digit, and the
-# exponential of the error does not overflow.
+# Errors of a logarithm are limited to this value: a logarithm with this error has no correct digit,
+# and the exponential of the error does not overflow.
 _MAX_MOVE = 100.0
 #: Operators whose results are shares exp(x) / sum, or logarithms of shares.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
-#: Operators that divide by such a sum, or take its logarithm.
+#: Operators that divide by a sum of exponentials, or take its logarithm.
 OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
 
 

@@ -1,7 +1,7 @@
 """The kind of a node, which decides where roundings are injected.
 
 ``docs/conditioned.md`` has a table of the kinds. For some operators the kind is listed in this
-module. For the others it is determined by running the node again with other inputs.
+module. For all other operators the kind is determined by running the node again with other inputs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class NodeKind(Enum):
     ELEMENTWISE = auto()
     #: Sums terms, which may cancel.
     COMBINE = auto()
-    #: Mixes terms by an algorithm whose error is relative to the largest of them.
+    #: Mixes terms by an algorithm whose error is relative to the largest term.
     MIX = auto()
     #: Convolves, possibly by Winograd's or Fourier's algorithm.
     CONVOLVE = auto()
     #: Computes a Fourier transform.
     TRANSFORM = auto()
-    #: Computes coordinates, and interpolates there.
+    #: Computes coordinates, and interpolates at them.
     COORDINATES = auto()
     #: Selects elements by coordinates that it computes.
     SELECT = auto()
@@ -133,8 +133,8 @@ SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 # For each operator, the indices of the scales by which integers are divided and multiplied.
 _SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
 
-# Operators whose floating-point outputs are discontinuous. All others are continuous except at
-# poles. MaxRoiPool and MelWeightMatrix round coordinates.
+# Operators whose floating-point outputs are discontinuous. All other operators are continuous
+# except at poles. MaxRoiPool and MelWeightMatrix round coordinates.
 _DISCONTINUOUS = frozenset(
     {"Ceil", "Compress", "Floor", "Hardmax", "MaxRoiPool", "MelWeightMatrix", "Mod", "Round"}
     | {"Shrink", "Sign", "ThresholdedRelu", "Unique"}

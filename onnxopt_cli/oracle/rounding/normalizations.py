@@ -177,7 +177,7 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
 
     The algorithms are two passes, one pass over the terms minus the first term, and Welford's
     recurrence, each of them from the first to the last term and in reverse. If the terms are
-    similar or sorted, the roundings of such an algorithm have the same sign.
+    similar or sorted, the roundings of a sequential algorithm have the same sign.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
@@ -232,7 +232,7 @@ def _standardized(
 def layer_normalization(
     _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Normalize over an axis and all later ones; also return mean and inverse deviation."""
+    """Normalize over an axis and all later axes; also return mean and inverse deviation."""
     normal, mean, variance = _standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))

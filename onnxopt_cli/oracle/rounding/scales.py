@@ -113,7 +113,10 @@ def _largest(power: Array, axis: int) -> Array:
 
 
 def _transform_length(node: Any, inputs: Sequence[Any], output: Array, axis: int) -> int:
-    """Return the length of the transform. With ``onesided``, the output has about half of it."""
+    """Return the length of the transform.
+
+    With ``onesided``, the output has about half of this length.
+    """
     if node.op_type == "STFT":
         window, length = [*inputs, None, None][2:4]
         return int(length.item()) if length is not None else len(window)
@@ -159,7 +162,8 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
             # The borders that are cut off are unknown here, so the largest error is used.
             error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
         scale = np.maximum(scale, error)
-    # Stored as float32: the scales of all nodes are in memory at once, and few digits matter.
+    # Scales are stored as float32, because those of all nodes are in memory at once, and few digits
+    # matter.
     return np.broadcast_to(scale.astype(np.float32), output.shape)
 
 
@@ -194,7 +198,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns; those of zeros get the length of the longest."""
+    """Return the lengths of rows or columns; a row of zeros gets the length of the longest row."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
@@ -533,7 +537,8 @@ def _transformed(
     variance = np.zeros_like(value) if variance is None else variance
     last = len(matrices) - 1
     for matrix in reversed(matrices):
-        # Each contraction puts its axis first; after the last one the axes are in order again.
+        # Each contraction puts its axis first; after the last contraction the axes are in order
+        # again.
         if matrix.size == 1:
             value, variance = np.moveaxis(value, last, 0), np.moveaxis(variance, last, 0)
         else:

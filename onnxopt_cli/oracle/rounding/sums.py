@@ -8,7 +8,7 @@ direct evaluation.
 *Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the
 positive terms are added first. The specification of ONNX prescribes no order. Therefore an infinity
 is correct if the sum of the terms of its sign exceeds the range of the type, and NaN is correct if
-the sums of both signs do. A fast algorithm adds elements of a whole image or line; such a sum may
+the sums of both signs do. A fast algorithm adds elements of a whole image or line; this sum may
 exceed the range although no output element does.
 
 *Flushed terms.* A device that flushes subnormal numbers replaces each product, and each partial
@@ -34,9 +34,9 @@ from onnxopt_cli.oracle.rounding.scales import transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# Operators that sum terms or products. A sum of n terms has n roundings and this number of further
-# ones: of the product or scale of a term, of the division of a mean, and of alpha, beta and C of
-# Gemm.
+# Operators that sum terms or products. A sum of n terms has n roundings, and this number of further
+# roundings: of the product or scale of a term, of the division of a mean, and of alpha, beta and C
+# of Gemm.
 _FURTHER_ROUNDINGS = {
     "AveragePool": 3,
     "CausalConvWithState": 2,
@@ -69,8 +69,8 @@ _TILE_GROWTH = 100.0
 _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
 # Operators that return the root of their sum.
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
-# Kinds that multiply each element by a coefficient that they compute, and the assumed least
-# magnitude of such a coefficient.
+# Kinds of nodes that multiply each element by a computed coefficient, and the assumed least
+# magnitude of this coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
