@@ -439,7 +439,7 @@ def locate(
     with opened as plan:
         for executor in plan.backends:
             executor.ready()
-        return locate(case, plan, execution.limits.memory, open_progress)
+        return locate(case, plan, execution.limits, open_progress)
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:

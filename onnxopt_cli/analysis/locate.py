@@ -14,7 +14,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -24,10 +24,18 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.analysis.explain import explain
-from onnxopt_cli.analysis.model_walk import ModelWalk, NodeRun, ValueStore, count_nodes, name_nodes
+from onnxopt_cli.analysis.model_walk import (
+    ModelWalk,
+    NodeRun,
+    ValueStore,
+    count_nodes,
+    name_nodes,
+    node_labels,
+)
 from onnxopt_cli.analysis.subgraph import SearchEndedError, smallest_failing
 from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.cases.case import Case, Problem
+from onnxopt_cli.config.run_config import Limits
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import clipped, printable
@@ -58,6 +66,9 @@ _MEMORY_DIVISOR = 8
 _MAX_REPRODUCTIONS = 100
 # Largest number of subgraphs that are judged in the search for a smallest one.
 _MAX_SUBGRAPHS = 2_000
+_LIMITS = Limits()
+# Each phase of the search may take this number of time limits of a case.
+_TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
 # Contributions smaller than this are not named.
 _LEAST_SHARE = 0.05
@@ -202,15 +213,15 @@ class Located:
 
 
 def locate(
-    case: Case, plan: Plan, memory: int = 0, open_progress: OpenProgress = hide_progress
+    case: Case, plan: Plan, limits: Limits = _LIMITS, open_progress: OpenProgress = hide_progress
 ) -> Located:
     """Find the wrong nodes of a model.
 
     Args:
         case: the model with its inputs; stored outputs are ignored.
         plan: the backends, which have started, and the reference oracle; its cases are ignored.
-        memory: the memory limit in bytes, which determines the largest values that are judged; 0
-            for no limit.
+        limits: the limits of the backends. The memory limit determines the largest values that are
+            judged, and the time limit of a case how long each phase of the search may take.
         open_progress: opens a progress display.
 
     Raises:
@@ -222,8 +233,9 @@ def locate(
     except BeyondLimit as error:
         raise UsageError(f"{LIMIT}{error.message}") from error
     with ValueStore(_KEPT_BYTES) as store:
-        max_bytes = memory // _MEMORY_DIVISOR
-        return _Search(case, problem, plan, store, open_progress, max_bytes).locate()
+        max_bytes = limits.memory // _MEMORY_DIVISOR
+        seconds = _TIMEOUTS_OF_PHASE * limits.timeout
+        return _Search(case, problem, plan, store, open_progress, max_bytes, seconds).locate()
 
 
 def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
@@ -239,7 +251,7 @@ def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | No
     """
     problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
     with ValueStore(_KEPT_BYTES) as store:
-        search = _Search(case, problem, plan, store, hide_progress, _KEPT_BYTES)
+        search = _Search(case, problem, plan, store, hide_progress, _KEPT_BYTES, seconds)
         return search.first_wrong(monotonic() + seconds)
 
 
@@ -252,11 +264,13 @@ class _Search:
         store: ValueStore,
         open_progress: OpenProgress,
         max_bytes: int,
+        seconds: float,
     ) -> None:
         # Number and bytes of the further problems that may be kept for test directories.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
-        self._open_progress = open_progress
+        self._open_progress, self._seconds = open_progress, seconds
+        self._is_unfinished = False
         model = _without_functions(problem.model)
         self._walk = ModelWalk(
             model,
@@ -271,11 +285,15 @@ class _Search:
     def locate(self) -> Located:
         walk = self._walk
         total = count_nodes(walk.model)
+        end = monotonic() + self._seconds
         with self._open_progress("computing", "nodes") as tick:
             for done, _ in enumerate(walk.walk(self._problem.inputs), start=1):
                 tick(min(done, total), total)
                 if self._plan.interruption.signal:
                     return Located(len(walk.runs), interrupted=True)
+                if monotonic() > end:
+                    self._is_unfinished = True
+                    break
         results = self._judged_nodes()
         located = self._findings(results)
         if located.interrupted:
@@ -292,7 +310,8 @@ class _Search:
         located = self._with_subgraphs(located)
         # An inconclusive model has errors and tolerances, which explain why it is inconclusive.
         has_errors = any(result.diffs or result.outcome not in _WITHOUT_RESULT for result in row)
-        if located.wrong or located.subgraph or located.interrupted or not has_errors:
+        found = located.wrong or located.subgraph or located.interrupted
+        if found or not has_errors or self._is_unfinished:
             return located
         return replace(
             located,
@@ -398,10 +417,14 @@ class _Search:
             for index, run in enumerate(judged)
         ]
         results: list[tuple[NodeRun, tuple[Result, ...]]] = []
-        with self._open_progress("judging", "nodes") as tick:
-            for node_run, row in zip(judged, run(replace(self._plan, cases=cases)), strict=False):
+        end = monotonic() + self._seconds
+        rows = closing(run(replace(self._plan, cases=cases)))
+        with self._open_progress("judging", "nodes") as tick, rows as judged_rows:
+            for node_run, row in zip(judged, judged_rows, strict=False):
                 results.append((node_run, row))
                 tick(len(results), len(judged))
+                if monotonic() > end:
+                    break
         return results
 
     def _findings(self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]) -> Located:
@@ -416,11 +439,12 @@ class _Search:
             for holder in node_run.holders
             if holder.node.op_type == "If"
         }
+        late = f"limit of time: the nodes before it took {self._seconds:g} s; raise --timeout"
         for node_run in self._walk.runs:
-            if node_run.missing:
+            if node_run.missing or id(node_run) not in rows:
                 for executor in self._plan.backends:
                     not_judged[id(node_run), executor.name] = NotJudged(
-                        node_run.name, node_run.operator, node_run.missing, executor.name
+                        node_run.name, node_run.operator, node_run.missing or late, executor.name
                     )
             for result in rows.get(id(node_run), ()):
                 key = id(node_run), result.backend
@@ -430,6 +454,11 @@ class _Search:
                     not_judged[key] = NotJudged(
                         node_run.name, node_run.operator, reason, result.backend
                     )
+        not_reached = [
+            NotJudged(label, operator, late, executor.name)
+            for label, operator in self._not_reached()
+            for executor in self._plan.backends
+        ]
         # A control flow node is wrong itself only if no node within it is.
         blamed = {
             (id(holder), finding.backend)
@@ -445,10 +474,22 @@ class _Search:
         return Located(
             len(self._walk.runs),
             tuple(finding for _, finding in sorted(ordered_findings, key=lambda pair: pair[0])),
-            tuple(entry for key, entry in not_judged.items() if key not in wrong),
+            (*(entry for key, entry in not_judged.items() if key not in wrong), *not_reached),
             disagreements=tuple(self._disagreements(results)),
             interrupted=bool(self._plan.interruption.signal),
         )
+
+    def _not_reached(self) -> list[tuple[str, str]]:
+        """Return the names and operators of the nodes that the walk did not reach in time."""
+        if not self._is_unfinished:
+            return []
+        reached = {node_run.label for node_run in self._walk.runs if not node_run.holders}
+        graph = self._walk.model.graph
+        return [
+            (label, node.op_type)
+            for node, label in zip(graph.node, node_labels(graph), strict=True)
+            if label not in reached and node.op_type != "Constant"
+        ]
 
     def _disagreements(
         self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
@@ -531,7 +572,7 @@ class _Search:
                 if not node_run.missing and not node_run.repeated and node_run.node.op_type != "If"
             ]
             with self._open_progress("reducing", "subgraphs") as tick:
-                fails = _Counted(partial(self._fails, executor), tick)
+                fails = _Counted(partial(self._fails, executor), tick, monotonic() + self._seconds)
                 smallest: list[NodeRun] = []
                 with suppress(SearchEndedError):
                     smallest = smallest_failing(runs, fails) if fails(runs) else []
@@ -669,12 +710,15 @@ def _size(value: Value) -> float:
 
 
 class _Counted:
-    """Judges subgraphs, each once and up to a limit, and shows their number."""
+    """Judges subgraphs, each once and up to limits of number and time, and shows their number."""
 
     def __init__(
-        self, fails: Callable[[Sequence[NodeRun]], bool], tick: Callable[[int, int], object]
+        self,
+        fails: Callable[[Sequence[NodeRun]], bool],
+        tick: Callable[[int, int], object],
+        end: float,
     ) -> None:
-        self._fails, self._tick = fails, tick
+        self._fails, self._tick, self._end = fails, tick, end
         self._known: dict[bytes, bool] = {}
 
     def __call__(self, runs: Sequence[NodeRun]) -> bool:
@@ -682,7 +726,7 @@ class _Counted:
         # memory.
         key = sha256(array("Q", map(id, runs))).digest()
         if key not in self._known:
-            if len(self._known) == _MAX_SUBGRAPHS:
+            if len(self._known) == _MAX_SUBGRAPHS or monotonic() > self._end:
                 raise SearchEndedError
             self._known[key] = self._fails(runs)
             self._tick(len(self._known), 0)

@@ -141,7 +141,7 @@ def open_plan(
         )
 
 
-def run(plan: Plan) -> Iterator[tuple[Result, ...]]:
+def run(plan: Plan) -> Generator[tuple[Result, ...]]:
     """Yield the results of each case, one for each backend, in the order of the cases.
 
     Later cases are submitted before the results of earlier ones are yielded, so that no worker is

@@ -522,6 +522,14 @@ def test_values_of_all_nodes_together_are_limited(locate, monkeypatch):
     assert reasons == ["the values of the model have more than 200 bytes", model_walk.NO_OPERAND]
 
 
+def test_nodes_beyond_the_limit_of_time_are_not_judged(locate, monkeypatch):
+    monkeypatch.setattr(locate_module, "_TIMEOUTS_OF_PHASE", 0)
+    ran, found = locate(model_of(nodes_of("a = Neg(x); b = Exp(a); y = Neg(b)")), "Right")
+    assert [entry["node"] for entry in found["not_judged"]] == ["the_b", "the_y"]
+    assert {entry["reason"].partition(":")[0] for entry in found["not_judged"]} == {"limit of time"}
+    assert ran.code == 0
+
+
 def test_wrong_nodes_beyond_a_number_are_named_but_not_written(locate, monkeypatch):
     monkeypatch.setattr(locate_module, "_MAX_REPRODUCTIONS", 1)
     nodes = nodes_of("a = MatMul(x, w); b = LeakyRelu(a); c = Neg(a); d = LeakyRelu(c)")
