@@ -279,7 +279,7 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
     assert found["text"] in " ".join(onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out.split())
 
 
-def test_merged_shards_count_the_cases_of_all(workplace, onnxopt):
+def test_merged_explanations_count_the_cases_of_all_shards(workplace, onnxopt):
     # Both shards have errors, but one shard has all wrong values.
     (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
     run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *IN_PROCESS, *LONG_EXPLAIN)
@@ -416,7 +416,7 @@ class Ticks:
         return self.now
 
 
-def test_time_in_the_queue_for_a_processor_does_not_count(tmp_path, monkeypatch):
+def test_time_limit_excludes_time_in_the_queue_for_a_processor(tmp_path, monkeypatch):
     statistics = tmp_path / "schedstat"
     monkeypatch.setattr("onnxopt_cli.analysis.explain.SCHEDULER_STATISTICS", statistics)
 
@@ -481,7 +481,7 @@ def test_search_stopped_by_the_time_limit_is_reported(workplace, onnxopt, monkey
     assert "--explain" not in answer.out
 
 
-def test_time_in_which_other_programs_run_does_not_count():
+def test_time_limit_excludes_time_in_which_other_programs_run():
     adam = next(operator for operator in registry().operators if operator.name == "Adam")
     mistakes = {mistake.name: mistake for mistake in all_known_mistakes(adam)}
     results = list(results_of(mistakes["no bias correction"], adam, step=20))

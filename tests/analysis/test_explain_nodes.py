@@ -474,7 +474,7 @@ def test_mistake_with_attributes_agrees_with_its_description(
 
 
 @pytest.mark.parametrize(("of_passing_node", "is_consistent"), [("NONE", True), ("UNLIKE", False)])
-def test_nodes_with_two_mistakes_do_not_contradict_either(of_passing_node, is_consistent):
+def test_nodes_with_two_mistakes_contradict_neither_mistake(of_passing_node, is_consistent):
     rows = [("ALIKE", "NONE")] * 3 + [("NONE", "ALIKE")] * 3 + [("UNLIKE", "UNLIKE")] * 4
     samples = [
         NodeSample(
@@ -657,7 +657,7 @@ def test_limits_of_numbers_require_generated_nodes(has_backend):
     assert bool(search._hypotheses()) is has_backend
 
 
-def test_condition_that_only_fails_where_another_does_is_dropped():
+def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
     is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
     samples = [
         NodeSample("", None, {}, [], [], failed=place < 30, traits=traits)

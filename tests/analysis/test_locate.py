@@ -243,7 +243,7 @@ def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
     assert onnxopt(*again, "python:backend.py:Right").code == 0
 
 
-def test_page_draws_the_nodes_around_a_wrong_one(locate, tmp_path):
+def test_page_draws_the_nodes_around_a_wrong_node(locate, tmp_path):
     hostile = "<script>x"
     chain = [*CHAIN[:3], node("LeakyRelu", "c", "d", name=hostile), *CHAIN[4:]]
     locate(model_of(chain, w=W), "Leaky", "--html", "l.html")
@@ -371,7 +371,7 @@ def test_right_backend_conforms(locate):
     assert found["whole"] == {"python:backend.py:Right": "pass"}
 
 
-def test_fault_of_a_combination_is_reduced_to_it(locate, onnxopt):
+def test_fault_of_a_combination_of_nodes_is_reduced_to_the_combination(locate, onnxopt):
     nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); d = Tanh(c); y = Mul(d, x)")
     ran, found = locate(model_of(nodes, w=W), "Fusing")
     assert ran.code == 1
@@ -673,7 +673,7 @@ def test_model_that_a_backend_does_not_support_is_not_judged(locate):
     assert found["whole"] == {"python:backend.py:Unable": "unsupported"}
 
 
-def test_nodes_after_one_without_values_are_counted_in_one_line(locate):
+def test_nodes_after_a_node_without_values_are_counted_in_one_line(locate):
     nodes = [
         helper.make_node("Triple", ["x"], ["a"], "triple", domain="vendor"),
         node("Exp", "a", "b"),

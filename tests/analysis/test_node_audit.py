@@ -174,7 +174,7 @@ def test_mutants_in_one_process_equal_mutants_alone(leaky_trials):
 
 
 @pytest.mark.parametrize("effect", [lambda: None, lambda: os._exit(1)])
-def test_mutant_that_changes_the_reference_has_no_effect_on_others(
+def test_mutant_that_changes_the_reference_has_no_effect_on_other_mutants(
     leaky_trials, monkeypatch, effect
 ):
     def changed(_self, x, **_):
@@ -266,7 +266,7 @@ def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trial
                 np.testing.assert_array_equal(output, repeated_output)
 
 
-def test_search_ends_after_its_time(leaky_trials):
+def test_search_ends_after_its_time_limit(leaky_trials):
     names = implementation_names("automatic", leaky_trials)
     outcomes = node_outcomes(names, "automatic", leaky_trials, thorough=False, seconds=0.0)
     assert {outcome.inputs for outcome in outcomes} == {0}

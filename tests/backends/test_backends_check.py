@@ -90,7 +90,7 @@ def test_every_rule_has_a_backend_that_breaks_it():
 
 
 @pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
-def test_backend_that_follows_all_rules_passes_each(backend, onnxopt):
+def test_backend_that_follows_all_rules_passes_each_rule(backend, onnxopt):
     answer = onnxopt("backends", "check", backend)
     lines = answer.out.splitlines()
     count = len(tuple(COMMAND_RULES if backend.startswith("exec:") else PLUGIN_RULES))
@@ -151,7 +151,7 @@ def test_backend_that_does_not_start_breaks_only_the_first_rule(backend, words, 
     assert answer.out.splitlines()[-1] == "1 fail"
 
 
-def test_hanging_command_costs_one_timeout():
+def test_hanging_command_takes_one_timeout():
     results = list(check_backend(spec("hello-hangs", timeout=0.3)))
     assert len(results) == 1
     assert results[0].observed == "the command did not respond within 0.3 s"

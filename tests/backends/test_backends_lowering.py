@@ -219,7 +219,7 @@ def test_onnxruntime_runs_the_lowered_model_and_agrees_with_numpy(model):
     assert lowered_outputs.outputs[0].dtype == np.float32
 
 
-def test_onnxruntime_names_the_unsupported_operator_under_never():
+def test_onnxruntime_names_the_unsupported_operator_without_lowering():
     pytest.importorskip("onnxruntime")
     with pytest.raises(Unsupported) as caught:
         run(resolve_backend("onnxruntime"), lowering=LoweringMode.NEVER)

@@ -241,7 +241,7 @@ def test_inputs_of_wrong_type_are_a_failure(inputs):
     assert not isinstance(caught.value, Unsupported)
 
 
-def test_message_that_quotes_a_known_one_is_a_failure():
+def test_message_that_quotes_a_known_message_is_a_failure():
     message = "[ONNXRuntimeError] : 1 : FAIL : Fatal error: a:B(-1) is not a registered function/op"
     assert unsupported_by_onnxruntime(RuntimeError(message))
     assert unsupported_by_onnxruntime(RuntimeError(f"while falling back: {message}")) is None

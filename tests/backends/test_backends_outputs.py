@@ -195,7 +195,7 @@ def test_array_for_a_sequence_is_preserved():
     assert y.shape == (2, 2)
 
 
-def test_empty_optional_is_none_and_a_full_one_its_value():
+def test_empty_optional_is_none_and_full_optional_is_its_value():
     optional = helper.make_optional_type_proto(SEQUENCE)
     assert normalised([None], optional) == [None]
     assert normalised([[[1.0]]], optional)[0][0].dtype == np.float32

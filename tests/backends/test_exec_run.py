@@ -78,7 +78,7 @@ def test_correct_command_conforms(identity, onnxopt):
         ("breaks-once", "protocol", "responded to the request -1", "none"),
     ],
 )
-def test_failing_command_costs_one_case(mode, outcome, words, isolation, identity, onnxopt):
+def test_failing_command_fails_one_case(mode, outcome, words, isolation, identity, onnxopt):
     backend = spec(mode, identity / "marker", timeout=2)
     results = outcomes(onnxopt, backend, "--isolation", isolation, code=1)
     assert results["first"]["outcome"] == outcome
@@ -87,7 +87,7 @@ def test_failing_command_costs_one_case(mode, outcome, words, isolation, identit
 
 
 @pytest.mark.isolated
-def test_late_second_response_costs_no_other_case(identity, onnxopt):
+def test_late_second_response_fails_no_other_case(identity, onnxopt):
     backend = spec("repeats-earlier-response", identity / "marker")
     results = outcomes(onnxopt, backend, "-j", "1", code=1)
     late = results.pop("between-cases")

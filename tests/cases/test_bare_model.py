@@ -71,7 +71,7 @@ def test_indices_lie_in_the_table_that_they_index(tmp_path):
     assert 0 <= indices.min() < indices.max() < 50 <= 2 * indices.max()
 
 
-def test_seed_decides_the_inputs(tmp_path):
+def test_seed_determines_the_inputs(tmp_path):
     model = save_sum(tmp_path / "m.onnx", [4], [4])
     first, second = load(model).inputs.values()
     assert not np.array_equal(first, second)

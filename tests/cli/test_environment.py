@@ -183,7 +183,7 @@ def test_dumb_terminal_gets_no_escape_sequence(place):
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ],
 )
-def test_names_beyond_the_encoding_are_escaped(place, settings):
+def test_characters_beyond_the_encoding_are_escaped(place, settings):
     done = call(place, "run", "demo.yaml", "-v", **settings)
     assert done.returncode == 2
     assert b"\\xfcber \\u4e2d" in done.stdout

@@ -89,7 +89,7 @@ def parsed(words):
 
 
 @given(CONFIGS)
-def test_configuration_survives_arguments_and_json(config):
+def test_configuration_is_restored_from_arguments_and_json(config):
     assert parsed(config.argv()) == config
     stored = json.loads(json.dumps(config.to_json()))
     assert RunConfig.from_json(stored) == config

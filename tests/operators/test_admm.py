@@ -267,7 +267,7 @@ def test_defects_of_the_published_code_are_known_mistakes():
     assert {"norm not squared", "gradient of the norm not squared"} <= named
 
 
-def test_torch_agrees():
+def test_results_of_torch_agree():
     torch = pytest.importorskip("torch")
     random = np.random.default_rng(3)
     W, Z, U = random.normal(size=(3, 101)).astype(np.float32)

@@ -902,7 +902,7 @@ LISTED = {
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_listed_kinds_yield_the_same_estimate_as_determined_kinds(monkeypatch, name):
+def test_listed_kinds_of_operands_yield_the_same_estimate_as_determined_kinds(monkeypatch, name):
     inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(LISTED[name])}
     attributes = {"Concat": {"axis": 2}, "Gather": {"axis": 2}, "Split": {"num_outputs": 1}}
     node = name, list(inputs), attributes.get(name, {})

@@ -578,7 +578,7 @@ def test_number_interpolated_between_integers_may_round_either_way():
 
 
 @pytest.mark.parametrize(("length", "accepted"), [(6, [False, True]), (18, [False, False])])
-def test_integer_may_be_truncated_to_the_one_before_where_coordinates_round(length, accepted):
+def test_truncated_integer_may_be_one_smaller_if_coordinates_are_rounded(length, accepted):
     x, scales = np.full((1, 1, 1, 9), 20, np.uint8), f32(1, 1, 1, length / 9)
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
     model = model_of([node], {"x": x, "scales": scales}, {"y": x})

@@ -183,7 +183,7 @@ def test_link_to_a_case_unfolds_it(browser, several, fragment):
     assert 'id="demo/momentum/c@numpy"' in opened[0]
 
 
-def test_link_to_a_case_among_many_of_a_cause_unfolds_all_around_it(browser):
+def test_link_to_a_case_in_a_folded_list_unfolds_the_list_and_the_case(browser):
     run = record(*(result(f"demo/{place}", outcome=Outcome.FAIL) for place in range(9)))
     page = browser(run).open("#demo/8@numpy")
     opened = re.findall(r"<details class=\"(\w+)\"[^>]*\bopen\b", page.dom)

@@ -217,7 +217,7 @@ def test_outputs_with_any_tolerance_have_an_accuracy():
     assert "Sqrt output ONNX default 2" in section(rendered("html", run), "accuracy")
 
 
-def test_cell_of_a_case_that_was_not_reached_states_it():
+def test_cell_of_a_case_that_was_not_reached_states_that_it_did_not_run():
     assert "not reached" in Page(rendered("html", record(result(), result("demo/x", "other")))).text
 
 

@@ -35,7 +35,7 @@ def test_quick_tier_does_not_depend_on_the_order_of_cases(cases):
     assert forward == backward
 
 
-def test_new_case_displaces_at_most_one(cases):
+def test_new_case_displaces_at_most_one_case(cases):
     fewer = [case for case in cases if case.id != "operators/abs/v13_12"]
     chosen = {case.id for case in tier_cases(cases, Tier.QUICK, operator_rows(cases))}
     before = {case.id for case in tier_cases(fewer, Tier.QUICK, operator_rows(fewer))}

@@ -230,7 +230,7 @@ def test_every_operator_is_generated_or_stated_as_not_covered():
     assert {*OPERATORS, *stated} == names
 
 
-def test_a_written_case_is_the_case_of_the_suite(workplace, monkeypatch):
+def test_case_in_a_file_equals_the_case_of_the_suite(workplace, monkeypatch):
     seeds = {"Clip": selected_seeds()["Clip"]}
     monkeypatch.setattr(operator_suite, "selected_seeds", lambda: seeds)
     ((path, text),) = suite_files("operators").files.items()

@@ -57,7 +57,7 @@ def test_max_fail_stops_after_the_same_case_with_several_workers(many, jobs):
 
 
 @pytest.mark.slow
-def test_backend_that_dies_at_every_20th_case_loses_only_those(tmp_path):
+def test_backend_that_dies_at_every_20th_case_fails_only_those_cases(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
     run = run_to_end(tmp_path, "SegfaultsOften", "-j", "1")
     failures = [name for name, outcome in run.outcomes.items() if outcome != "pass"]

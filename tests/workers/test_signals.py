@@ -143,7 +143,7 @@ def test_forked_process_killed_during_startup_prints_nothing_and_loses_no_result
     assert done.stdout + done.stderr == "[1, 2, 3]\n"
 
 
-def test_signal_during_an_import_acts_after_it(tmp_path):
+def test_signal_during_an_import_takes_effect_after_the_import(tmp_path):
     # An exception during the import of an extension module may crash it.
     (tmp_path / "loaded.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.05)\n"

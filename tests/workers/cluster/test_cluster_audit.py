@@ -44,7 +44,7 @@ def test_audit_by_two_workers_equals_that_of_one_machine(two, tmp_path, onnxopt,
     assert '"output": "loss_new"' in audits[0][2]
 
 
-def test_audit_of_injected_errors_rejects_cluster(onnxopt):
+def test_audit_of_injected_errors_cannot_run_on_a_cluster(onnxopt):
     answer = onnxopt("audit", "spec", "--injected", "--cluster", "local:2")
     assert answer.code == 2
     assert "--injected excludes --cluster" in answer.text
