@@ -131,7 +131,7 @@ def test_unsupported_names_the_operator():
     assert caught.value.operator == ":Neg"
 
 
-def test_error_text_is_the_commands_without_escape_sequences():
+def test_error_text_of_the_command_is_shown_without_escape_sequences():
     with pytest.raises(BackendFailure) as caught:
         run(resolve_backend(spec("error")))
     assert caught.value.message == r"out of \x1b[31mluck"
@@ -215,7 +215,7 @@ def test_changed_hello_after_restart_is_a_violation():
     assert backend.version == before
 
 
-def test_closed_output_counts_as_death(monkeypatch):
+def test_closed_output_is_treated_as_the_end_of_the_command(monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.conversation._DYING_SECONDS", 0.1)
     with pytest.raises(BackendDied, match="closed its channel"):
         run(resolve_backend(spec("closes-output")))
@@ -234,7 +234,7 @@ def test_unrequested_output_is_never_taken_for_a_response(mode):
         run_twice()
 
 
-def test_exit_between_cases_is_detected_at_the_next():
+def test_exit_between_cases_is_detected_at_the_next_case():
     backend = resolve_backend(spec("responds-and-dies"))
     run(backend)
     time.sleep(0.2)
@@ -349,7 +349,7 @@ def test_invalid_timeout_is_rejected(seconds):
         resolve_backend(spec(timeout=seconds))
 
 
-def test_closing_ends_the_command():
+def test_closing_the_backend_ends_the_command():
     before = children()
     backend = resolve_backend(spec())
     backend.close()

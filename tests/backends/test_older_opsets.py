@@ -75,11 +75,13 @@ def offered(*arguments, **options):
         ([], ("Gelu", ["x"], 20), {}),
     ],
 )
-def test_models_are_offered_in_older_opsets_that_compute_the_same(versions, arguments, options):
+def test_models_are_offered_in_older_opsets_that_compute_the_same_outputs(
+    versions, arguments, options
+):
     assert offered(*arguments, **options) == versions
 
 
-def test_older_model_is_valid_and_computes_the_same():
+def test_older_model_is_valid_and_computes_the_same_outputs():
     x = np.array([[1.5, -2.0], [0.0, 3.0]], np.float32)
     model = single("Relu", ["x"], 22)
     expected = ReferenceEvaluator(model).run(None, {"x": x})

@@ -130,7 +130,7 @@ def imported(path, seen):
     return seen
 
 
-def test_modules_for_other_interpreters_are_python_3_9():
+def test_modules_for_other_interpreters_support_python_3_9():
     package = REPOSITORY / "onnxopt_cli"
     files = {package / "backends/exec/other_interpreter.py"}
     for name in ("core/codec.py", "backends/plugin.py", "backends/specification.py"):

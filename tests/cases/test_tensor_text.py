@@ -82,7 +82,7 @@ def same(found, expected):
         ("{dtype: bool, data: [true, false]}", np.array([True, False])),
     ],
 )  # fmt: skip
-def test_notation_is_read_as_its_array(text, expected):
+def test_notation_is_read_as_the_expected_array(text, expected):
     same(make(text), expected)
 
 

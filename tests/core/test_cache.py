@@ -83,7 +83,7 @@ def test_runs_at_the_same_time_keep_the_entries_of_both(folder):
     assert [opened().get(key) for key in ("a", "b", "both")] == [b"1", b"2", b"3"]
 
 
-def test_entries_survive_the_removal_of_another_one(folder):
+def test_entries_remain_after_the_removal_of_another_entry(folder):
     cache = opened()
     cache.put("removed", b"1")
     cache.put("kept", b"2")

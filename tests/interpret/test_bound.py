@@ -169,7 +169,7 @@ def test_nan_is_required_also_in_overflowing_sums():
     assert derived_output.limit == 0
 
 
-def test_double_has_the_range_of_double():
+def test_intermediate_results_in_double_have_the_range_of_double():
     _, _, H_new = bound(call_of("Adam", 0.1, 1, 0.0, 1e20, 0.0, 0.0, dtype=np.float64))
     assert H_new.limit < 1e-14 * H_new.value
 
@@ -215,7 +215,7 @@ def test_infinite_second_moment_leads_to_no_step():
     assert 0 < X_new.limit < 1e-6
 
 
-def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_one_inconclusive():
+def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_number_inconclusive():
     X_new, H_new = bound(
         call_of(
             "Adagrad", 0.1, 0, np.float32([1] * 3), np.float32([3] * 3), np.float32([-10, -9, -8])
@@ -352,7 +352,7 @@ def test_double_output_beside_float32_tensors_has_double_precision():
 
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "Momentum"])
 @pytest.mark.parametrize("size", [1e42, 1e100, -1e100])
-def test_doubles_beyond_float32_must_not_be_converted_to_it(name, size):
+def test_doubles_beyond_float32_must_not_be_converted_to_float32(name, size):
     operator = registry().named(name)
     further_tensors = [np.float32([0.5, 0.25])] * (len(operator.tensors) - 1)
     attributes = {

@@ -236,7 +236,7 @@ def test_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, en
 
 
 @runtimes
-def test_operand_of_unknown_shape_that_enlarges_a_known_one_is_an_error(runtime):
+def test_operand_of_unknown_shape_that_enlarges_a_known_shape_is_an_error(runtime):
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
     for value in (model.graph.input[2], *model.graph.output):

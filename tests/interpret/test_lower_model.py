@@ -91,7 +91,7 @@ def test_node_in_a_scan_body_takes_a_gradient_in_each_step(runtime):
 
 
 @runtimes
-def test_consecutive_nodes_with_other_nodes_between_are_lowered(runtime):
+def test_consecutive_nodes_with_other_nodes_between_them_are_lowered(runtime):
     model = parser.parse_model(f"""{HEADER}
     g (float R, int64 T, float[2] X, double[2] Y, float[2] G, double[2] H)
         => (float[2] Xn, double[2] Yn) {{

@@ -356,7 +356,7 @@ def test_empty_maximum_and_division_by_zero_decay_are_correct(place, call):
     assert re.search(r"reformulations +(\d+) of \1  accepted", done.out), done.out
 
 
-def test_operator_of_another_domain_may_have_the_name_of_one_of_onnx(place, call):
+def test_operator_of_another_domain_may_have_the_name_of_an_operator_of_onnx(place, call):
     (place / "lion.py").write_text(LION.replace('name="Lion"', 'name="Shrink"'))
     backends = "-b numpy -b onnxruntime -b onnx-reference"
     done = call(f"run onnx-node -k shrink -q {backends} --operators lion.py")

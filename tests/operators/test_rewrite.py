@@ -39,7 +39,7 @@ def test_expression_is_matched_by_structure_and_not_by_its_text():
         rewrite(hypotenuse, {"a + b * b": "0"})
 
 
-def test_statement_may_become_several_or_none():
+def test_statement_may_become_several_statements_or_none():
     several = rewrite(
         hypotenuse, {"square = a * a + b * b": "square = a\nsquare = square + b\nsquare *= square"}
     )

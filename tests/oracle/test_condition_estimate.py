@@ -1049,7 +1049,7 @@ def float16_node_passes(name, inputs, value):
         ("STFT", {"step": np.array(4), "window": np.ones(4, "f")}, {}),
     ],
 )
-def test_large_image_does_not_widen_the_tolerance_of_a_small_one(operator, others, attributes):
+def test_large_image_does_not_widen_the_tolerance_of_a_small_image(operator, others, attributes):
     random = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
     x = random * np.float32([[[1e6]], [[1]]])
     x = x if "Conv" in operator else x.reshape(2, 8, 1)
@@ -1062,7 +1062,7 @@ def test_large_image_does_not_widen_the_tolerance_of_a_small_one(operator, other
     assert not passes_estimate(model, inputs, wrong)
 
 
-def test_large_logarithm_does_not_widen_the_tolerance_of_a_small_one():
+def test_large_logarithm_does_not_widen_the_tolerance_of_a_small_logarithm():
     inputs = {"x": np.array([[1e6, 1e6], [0.5, 0.7]], np.float32), "axes": np.array([1])}
     right = np.logaddexp.reduce(inputs["x"].astype(np.float64), axis=1)
     assert node_passes("ReduceLogSumExp", inputs, right, keepdims=0)

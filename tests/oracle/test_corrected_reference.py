@@ -676,7 +676,7 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
 
 
 @hypothesis.given(st.data())
-def test_convolution_in_blocks_equals_one_of_all_windows(data):
+def test_convolution_in_blocks_equals_the_convolution_of_all_windows(data):
     rank = data.draw(st.integers(1, 2))
 
     def along(least, most):

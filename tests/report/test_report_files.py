@@ -176,7 +176,7 @@ def test_html_report_is_the_same_from_the_run_its_log_and_its_json_report(
     assert re.search(r'<th scope="row"><bdi>X</bdi></th><td class="quiet"><bdi>float32\[2', text)
 
 
-def test_report_compares_a_run_with_an_earlier_one(demo, onnxopt):
+def test_report_compares_a_run_with_an_earlier_run(demo, onnxopt):
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Right", "--log", "before.jsonl")
     onnxopt("run", "demo.yaml", *OFF, "--log", "now.jsonl")
     requests = ["--report", "html=out.html", "--report", "markdown=out.md"]

@@ -23,7 +23,7 @@ def demo(workplace):
     return write_demo(workplace)
 
 
-def test_name_stands_for_the_backend_on_every_surface(demo, onnxopt):
+def test_name_stands_for_the_backend_in_every_output(demo, onnxopt):
     formats = ("json", "junit", "markdown", "github", "html")
     reports = [word for form in formats for word in ("--report", f"{form}=out.{form}")]
     files = ("--log", "run.jsonl", "--artifacts", "failing", "--durations", "1")
@@ -100,7 +100,7 @@ def test_repeated_name_is_a_usage_error(demo, onnxopt, backends, message):
     assert message in answer.err
 
 
-def test_configured_backend_has_its_name_unless_the_command_line_gives_another(demo, onnxopt):
+def test_configured_backend_has_its_name_unless_the_command_line_gives_another_name(demo, onnxopt):
     (demo / "onnxopt.toml").write_text(f'[backends.trt]\nbackend = "{backend("Right")}"\n')
     answer = onnxopt("run", "demo.yaml", "-b", "trt", "-b", "fast=trt,math=tf32", *OFF)
     assert "trt conforms: 6 pass" in answer.out

@@ -97,7 +97,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
 
 
 @pytest.mark.slow
-def test_joined_models_compute_the_outputs_of_each():
+def test_joined_models_compute_the_outputs_of_each_model():
     by_key = {}
     cases = [case for case in load_cases("onnx-node") if {*case.operators} & {*OPERATORS}]
     for case in cases:
@@ -192,7 +192,7 @@ def test_batches_that_exceed_a_limit_become_smaller():
     assert limited.sizes == [2, 2, 2, 2]
 
 
-def test_rejected_case_does_not_keep_others_of_its_operator_out_of_batches():
+def test_rejected_case_does_not_keep_other_cases_of_its_operator_out_of_batches():
     backend = Backend(lambda names: Response(failure=Outcome.ERROR) if names == ["Abs"] else None)
     executor = BatchExecutor(backend, 4)
     assert responses(executor, ["RejectAbs"])[0].failure is Outcome.ERROR

@@ -332,7 +332,7 @@ def test_invalid_case_waits_for_a_slow_backend(in_workers, tmp_path, backend):
     assert in_workers("run", folder, *CONDITIONED, "-b", backend("Slow"), "--no-explain").code == 2
 
 
-def test_computed_output_replaces_a_rounded_stored_one(onnxopt, tmp_path, backend):
+def test_computed_output_replaces_a_rounded_stored_output(onnxopt, tmp_path, backend):
     folder = softmax(tmp_path, digits=4)
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Right")).code == 0
     assert onnxopt("run", folder, *CONDITIONED, "-b", backend("Off"), "--no-explain").code == 1

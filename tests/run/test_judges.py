@@ -80,7 +80,7 @@ def without_seconds(result):
     return {name: value for name, value in result.items() if name != "seconds"}
 
 
-def test_results_are_the_same_with_one_process_and_with_more(write):
+def test_results_are_the_same_with_one_process_and_with_several(write):
     write(ALTERNATING, 3, 31)
     code, of_one_process = results("-j", "1", "--log", "1.jsonl")
     outcomes = [result["outcome"] for result in of_one_process]

@@ -174,7 +174,7 @@ def test_exit_code_follows_from_the_results(demo, onnxopt, shard, code):
         ({"causes": [{"found": "x", "cases": ["demo/demo/a"], "known_mistakes": []}]}, 2),
     ],
 )
-def test_explanations_are_of_failing_cases(demo, onnxopt, change, code):
+def test_explanations_refer_to_failing_cases_only(demo, onnxopt, change, code):
     onnxopt(*run_arguments("OffAtC", "--log", "run.jsonl"))
     *log, footer = records(demo / "run.jsonl")
     texts = {"backend": log[0]["backends"][0]["name"], "operator": "Adam", "note": "", "text": ""}
