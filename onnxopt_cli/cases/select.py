@@ -186,8 +186,8 @@ class _Pattern:
     """A pattern of -k, matched against ids.
 
     A text that matches an id literally is not parsed as an expression, because ids may contain
-    parentheses or blanks. A single word is not parsed either: ``and`` selects the cases of the
-    operator And.
+    parentheses or blanks. A single word is not parsed as an expression: ``and`` selects the cases
+    of the operator And.
 
     Args:
         text: the text of the pattern.

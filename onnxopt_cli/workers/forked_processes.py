@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Chunks that are assigned to a process at a time, so that the process never waits for a chunk.
+# Number of chunks that are assigned to a process, so that the process never waits for a chunk.
 _CHUNKS_IN_FLIGHT = 2
 # Number of chunks per process that may be computed before their results are requested.
 _CHUNKS_AHEAD = 8

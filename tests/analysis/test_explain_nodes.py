@@ -602,7 +602,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """Numbers that differ by type would lead to limits for integers although equal floats pass."""
+    """With other numbers for integers, limits would be stated for integers alone."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():
