@@ -14,11 +14,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.operators.nodes import used_names, with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced
+from onnxopt_cli.oracle.rounding.running_means import running_means
 from onnxopt_cli.oracle.stacked import (
     Stacked,
     array_of,
@@ -44,8 +45,6 @@ _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
 # Initializers that have more elements than this in total are converted to double at each use, to
 # save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
-# Largest number of terms of a mean that is updated term by term.
-_MAX_UPDATED_TERMS = 4096
 #: Computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
@@ -470,7 +469,7 @@ def sequential_sums(
         scaled: whether a mean multiplies each term by the reciprocal of the number of terms,
             instead of dividing the sum.
         from_last: whether sums begin with the last term.
-        updated: whether a mean of at most 4096 terms is updated term by term (Welford).
+        updated: whether a mean is updated at each term, as in Welford's recurrence.
     """
     step = -1 if from_last else 1
 
@@ -486,8 +485,8 @@ def sequential_sums(
         count = numbers.dtype.type(terms.shape[-1])
         if pairwise in means and scaled:
             terms = terms * (1 / count)
-        if pairwise in means and updated and count <= _MAX_UPDATED_TERMS:
-            result = _updated_mean(terms)
+        if pairwise in means and updated:
+            result = running_means(np.moveaxis(terms[..., ::step], -1, 0))[-1]
             return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
         result = cumulate(terms[..., ::step], axis=-1)[..., -1]
         result = result / count if pairwise in means and not scaled else result
@@ -517,14 +516,6 @@ def sequential_sums(
         (np, "dot", partial(multiplied, np.dot)),
         (np, "matmul", partial(multiplied, matmul)),
     )
-
-
-def _updated_mean(terms: Array) -> Array:
-    """Return the mean along the last axis, updated at each term."""
-    mean = terms[..., 0]
-    for place in range(1, terms.shape[-1]):
-        mean = mean + (terms[..., place] - mean) / terms.dtype.type(place + 1)
-    return mean
 
 
 def _array(value: Any) -> Any:

@@ -532,6 +532,17 @@ def test_sums_of_equal_terms_pass_in_any_order(operator, count):
     assert not passes_estimate(model, inputs, np.reshape(pairs * 1.002 / share, shape))
 
 
+def test_mean_that_is_updated_at_each_of_many_terms_passes():
+    x = np.sort(np.random.default_rng(5).standard_normal(20_000).astype(np.float32))
+    model = model_of([("ReduceMean", ["x"], {"keepdims": 0})], {"x": x})
+    for terms in (x, x[::-1]):
+        mean = np.float32(0)
+        for place, term in enumerate(terms):
+            mean += (term - mean) / np.float32(place + 1)
+        assert passes_estimate(model, {"x": x}, mean)
+    assert not passes_estimate(model, {"x": x}, mean + 10 * abs(mean - x.astype("f8").mean()))
+
+
 @pytest.mark.parametrize(
     ("operator", "attributes"),
     [("LpNormalization", {"axis": 1, "p": 1}), ("LpNormalization", {"axis": 1}), ("ReduceL2", {})],

@@ -11,6 +11,7 @@ from normalizing_reformulations import (
     STATISTICS,
     F,
     one_pass,
+    welford,
 )
 from onnx import helper
 
@@ -149,6 +150,14 @@ def test_sequential_statistics_pass_if_their_roundings_add_up(kind, arrange, rat
     case = Case(kind, ratio, (1, 4, 700), affine=False, arrange=arrange)
     for name, value in case.reformulations(SEQUENTIAL_STATISTICS):
         assert not case.branch.wrong(value).any(), name
+
+
+def test_recurrence_over_many_elements_passes():
+    case = Case("layer", 1000, (1, 1, 9000), affine=False, arrange=growing)
+    value = case.computed(welford, APPLICATIONS["quotient"])
+    assert not case.branch.wrong(value).any()
+    largest = case.error(value)
+    assert case.branch.wrong(case.branch.expected + F(10 * largest)).mean() > 0.95
 
 
 def test_errors_of_sequential_statistics_fail_in_rows_without_them():

@@ -311,6 +311,7 @@ def _sequential_algorithms(
     if not operators.isdisjoint(MEANS):
         algorithms["of scaled terms"] = sequential_sums(scaled=True)
         algorithms["updated"] = sequential_sums(updated=True)
+        algorithms["updated from the last term"] = sequential_sums(updated=True, from_last=True)
     if not operators.isdisjoint(OPERATORS):
         blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
         algorithms |= {f"in one pass, {place}": block for place, block in enumerate(blocks)}

@@ -21,6 +21,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 from onnxopt_cli.oracle.rounding.perturbations import sum_roundings, unbounded_sum_roundings
+from onnxopt_cli.oracle.rounding.running_means import means_before, running_means
 
 #: Operators that subtract a mean and divide by a deviation.
 NORMALIZE = frozenset(
@@ -33,9 +34,6 @@ _OBSERVED_FACTOR = 2.0
 # With this share of the error of a shifted sum as the unit, the tolerance of 8 roundings is 5
 # standard deviations.
 _SHIFTED_SHARE = 5 / 8
-# Welford's recurrence takes a step in Python for each element and is not run for rows longer than
-# this.
-_MAX_RECURRENCE = 1 << 13
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
@@ -192,18 +190,14 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
         shifted = terms - terms[0]
         distance = mean(shifted)
         yield terms[0] + distance, mean(shifted**2) - distance**2
-        if len(terms) <= _MAX_RECURRENCE:
-            yield _by_recurrence(terms)
+        yield _by_recurrence(terms)
 
 
 def _by_recurrence(terms: Array) -> tuple[Array, Array]:
     """Return means and variances by Welford's recurrence, which updates both at each term."""
-    mean, squares = np.zeros_like(terms[0]), np.zeros_like(terms[0])
-    for count, term in enumerate(terms, start=1):
-        distance = term - mean
-        mean = mean + distance / np.float32(count)
-        squares = squares + distance * (term - mean)
-    return mean, squares / np.float32(len(terms))
+    means = running_means(terms)
+    products = (terms - means_before(means)) * (terms - means)
+    return means[-1], np.add.accumulate(products)[-1] / np.float32(len(terms))
 
 
 def _standardized(

@@ -1,0 +1,71 @@
+"""Means that are updated at each term, as in Welford's recurrence, for rows of any length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+
+# The recurrence takes a step in Python for each term if it has at most this number of terms, or at
+# least this number of rows. Otherwise, all steps of a section of this length are computed at once,
+# in at most this number of sweeps.
+_MAX_STEPS = 1 << 13
+_MANY_ROWS = 32
+_SECTION_TERMS = 1 << 11
+_MAX_SWEEPS = 10
+
+
+def running_means(terms: Array) -> Array:
+    """Return the mean of the first k terms along the first axis, for each k.
+
+    The mean of k terms is m + (x - m) / k, computed in the type of the terms, where m is the mean
+    of the terms before x.
+    """
+    means = np.empty_like(terms)
+    mean = np.zeros_like(terms[0])
+    if len(terms) <= _MAX_STEPS or mean.size >= _MANY_ROWS:
+        for place, term in enumerate(terms):
+            mean = mean + (term - mean) / terms.dtype.type(place + 1)
+            means[place] = mean
+        return means
+    for first in range(0, len(terms), _SECTION_TERMS):
+        section = slice(first, first + _SECTION_TERMS)
+        means[section] = _means_of_section(terms[section], first, mean)
+        mean = means[section][-1]
+    return means
+
+
+def means_before(means: Array, mean: Array | float = 0.0) -> Array:
+    """Return for each term the mean of the terms before it; ``mean`` for the first term."""
+    return np.concatenate([np.full_like(means[:1], mean), means[:-1]])
+
+
+def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
+    """Return the means of consecutive terms by a fixed-point iteration.
+
+    If d_j is the rounding error of step j, the mean of k terms has the error
+    (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means
+    of the previous sweep, and new means from these errors. If a sweep changes no mean, the means
+    are exactly those of the recurrence. Otherwise, their errors are of the same magnitude.
+
+    Args:
+        terms: the terms of the section.
+        first: the number of terms before the section.
+        mean: the computed mean of these terms.
+    """
+    wide = np.dtype(
+        np.float64 if terms.dtype.itemsize < np.dtype(float).itemsize else np.longdouble
+    )
+    counts = np.arange(first + 1, first + len(terms) + 1).reshape(-1, *[1] * mean.ndim)
+    wide_counts, narrow_counts = counts.astype(wide), counts.astype(terms.dtype)
+    exact = (first * mean.astype(wide) + np.add.accumulate(terms, dtype=wide)) / wide_counts
+    means = exact.astype(terms.dtype)
+    for _ in range(_MAX_SWEEPS):
+        before = means_before(means, mean)
+        after = before + (terms - before) / narrow_counts
+        errors = (after.astype(wide) - before) * wide_counts - (terms.astype(wide) - before)
+        revised = (exact + np.add.accumulate(errors) / wide_counts).astype(terms.dtype)
+        if np.array_equal(revised, means):
+            break
+        means = revised
+    return means
