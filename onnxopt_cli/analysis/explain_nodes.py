@@ -66,7 +66,7 @@ MAX_ELEMENTS = 1 << 16
 #: Largest numbers of failing and of passing cases that are examined.
 MAX_FAILING, MAX_PASSING = 60, 160
 #: Seconds for one operator of a backend that can be run again, and for all operators together.
-OPERATOR_SECONDS, MAX_SECONDS = 12.0, 60.0
+OPERATOR_SECONDS, MAX_SECONDS = 20.0, 100.0
 #: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
 #: all cases, which takes long on a busy machine.
 SILENCE_SECONDS = 30.0
@@ -90,6 +90,9 @@ MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if more than this share of the nodes that do not meet it fail as
 #: well.
 MAX_OTHER_SHARE = 0.1
+#: Up to this share of other nodes may fail if the condition is a single one without limits, and if
+#: all nodes that meet it would fail by chance with at most this probability.
+MAX_OTHER_SHARE_OF_PLAIN, MAX_CHANCE = 0.5, 1e-9
 #: A condition of two parts requires this number of passing nodes that do not meet the first part
 #: alone, and the same number for the second part.
 MIN_LACKING = 3
@@ -522,20 +525,38 @@ class _NodeSearch:
         ]
         wrong = sum(bool(sample.failed) for sample in outside)
         if wrong > MAX_OTHER_SHARE * len(outside):
+            share = wrong / len(outside)
             self._accepted = [
-                hypothesis for hypothesis in self._accepted if hypothesis.mistake is not None
+                hypothesis
+                for hypothesis in self._accepted
+                if hypothesis.mistake is not None or self._is_unlikely(hypothesis, share)
             ]
+
+    def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
+        """Return whether a plain condition hardly holds by chance if many other nodes fail.
+
+        Args:
+            hypothesis: a hypothesis without a mistake.
+            share: share of the nodes without an accepted hypothesis that fail.
+        """
+        if len(hypothesis.traits) > 1 or hypothesis.traits[0].limits is not None:
+            return False
+        agreeing = self._explained_alone(hypothesis)
+        return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis is the only one that explains enough generated nodes."""
+        return self._explained_alone(hypothesis) >= MIN_MEETING
+
+    def _explained_alone(self, hypothesis: Hypothesis) -> int:
+        """Return the number of generated nodes that a hypothesis explains, and no other."""
         other_hypotheses = [other for other in self._accepted if other is not hypothesis]
-        explained_alone = sum(
+        return sum(
             not sample.case
             and hypothesis.explains(sample)
             and not _any_explains(other_hypotheses, sample)
             for sample in self._samples
         )
-        return explained_alone >= MIN_MEETING
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.

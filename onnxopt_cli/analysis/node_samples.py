@@ -64,6 +64,12 @@ _LONGEST_NAMED_RANK = 5
 # Inputs of at most this many integers are usually parameters: axes, sizes or pads.
 _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
+# Position of the first spatial axis, after the batch and the channels.
+_SPATIAL = 2
+# Positions of axes that two inputs may have in common, by their names.
+_NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
+# Additional cost of traits of the right output, which follow from those of the inputs.
+_OUTPUT_COST = 0.12
 # NumPy's own floating-point types. Other types, such as bfloat16, need another package.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
 
@@ -271,7 +277,9 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
             *_input_traits(node),
             *_type_traits(node, outputs),
             *_shape_traits(node),
+            *_ratio_traits(node),
             *_value_traits(node),
+            *_output_value_traits(outputs),
         )
     )
 
@@ -506,8 +514,17 @@ def _shape_traits(node: BoundNode) -> Iterator[Trait]:
                 (left.shape != right.shape, f"the shapes of {first} and {second} differ", 1.3),
                 (left.ndim < right.ndim, f"{first} has fewer axes than {second}", 1.25),
                 (left.ndim > right.ndim, f"{second} has fewer axes than {first}", 1.25),
+                (left.dtype != right.dtype, f"the types of {first} and {second} differ", 1.25),
+                *(
+                    (
+                        _have_axis(left, right, position)
+                        and left.shape[position] != right.shape[position],
+                        f"the {ordinal} axes of {first} and {second} differ in length", 1.28,
+                    )
+                    for ordinal, position in _NAMED_AXES
+                ),
             )
-        )
+        )  # fmt: skip
     is_empty = any(value.size == 0 for value in arrays.values())
     yield from _true([(is_empty, "an input has no elements", 1.1)])
     axis, first_array = node.attribute("axis"), next(iter(arrays.values()), None)
@@ -546,6 +563,54 @@ def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
     yield from _true((holds, text, cost + extra) for holds, text, cost in statements)
 
 
+def _have_axis(left: Array, right: Array, position: int) -> bool:
+    """Return whether two tensors of equal rank have an axis at a position."""
+    return left.ndim == right.ndim > max(position, 0)
+
+
+def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits that compare an attribute with the shape of the first input."""
+    array = node.operand(0)
+    if array is None or array.ndim <= _SPATIAL:
+        return
+    spatial = array.shape[_SPATIAL:]
+    for name, entry in node.schema.attributes.items():
+        value, kind = node.attribute(name), attribute_type(entry)
+        first = node.schema.inputs[0].name
+        if kind == "INTS" and value and len(value) == len(spatial) and min(value) > 0:
+            pairs = list(zip(spatial, value, strict=True))
+            yield from _true(
+                (
+                    (
+                        any(length % step for length, step in pairs),
+                        f"the spatial lengths of {first} are not multiples of {name}", 1.3,
+                    ),
+                    (
+                        any(length < step for length, step in pairs),
+                        f"a spatial length of {first} is less than that of {name}", 1.3,
+                    ),
+                )
+            )  # fmt: skip
+        if kind == "INT" and name not in FLAGS | _TYPE_ATTRIBUTES and value and value > 1:
+            channels = array.shape[1]
+            yield from _true(
+                (
+                    (channels == value, f"{name} equals the second axis of {first}", 1.3),
+                    (channels < value, f"the second axis of {first} is shorter than {name}", 1.3),
+                )
+            )
+
+
+def _output_value_traits(outputs: Mapping[str, Value]) -> Iterator[Trait]:
+    """Yield traits of the values of the first output."""
+    first = next(iter(outputs.values()), None)
+    if isinstance(first, np.ndarray) and 0 < first.size <= _MAX_ELEMENTS:
+        yield from _true(
+            (holds, f"the right output has {text}", cost + _OUTPUT_COST)
+            for holds, text, cost in _statements(first)
+        )
+
+
 def _value_traits(node: BoundNode) -> Iterator[Trait]:
     formals = list(node.schema.inputs)
     for index, value in enumerate(node.operands[: len(formals)]):
@@ -577,8 +642,16 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
         ),
         ((numbers < 0).any(), "a negative value", 1.1),
         ((numbers == 0).any(), "a zero", 1.2),
+        ((wide != 0).any(), "a value other than 0", 1.25),
+        ((wide != 1).any(), "a value other than 1", 1.3),
+        (not is_float and _reaches_limit(value), "the smallest or largest value of its type", 1.2),
         (np.unique(numbers).size < numbers.size, "equal values", 1.2),
     ]  # fmt: skip
+
+
+def _reaches_limit(value: Array) -> bool:
+    limits = np.iinfo(value.dtype)
+    return bool(((value == limits.max) | (value == limits.min)).any())
 
 
 # Effects of mistakes ------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import (
     Change,
     Computed,
+    ComputeNode,
     ListedMistake,
+    Recomputed,
     with_default,
 )
 
@@ -206,13 +208,31 @@ def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
 
 
 def _padded_with_zero(node: BoundNode) -> BoundNode | None:
-    """Pad ConvInteger's input with 0 instead of its zero point."""
-    x, zero_point, pads = node.operand(0), node.operand(2), node.attribute("pads")
-    if x is None or zero_point is None or not pads or not any(pads) or not zero_point.any():
+    """Pad the input with 0 instead of its zero point, or instead of a value that has no effect."""
+    x, pads = node.operand(0), node.attribute("pads")
+    if x is None or not pads or not any(pads) or len(pads) != 2 * (x.ndim - 2):
         return None
     half = len(pads) // 2
     widths = [(0, 0), (0, 0), *zip(pads[:half], pads[half:], strict=True)]
     return node.with_operand(0, np.pad(x, widths)).with_attribute("pads", None)
+
+
+def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
+    """Divide the variance that the running variance of BatchNormalization takes up by n - 1."""
+    x, old = node.operand(0), node.operand(4)
+    requested = [index for index, name in enumerate(node.node.output) if name]
+    if x is None or old is None or not node.attribute("training_mode") or 2 not in requested:  # noqa: PLR2004 - the third output
+        return None
+    count = x.size // x.shape[1] if x.size else 0
+    outputs = [*compute(node)]
+    place = requested.index(2)
+    new = outputs[place]
+    if count < 2 or not isinstance(new, np.ndarray):  # noqa: PLR2004 - n - 1 is 0
+        return None
+    kept = old.astype(np.float64) * node.attribute("momentum")
+    taken_up = (new.astype(np.float64) - kept) * count / (count - 1)
+    outputs[place] = (kept + taken_up).astype(new.dtype)
+    return outputs
 
 
 def _alpha_times_size(node: BoundNode) -> BoundNode:
@@ -409,8 +429,13 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
     (("Attention",), "causal mask aligned to the last key",
      "The last query sees all keys, even if there are more keys than queries.",
      partial(_causal_mask, "last")),
-    (("ConvInteger",), "padded with 0", "The padding is 0, not the zero point of x.",
+    (("ConvInteger", "QLinearConv"), "padded with 0", "The padding is 0, not the zero point of x.",
      _padded_with_zero),
+    (("MaxPool",), "padded with 0", "The padding is 0, and not left out of the maximum.",
+     _padded_with_zero),
+    (("BatchNormalization",), "running variance divided by n - 1",
+     "The running variance takes up the sum of squared deviations divided by n - 1, not by n.",
+     Recomputed(_unbiased_running_variance)),
     (("LRN",), "window of an even size centred to the left",
      "For size 2, a channel is summed with the one before, not with the one after.",
      Computed(_window_to_the_left)),

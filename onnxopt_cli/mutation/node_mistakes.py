@@ -7,7 +7,8 @@ rounding, convention or order of gates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, permutations
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import defs
 
-from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.layer_mistakes import LAYER_MISTAKES
 from onnxopt_cli.mutation.node_mutants import (
@@ -27,6 +27,7 @@ from onnxopt_cli.mutation.node_mutants import (
     node_mutants,
     with_default,
 )
+from onnxopt_cli.mutation.output_mistakes import output_mistakes
 from onnxopt_cli.mutation.tensor_mistakes import TENSOR_MISTAKES
 
 
@@ -50,7 +51,8 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
         *(_own_mistakes(schema) if not domain else ()),
         *(mutant for mutant in of_schema if mutant.kind in likely),
         *_attribute_mistakes(schema),
-        *_output_mistakes(),
+        *output_mistakes(schema),
+        *_version_mistakes(schema),
         *(mutant for mutant in of_schema if mutant.kind not in likely),
     ):
         mistakes.setdefault(mistake.name, mistake)
@@ -62,6 +64,46 @@ def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
     for operators, name, about, change in (*TENSOR_MISTAKES, *LAYER_MISTAKES):
         if schema.name in operators:
             yield NodeMutant(name, MutantKind.VALUES, about, change)
+
+
+def _version_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    """Yield the mistakes of computing a node as in the newest version of its operator."""
+    newest = defs.get_schema(schema.name, schema.domain).since_version
+    if newest <= schema.since_version:
+        return
+    for name, defaults in (("", "that"), (" with the defaults of its own", "its own")):
+        yield NodeMutant(
+            f"as in version {newest}{name}",
+            MutantKind.VERSION,
+            f"The node is computed as in opset version {newest}, with the defaults of {defaults} "
+            "version.",
+            partial(_in_later_version, newest, keeps_defaults=bool(name)),
+            version=newest,
+        )
+
+
+def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) -> BoundNode | None:
+    """Return the node in a later version, with parameters where that version expects them."""
+    if node.schema.since_version >= version:
+        return None
+    schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
+    if schema.deprecated:
+        return None
+    given = dict(node.attributes)
+    if keeps_defaults:
+        defaults = {name: node.attribute(name) for name in node.schema.attributes}
+        given = {name: value for name, value in defaults.items() if value is not None} | given
+    attributes = {name: value for name, value in given.items() if name in schema.attributes}
+    later = replace(node, opset=version, attributes=attributes)
+    # Attributes that are inputs in the later version.
+    for index, formal in enumerate(schema.inputs):
+        value = given.get(formal.name)
+        if formal.name in schema.attributes or value is None:
+            continue
+        missing = index + 1 - len(later.names)
+        padded = replace(later, names=(*later.names, *[""] * missing))
+        later = padded.with_operand(index, np.array(value))
+    return later
 
 
 def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
@@ -141,11 +183,12 @@ def _always(name: str, value: int, node: BoundNode) -> BoundNode | None:
     return None if node.attribute(name) == value else node.with_attribute(name, value)
 
 
-#: Ranges to which programs limit numbers, and functions that limit a number to them.
+#: Ranges to which programs limit numbers, and functions that move a number into them.
 _LIMITS: dict[str, Callable[[float], float]] = {
     "raised to at least 0": lambda number: max(number, 0.0),
     "raised to at least 1": lambda number: max(number, 1.0),
     "limited to at most 1": lambda number: min(number, 1.0),
+    "read without its sign": abs,
 }
 
 
@@ -161,75 +204,3 @@ def _attributes_exchanged(first: str, second: str, node: BoundNode) -> BoundNode
     if left == right or left is None or right is None:
         return None
     return node.with_attribute(first, right).with_attribute(second, left)
-
-
-def _output_mistakes() -> Iterator[NodeMutant]:
-    """Yield mistakes in the outputs: their type, signs, or special values."""
-    for name in ("float32", "float64", "float16", "int64", "int32", "uint8", "bool"):
-        yield NodeMutant(
-            f"first output of type {name}",
-            MutantKind.TYPE,
-            f"The first output has the type {name}.",
-            finish=partial(_first_changed, partial(_of_type, np.dtype(name))),
-        )
-    changes: dict[str, tuple[str, Callable[[Array], Array]]] = {
-        "outputs without sign": ("The outputs are the magnitudes of the correct ones.", _magnitude),
-        "outputs negated": ("The outputs have the opposite sign.", _negated),
-        "outputs transposed": ("The last two axes of the outputs are exchanged.", _transposed),
-        "NaN outputs are 0": ("Outputs that should be NaN are 0.", _nan_as_zero),
-        "infinite outputs are finite": (
-            "Outputs that should be infinite are the largest finite number.", _finite,
-        ),
-        "outputs with one more axis": (
-            "The outputs have an additional first axis of length 1.", lambda array: array[None],
-        ),
-        "scalar outputs have an axis": (
-            "Outputs that should be scalars have an axis of length 1.",
-            lambda array: array.reshape(1) if array.ndim == 0 else array,
-        ),
-    }  # fmt: skip
-    for name, (about, change) in changes.items():
-        finish = partial(_each_changed, change)
-        yield NodeMutant(name, MutantKind.VALUES, about, finish=finish)
-
-
-def _first_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
-    first, *further = outputs
-    return [change(first) if isinstance(first, np.ndarray) else first, *further]
-
-
-def _each_changed(change: Callable[[Array], Array], outputs: Sequence[Value]) -> list[Value]:
-    return [change(value) if isinstance(value, np.ndarray) else value for value in outputs]
-
-
-def _of_type(dtype: np.dtype[Any], array: Array) -> Array:
-    return array if array.dtype == object else array.astype(dtype)
-
-
-def _magnitude(array: Array) -> Array:
-    return np.abs(array) if _is_float(array) or array.dtype.kind == "i" else array
-
-
-def _negated(array: Array) -> Array:
-    if array.dtype == bool:
-        return ~array
-    return -array if _is_float(array) or array.dtype.kind == "i" else array
-
-
-def _transposed(array: Array) -> Array:
-    return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if array.ndim > 1 else array
-
-
-def _nan_as_zero(array: Array) -> Array:
-    return np.where(np.isnan(array), array.dtype.type(0), array) if _is_float(array) else array
-
-
-def _finite(array: Array) -> Array:
-    if array.dtype.kind != "f":
-        return array
-    largest = np.finfo(array.dtype).max
-    return np.where(np.isinf(array), np.copysign(largest, array), array)
-
-
-def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"

@@ -34,6 +34,8 @@ Change = Callable[[BoundNode], BoundNode | None]
 Computation = Callable[[BoundNode], Sequence[Value] | None]
 #: Changes the outputs of a node.
 Finish = Callable[[Sequence[Value]], Sequence[Value]]
+#: Computes a node, which may be a changed one, with the correct operator.
+ComputeNode = Callable[[BoundNode], Sequence[Value]]
 
 
 class MutantKind(StrEnum):
@@ -65,8 +67,20 @@ class Computed:
     computation: Computation
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A defect that changes a node and also the outputs that the correct operator computes.
+
+    Attributes:
+        computation: computes the outputs with the correct operator; returns None if the defect has
+            no effect on the node.
+    """
+
+    computation: Callable[[BoundNode, ComputeNode], Sequence[Value] | None]
+
+
 #: A known mistake: the operators that may have it, its name, its description, and the change.
-ListedMistake = tuple[tuple[str, ...], str, str, Change | Computed]
+ListedMistake = tuple[tuple[str, ...], str, str, Change | Computed | Recomputed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +101,7 @@ class NodeMutant:
     name: str
     kind: MutantKind
     about: str
-    change: Change | Computed = lambda node: node
+    change: Change | Computed | Recomputed = lambda node: node
     finish: Finish | None = None
     code: CodeMutant | None = None
     version: int | None = None
@@ -120,9 +134,7 @@ class NodeMutant:
 
         return self.outputs_of(node, compute_node)
 
-    def outputs_of(
-        self, node: BoundNode, compute: Callable[[BoundNode], Sequence[Value]]
-    ) -> Sequence[Value] | None:
+    def outputs_of(self, node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
         """Return the outputs of a node as the mutant computes them.
 
         Args:
@@ -140,6 +152,8 @@ class NodeMutant:
             if isinstance(self.change, Computed):
                 computed = self.change.computation(node)
                 return None if computed is None else [np.asarray(value) for value in computed]
+            if isinstance(self.change, Recomputed):
+                return self.change.computation(node, compute)
             changed = self.change(node)
             if changed is None:
                 return None

@@ -200,6 +200,45 @@ def test_features_of_a_node_name_its_type_attribute_and_version():
     assert "input is float16, float32 or float64" in texts
 
 
+def test_features_of_a_node_compare_axes_attributes_and_values():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 22]> g (float[1, 2, 3] x, float[2, 2, 3] w) => '
+        "(float[1, 2, 1] y) { y = Conv<strides = [2]>(x, w) }"
+    )
+    inputs = {"x": np.zeros((1, 2, 3), np.float32), "w": np.ones((2, 2, 3), np.float32)}
+    outputs = {"y": np.zeros((1, 2, 1), np.float32)}
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, inputs), outputs)}
+    assert {
+        "the first axes of X and W differ in length",
+        "the spatial lengths of X are not multiples of strides",
+        "W has a value other than 0",
+        "the right output has a zero",
+    } <= texts
+    assert not texts & {
+        "the second axes of X and W differ in length",
+        "X has a value other than 0",
+        "W has a value other than 1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [("as in version 13", None), ("as in version 13 with the defaults of its own", 1)],
+)
+def test_mistake_computes_an_old_node_as_in_a_newer_version(name, axis):
+    old, new = (
+        onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": {opset}]> g (float[1, 2, 2] x) => '
+            f"(float[1, 2, 2] y) {{ y = Softmax{attributes}(x) }}"
+        )
+        for opset, attributes in ((11, ""), (13, f"<axis = {axis}>" if axis else ""))
+    )
+    inputs = {"x": np.float32([[[1, 2], [4, 8]]])}
+    (result,) = node_mistakes("", "Softmax", 11)[name].outputs(old, inputs, native_outputs)
+    np.testing.assert_array_equal(result, native_outputs(new, inputs)[0])
+    assert not np.array_equal(result, native_outputs(old, inputs)[0])
+
+
 def test_bfloat16_is_distinguished_from_the_floats_of_numpy():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> '
@@ -449,6 +488,41 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             },
             [[[[3]]]],
         ),
+        (
+            "Hardmax",
+            {"axis": 0},
+            "outputs reversed along the axis",
+            {"x": np.float32([[1], [0]])},
+            [[0], [1]],
+        ),
+        (
+            "Div",
+            {},
+            "integers computed in float32 and truncated",
+            {"a": np.array([2**24 + 1]), "b": np.array([1])},
+            [2**24],
+        ),
+        (
+            "ReduceMean",
+            {"keepdims": 0},
+            "integers computed in float64 and rounded",
+            {"x": np.array([1, 2])},
+            2,
+        ),
+        (
+            "ArgMax",
+            {"keepdims": 0},
+            "integers compared with the other sign",
+            {"x": np.uint8([200, 100])},
+            1,
+        ),
+        (
+            "MaxPool",
+            {"kernel_shape": [2], "pads": [1, 0]},
+            "padded with 0",
+            {"x": np.float32([[[-1, -2]]])},
+            [[[0, -1]]],
+        ),
     ],
 )
 def test_mistake_with_attributes_agrees_with_its_description(
@@ -626,7 +700,7 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
 
     def generate(_best):
         search._samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)
-        search._samples += nodes(30, failed=False) + nodes(8 * others_fail, failed=True)
+        search._samples += nodes(30, failed=False) + nodes(120 * others_fail, failed=True)
 
     samples = [*nodes(40, failed=False, case="passing")]
     for trait in traits:
