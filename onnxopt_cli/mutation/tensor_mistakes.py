@@ -226,7 +226,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
-    """Keep some of several axes, which are an attribute or the second input."""
+    """Keep some of several axes. The axes are an attribute or the second input."""
     axes = node.attributes.get("axes")
     if axes is not None:
         return node.with_attribute("axes", axes[kept]) if len(axes) > 1 else None

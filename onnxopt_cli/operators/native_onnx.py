@@ -56,7 +56,7 @@ _GRACE_SECONDS = 5
 # onnx does not accept or return models with more bytes than this.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
-# Number of results that _require caches.
+# The number of results that _require caches.
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
 # The first byte of a response.

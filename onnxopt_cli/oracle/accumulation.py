@@ -1,11 +1,11 @@
 """Systematic errors of sums of products: accumulators that truncate, or that are too short.
 
 Each element of a matrix product may be within its tolerance although the accumulator rounds toward
-zero or has too few bits. The errors of many elements together reveal such a defect. If the digits
-of the operands are random, each rounding of a correct algorithm has an error of mean 0 between
--u|s| and u|s|, where s is a partial sum. In units of u sum|ab|, the error r of a sum of n products
-is then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without
-FMA. For T elements, each of these bounds holds with a probability of at least 1 - p:
+zero or has too few bits. The errors of many elements together reveal the defect. If the digits of
+the operands are random, each rounding of a correct algorithm has an error of mean 0 between -u|s|
+and u|s|, where s is a partial sum. In units of u sum|ab|, the error r of a sum of n products is
+then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without FMA.
+For T elements, each of these bounds holds with a probability of at least 1 - p:
 
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)

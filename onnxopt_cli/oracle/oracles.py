@@ -38,7 +38,7 @@ class Oracles:
     bound_once: bool = False
 
     def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected:
-        """Return the result of the first oracle that has one, or a function that waits for it."""
+        """Return the first result of an oracle, or a function that waits for this result."""
         if problem.must_reject:
             return _rejection(problem)
         oracles: list[Oracle] = [FormulaOracle(self.judging, self.bound_once)]

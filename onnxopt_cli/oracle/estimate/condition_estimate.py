@@ -362,10 +362,10 @@ def _evaluate_stable_bodies(
 def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
     """Return an evaluation by a body, with exact values where only the body overflows.
 
-    The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. Such a body loses
-    all digits of a result that onnx's reference computes, so the body is not an accepted
-    reformulation for these operands. An overflow of the reference in the model's own types is
-    accepted all the same.
+    The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. A body that
+    overflows loses all digits of a result that onnx's reference computes, so the body is not an
+    accepted reformulation for its operands. An overflow of the reference in the model's own types
+    is accepted all the same.
 
     Args:
         body: the evaluation of an output by the published body.

@@ -2,9 +2,9 @@
 
 An error of the mean moves all n elements that are normalized together. Perturbing the elements
 independently does not reveal this, because their mean then moves by 1 / sqrt(n) of their movements.
-The averages themselves are therefore perturbed, by the error of stable algorithms: the larger of a
-bound for independent roundings, and twice the error of the sequential algorithms below for the same
-elements, whose roundings may all have the same sign.
+The averages themselves are therefore perturbed, by the error of stable algorithms. This error is
+the larger of a bound for independent roundings, and twice the error of the sequential algorithms
+below for the same elements. The roundings of a sequential algorithm may all have the same sign.
 """
 
 from __future__ import annotations

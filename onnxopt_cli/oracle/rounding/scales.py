@@ -225,7 +225,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
     """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
 
-    The infinite scale of a normalization is one of these operands, if it is folded with the mean.
+    The infinite scale of a normalization is also an operand, if it is folded with the mean.
     """
     if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())
