@@ -127,7 +127,8 @@ class Conversation:
             BackendDied: if it has ended, or closed its channel and does not end.
             BackendHangs: if it did not respond in time.
         """
-        # Checked before reading: output from before the exit is then still read below.
+        # The exit is checked before reading, so that output from before the exit is still read
+        # below.
         code = self.process.poll()
         if self._unsent:
             self._flush()

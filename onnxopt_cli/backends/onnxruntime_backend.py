@@ -58,7 +58,7 @@ _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 # ``name`` and ``domain``, or ``operator``, identify a missing operator.
 _MESSAGES = {
     "an operator, or a domain": _FAIL
-    # Repeated for each If, Loop or Scan around the node.
+    # The message repeats this part for each If, Loop or Scan around the node.
     + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
     r"Graph attribute inferencing failed: )*"
     r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",

@@ -33,11 +33,11 @@ _SETTINGS = "onnxopt.toml"
 _EXPECTED = "onnxopt-expected.yaml"
 _REPORT = "onnxopt-report"
 _WORKFLOW = ".github/workflows/onnxopt.yml"
-#: Creates or updates the expectation file.
+#: This command creates or updates the expectation file.
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
 # Options of a specification for which the table of a backend has separate keys.
 _OWN_KEYS = ("python", "math", "unsupported")
-# Stands for the backend until the user names one.
+# This name stands for the backend until the user names a backend.
 _REFERENCE = "numpy"
 # A key of TOML that needs no quotes.
 _KEY = re.compile(r"[A-Za-z0-9_-]+")

@@ -1,7 +1,7 @@
 """Draw the parts of an example: shapes, numbers, attributes.
 
-Making a choice takes hypothesis longer than computing a small tensor takes a backend. The elements
-of a tensor are therefore not drawn one by one. A single choice selects either a constant for all
+Hypothesis needs more time for a choice than a backend needs for a small tensor. The elements of a
+tensor are therefore not drawn one by one. A single choice selects either a constant for all
 elements, or the seed from which short decimals are drawn, which are readable in a report.
 """
 

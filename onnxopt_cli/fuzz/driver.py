@@ -81,7 +81,7 @@ class RoundOver(BaseException):
 
 
 class Abort(BaseException):
-    """Ends the whole search. Not a subclass of Exception, for the same reason as RoundOver.
+    """Ends the whole search. Like RoundOver, this class is not a subclass of Exception.
 
     Attributes:
         reason: the error that ends the search.

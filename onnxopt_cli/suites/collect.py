@@ -31,7 +31,7 @@ from onnxopt_cli.errors import (
 )
 
 _YAML = (".yaml", ".yml", ".json")
-# Identifies case files among other JSON files of a folder.
+# This text identifies case files among other JSON files of a folder.
 _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
 # Number of names in a folder that are compared with a misspelt name.
@@ -40,8 +40,8 @@ _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
 # Cache of generated suites; generating one takes about a second.
 _Suites: TypeAlias = dict[tuple[object, ...], _Found]
-#: Calls a function with each of many paths, possibly in other processes, and returns the results
-#: in the order of the paths.
+#: A function that calls another function with each of many paths, possibly in other processes, and
+#: returns the results in the order of the paths.
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]

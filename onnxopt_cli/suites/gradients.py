@@ -26,7 +26,7 @@ from onnxopt_cli.interpret.gradient.reverse_mode import DOMAIN, NAME, expand_gra
 
 #: The name of the suite.
 GRADIENTS = "gradient"
-#: Incremented when a case is added, removed or changed.
+#: The version of the suite. Increment it when a case is added, removed or changed.
 VERSION = "1"
 _OPSET = 17
 # Number of decimals of the elements, large enough that all elements of a tensor can differ.

@@ -34,7 +34,7 @@ from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.process_control import end_with
 
-# Chooses the installer: ``uv`` or ``pip``.
+# This variable chooses the installer: ``uv`` or ``pip``.
 _INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
 _INSTALLERS = ("uv", "pip")
 

@@ -26,11 +26,11 @@ from onnxopt_cli.errors import Fault
 
 #: The name of the suite.
 GALLERY = "gallery"
-#: Incremented when a row is added, removed or changed.
+#: The version of the suite. Increment it when a row is added, removed or changed.
 VERSION = "2"
 #: An element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
-#: Returns the cases of a suite; a stem limits them to one operator's file.
+#: A function that returns the cases of a suite; a stem limits the cases to one operator's file.
 FindCases: TypeAlias = Callable[[str, str], tuple[list[Case], list[Fault]]]
 
 

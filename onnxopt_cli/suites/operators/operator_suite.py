@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: The name of the suite.
 OPERATORS = "operators"
-#: Incremented when a case is added, removed or changed.
+#: The version of the suite. Increment it when a case is added, removed or changed.
 VERSION = "7"
 _SELECTION = "selected_seeds.json"
 
