@@ -82,7 +82,7 @@ def _change_bytes(_name: str, data: bytes, donor: bytes, generator: random.Rando
             donor[start : start + 64],
         ]
     )
-    if generator.random() < 0.1:  # noqa: PLR2004 - truncate one time in ten
+    if generator.random() < 0.1:  # noqa: PLR2004 - probability of a truncation
         return data[:start]
     return data[:start] + middle + data[end:]
 
@@ -162,13 +162,13 @@ def _change_field(message: Message, generator: random.Random) -> None:
             new = generator.randrange(8)
         if isinstance(value, int | float | str | bytes):
             setattr(message, field.name, new)
-        elif len(value) and generator.random() < 0.7:  # noqa: PLR2004 - change rather than grow
+        elif len(value) and generator.random() < 0.7:  # noqa: PLR2004 - probability of a change
             value[generator.randrange(len(value))] = new
         else:
             value.append(new)
     elif not hasattr(value, "add"):
         message.ClearField(field.name)
-    elif len(value) and generator.random() < 0.5:  # noqa: PLR2004 - delete or repeat
+    elif len(value) and generator.random() < 0.5:  # noqa: PLR2004 - probability of a deletion
         del value[generator.randrange(len(value))]
     elif len(value):
         value.add().CopyFrom(generator.choice(list(value)))
