@@ -285,7 +285,7 @@ def resize(operands: Operands, attributes: Attributes, version: int) -> Sequence
 def _source_position(
     index: int, scale: float, length: int, count: int, attributes: Attributes
 ) -> float:
-    """Return the position in the input of an element of the output of Resize."""
+    """Return the input position from which Resize takes an output element."""
     transformation = attributes.get("coordinate_transformation_mode", "half_pixel")
     if transformation == "asymmetric":
         return index / scale
