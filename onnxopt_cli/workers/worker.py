@@ -72,7 +72,7 @@ from onnxopt_cli.workers.worker_messages import (
 _NO_REQUEST = Request(onnx.ModelProto(), {})
 _RERUN_NOTE = " (when the case ran again)"
 # Time limit for a worker to end after a shutdown request.
-_TEARDOWN_SECONDS = 10.0
+_TEARDOWN_SECONDS = 30.0
 # Interval between memory checks of a busy worker, and the largest share of time that they take.
 _MEMORY_CHECK_SECONDS = 0.1
 _MEMORY_CHECK_SHARE = 0.1

@@ -150,6 +150,12 @@ def test_failure_shows_what_the_case_tests_its_attributes_and_inputs():
     assert "T = 0. Adam alpha=0.9 X float32[2] [1.5, 2]" in text
 
 
+def test_command_that_runs_a_failing_case_again_has_a_copy_button():
+    page = rendered("html", record(result("demo/adam/plain", outcome=Outcome.FAIL)))
+    commands = re.findall(r'<pre>([^<]*)</pre><button type="button" class="copy">', page)
+    assert any("-k demo/adam/plain" in command for command in commands)
+
+
 def test_unsupported_cases_are_apart_from_failures_and_grouped_by_reason():
     run = record(
         *(result(f"demo/{n}", outcome=Outcome.UNSUPPORTED, message=f"no T{n}") for n in range(4)),

@@ -212,8 +212,9 @@ def _as_json(value: object) -> str:
     return printable(json.dumps(value, ensure_ascii=False)[:80])
 
 
-# Time limit for a command to end after a shutdown request.
-_SHUTDOWN_SECONDS = 5.0
+# Time limit for a command to end after a shutdown request. On a loaded machine, a process that has
+# imported torch needs more than 5 s. The limit of a worker is larger.
+_SHUTDOWN_SECONDS = 20.0
 _Parsed = TypeVar("_Parsed")
 
 
