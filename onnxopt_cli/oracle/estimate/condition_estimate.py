@@ -40,7 +40,7 @@ from onnxopt_cli.backends.reference import unimplemented_operator
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value, structure_of
 from onnxopt_cli.interpret.gradient.reverse_mode import has_gradient
-from onnxopt_cli.operators.nodes import all_nodes, operator_names
+from onnxopt_cli.operators.nodes import all_nodes, operator_names, plain_domain
 from onnxopt_cli.oracle.corrections.contested import CONTESTED, second_readings
 from onnxopt_cli.oracle.corrections.corrected_reference import (
     INTEGER_ROUNDING,
@@ -82,11 +82,18 @@ from onnxopt_cli.oracle.rounding.intermediate_values import (
     coordinate_errors,
     moved_coordinates,
 )
-from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeKind
+from onnxopt_cli.oracle.rounding.node_kinds import DEFINED, NodeKind, listed_kind
 from onnxopt_cli.oracle.rounding.operator_identities import identities, identities_in
 from onnxopt_cli.oracle.rounding.scales import WINDOWS
 from onnxopt_cli.oracle.rounding.short_floats import SHIFTED, takes_exact_operands
-from onnxopt_cli.oracle.widen import SINGLE, is_short, single_value, widened
+from onnxopt_cli.oracle.widen import (
+    ROUNDOFF,
+    SINGLE,
+    is_short,
+    single_value,
+    widened,
+    widened_value,
+)
 
 #: The reason for a missing estimate begins with this text if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
@@ -252,6 +259,8 @@ def _estimate(
             return [
                 _defined_output(value) for value in ReferenceModel(model).run(inputs, first_run)
             ]
+        if len(nodes) == 1 and (moved := _moved_outputs(model, inputs, shared)):
+            return moved
         evaluations = evaluate_model(model, inputs, shared)
     except (NoReferenceError, MemoryError):
         raise
@@ -297,6 +306,35 @@ def _defined_output(output: Any) -> ConditionedOutput:
     if flushed is output:
         return defined
     return defined.with_alternatives(ConditionedOutput(((flushed, exact),)), _FLUSHED)
+
+
+def _moved_outputs(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], shared: SharedState
+) -> list[ConditionedOutput]:
+    """Return the expected values of the outputs of a node that is known to move data.
+
+    No rounding moves such an output, so that a single run in the model's own types is enough.
+
+    Returns:
+        One expected value per output. Empty if the node may round, or if a value has 16 bits or
+        is infinite, NaN or subnormal: further values may be accepted then.
+    """
+    (node,) = model.graph.node or [None]
+    is_exact = node is not None and listed_kind(node.op_type) is NodeKind.EXACT
+    if not is_exact or plain_domain(node.domain) or not all(map(_is_ordinary, inputs.values())):
+        return []
+    values = ReferenceModel(model).run(inputs, FirstRun(shared, is_model=True, is_node=True))
+    if not all(map(_is_ordinary, values)):
+        return []
+    return [expected_output([Evaluation(value, widened_value(value), ())]) for value in values]
+
+
+def _is_ordinary(value: Any) -> bool:
+    """Return whether a tensor has no infinities, NaN, subnormal numbers or 16-bit numbers."""
+    if not isinstance(value, np.ndarray) or is_short(value):
+        return False
+    is_rounded = value.dtype in ROUNDOFF
+    return not is_rounded or (bool(np.isfinite(value).all()) and flushed_value(value) is value)
 
 
 def _estimate_in_single(
