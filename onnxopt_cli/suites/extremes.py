@@ -353,8 +353,8 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
     """Return one or more sets of tensors, by the ending of the template's name.
 
-    One set has every combination of zeros and, for each tensor and special value, an element of
-    this value. If outputs depend on all elements, there is a set for each tensor and value.
+    If each output depends on one element of each tensor, a single set contains every combination
+    of zeros, and each special value in each tensor. Otherwise, each tensor and value have a set.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}
