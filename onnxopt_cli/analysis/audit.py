@@ -201,7 +201,7 @@ class MutationScore:
     def redundant(self) -> list[str] | None:
         """Cases whose mutants are all rejected by other cases as well; None unless thorough.
 
-        Removing any single one of them leaves the number of rejected mutants unchanged.
+        The number of rejected mutants remains the same if a single redundant case is removed.
         """
         if not self.thorough:
             return None

@@ -143,7 +143,7 @@ class _OutOfTimeError(Exception):
 class SearchClock:
     """Measures the processor time of a search and the time that the backends take.
 
-    Unlike the time of day, it does not depend on the load of the machine.
+    Unlike the time of day, the measured time does not depend on the load of the machine.
     """
 
     def __init__(self) -> None:

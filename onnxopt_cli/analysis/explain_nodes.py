@@ -93,8 +93,8 @@ MAX_OTHER_SHARE = 0.1
 #: Up to this share of other nodes may fail if the condition is a single one without limits, and if
 #: all nodes that meet it would fail by chance with at most this probability.
 MAX_OTHER_SHARE_OF_PLAIN, MAX_CHANCE = 0.5, 1e-9
-#: A condition of two parts requires this number of passing nodes that do not meet the first part
-#: alone, and the same number for the second part.
+#: A condition of two parts requires this number of passing nodes that meet only the second part,
+#: and the same number of passing nodes that meet only the first.
 MIN_LACKING = 3
 #: If no backend can run generated nodes, a condition requires this many failing cases that meet
 #: it, and this many passing cases that do not.
@@ -908,10 +908,10 @@ def _separate_mistakes(
 ) -> list[str]:
     """Return the mistakes that a backend may have in addition to that of a hypothesis.
 
-    Each of them reproduces a failure on which the mistake of the hypothesis has no effect; the
-    mistake of the hypothesis likewise reproduces a failure on which the other has no effect. None
-    of them has an effect on nodes that pass. Where both mistakes have an effect, the outputs of the
-    backend differ from those of either mistake alone.
+    Each returned mistake reproduces a failure on which the mistake of the hypothesis has no effect;
+    the mistake of the hypothesis likewise reproduces a failure on which the other has no effect.
+    No returned mistake has an effect on nodes that pass. Where both mistakes have an effect, the
+    outputs of the backend differ from those of either mistake alone.
     """
     if hypothesis.mistake is None:
         return []

@@ -734,7 +734,7 @@ class _Counted:
 
 
 def _reason(result: Result) -> str:
-    """Return why the result of a node does not judge it; empty if it does."""
+    """Return why a result does not judge its node; empty if the result judges the node."""
     if result.outcome in _RIGHT:
         elements = sum(diff.elements for diff in result.diffs)
         inconclusive = sum(diff.inconclusive for diff in result.diffs)

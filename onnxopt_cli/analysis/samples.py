@@ -17,8 +17,8 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-# Replacements of a right element, by name. Each is a function of the right values and the old
-# values.
+# Replacements of a right element, by name. Each replacement is a function of the right values and
+# the old values.
 _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "0": lambda new, _: np.zeros_like(new),
     "unchanged": lambda _, old: old,

@@ -70,7 +70,7 @@ def make_private_folder(folder: Path) -> None:
     """Create a folder in the cache if it is missing, accessible to this user only.
 
     Raises:
-        OSError: if it cannot be created, or another user may have written to it.
+        OSError: if the folder cannot be created, or another user may have written to it.
     """
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         missing.mkdir(0o700, exist_ok=True)

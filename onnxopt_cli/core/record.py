@@ -386,7 +386,7 @@ def _diff_from_json(data: Any) -> Diff:
 
 
 def _contradiction(diff: Diff) -> str:
-    """Return which statements about an output exclude each other; empty if none do."""
+    """Return the statements about an output that exclude each other; empty without any."""
     counts = {
         "mismatches": diff.mismatches,
         "inconclusive elements": diff.inconclusive,

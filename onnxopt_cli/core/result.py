@@ -319,7 +319,7 @@ def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
 def accepted_results(diffs: Sequence[Diff]) -> str:
     """Return a line with the number of elements that agree with each alternative accepted result.
 
-    The line is empty if no element does.
+    The line is empty if no element agrees with an alternative.
     """
     parts = [
         f"{printable(diff.name)[:_MAX_NAME_CHARS]}: {count} of {diff.elements} by {label}"

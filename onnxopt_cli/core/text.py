@@ -179,7 +179,7 @@ class FreeNames:
         self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
-        """Return the name, or if it is in use, the name with the first free number from 2 on.
+        """Return the name. If the name is in use, append the first free number from 2 on.
 
         Args:
             name: the name.

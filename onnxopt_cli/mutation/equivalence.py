@@ -87,7 +87,7 @@ def distinguishing_input(
     Returns:
         The attributes of the node, and its inputs by name. If possible, the input is the single
         element with the largest relative difference in any probe. If elements depend on each other,
-        or only the structure is wrong, it is the smallest probe with a clear difference.
+        or only the structure is wrong, the input is the smallest probe with a clear difference.
     """
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []

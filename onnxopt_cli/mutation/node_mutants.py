@@ -1,7 +1,7 @@
 """Mutants of an operator without a formula: wrong implementations of a node.
 
-The mutants of this module follow from the operator's schema alone. Each is the correct operator
-with one defect in the way in which it reads attributes, inputs or types. The caller provides the
+The mutants of this module follow from the operator's schema alone. Each mutant is the correct
+operator with one defect in its reading of attributes, inputs or types. The caller provides the
 correct operator, usually onnx's reference, as a function of a model and its inputs.
 """
 

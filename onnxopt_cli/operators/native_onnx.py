@@ -94,7 +94,7 @@ def check_shapes(model: _Model, **options: bool) -> None:
     """Check by inference that the types and shapes of a model agree; see :func:`infer_shapes`.
 
     Raises:
-        OnnxRefusal: if they do not agree, or onnx crashes.
+        OnnxRefusal: if types or shapes do not agree, or onnx crashes.
     """
     _require("shape inference", model, **options)
 

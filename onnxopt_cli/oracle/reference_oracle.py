@@ -315,7 +315,7 @@ def _of_readings(
 
 
 def _unusable_output(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
-    """Return why an estimate yields no expected output; empty if it does.
+    """Return why an estimate yields no expected output; empty if it yields one.
 
     Some operators of onnx's reference return another type or shape than onnx infers.
     """

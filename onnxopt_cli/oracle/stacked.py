@@ -88,7 +88,7 @@ class Stacked:
         """The values as one array.
 
         Raises:
-            TypeError: if they are not tensors of one type and shape.
+            TypeError: if the values are not tensors of one type and shape.
         """
         if not isinstance(self.values, np.ndarray):
             raise TypeError("the types or shapes of a tensor differ between runs")

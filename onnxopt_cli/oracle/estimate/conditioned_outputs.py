@@ -50,9 +50,9 @@ class ConditionedOutput:
 
     Attributes:
         right: pairs of a correct value of the output and the tolerances of its elements, float64.
-            An element may match any of the values. The first value is the exact one, rounded to the
-            output's dtype; for a discrete output, it is the reference's result, with a tolerance of
-            zero. Empty if there is a ``reason``.
+            An element may match any of the values. The first value is the exact value, rounded to
+            the output's dtype. For a discrete output, the first value is the reference's result,
+            with a tolerance of zero. Empty if there is a ``reason``.
         reformulated: like ``right``, for operators that are computed by identities that preserve
             only absolute accuracy; empty if this makes no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.

@@ -121,7 +121,7 @@ def require_supported(model: onnx.ModelProto) -> None:
     """Check that onnx's reference does not deviate from the specification at any node of a model.
 
     Raises:
-        NoReferenceError: if it does.
+        NoReferenceError: if the reference deviates.
     """
     if why := next(filter(None, map(unsupported_reason, all_nodes(model))), ""):
         raise NoReferenceError(f"onnx's reference {why}")

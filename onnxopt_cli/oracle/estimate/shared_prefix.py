@@ -1,8 +1,8 @@
 """Reuse of a model's results in the runs of its reformulations.
 
 A reformulation computes some operators in another way. Up to the first node with a replaced
-operator, the boundary, its results are bitwise those of the model itself. The results before the
-boundary that nodes behind it read are kept, within a limit of memory, and the run of the
+operator, the boundary, its results are bitwise those of the model itself. Results before the
+boundary are kept, within a limit of memory, if nodes behind the boundary read them. The run of the
 reformulation begins at the boundary.
 """
 

@@ -307,8 +307,8 @@ def _terms(
     """Return the number of input elements per output element, and whether the node only multiplies.
 
     A few elements of each input are moved, one at a time, and the output elements that change are
-    counted. Elements without an effect, for example because they are multiplied by zero, do not
-    count.
+    counted. Elements without an effect, for example because they are multiplied by zero, are
+    ignored.
     """
     output_size = sum(output.size for output in outputs if is_wide(output))
     most_terms, product = 1.0, True

@@ -48,7 +48,7 @@ class OperatorIdentity:
 
 #: The name of nodes within an identity.
 WITHIN = "onnxopt.identity"
-# The opset of the nodes. Any opset with CastLike, that is, from 15 on, would do.
+# The opset of the nodes. Any opset with CastLike, that is, any opset from 15 on, is suitable.
 _OPSET = 18
 #: The accepted identities, which hold in exact arithmetic.
 IDENTITIES = (

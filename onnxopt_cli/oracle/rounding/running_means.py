@@ -6,9 +6,10 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# The recurrence takes a step in Python for each term if it has at most this number of terms, or at
-# least this number of rows. Otherwise, all steps of a section of this length are computed at once,
-# in at most this number of sweeps.
+# The recurrence takes a step in Python for each term of a row if the rows have at most the first
+# number of terms, or if there are at least the second number of rows. In all other cases, the steps
+# of a section are computed at once. The third number is the length of a section, and the fourth is
+# the largest number of sweeps.
 _MAX_STEPS = 1 << 13
 _MANY_ROWS = 32
 _SECTION_TERMS = 1 << 11
