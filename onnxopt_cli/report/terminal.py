@@ -185,7 +185,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 def _node_line(result: Result, about: str) -> str:
     """Return the attributes and shapes of a single node without a formula; empty for other models.
 
-    Also empty for a generated case, whose description contains the attributes and shapes already.
+    The result is also empty for a generated case, whose description contains the attributes and
+    shapes.
     """
     content = result.content
     if content is None or len(content.nodes) != 1:

@@ -234,8 +234,9 @@ def _course(
 
     Returns:
         The largest error / tolerance of each recorded step; infinite if an element with tolerance
-        zero has an error; empty if an output has another type or shape. And a message that states
-        the first step that exceeds the tolerance, and the first step with an inconclusive element.
+        zero has an error; empty if an output has another type or shape. The second return value is
+        a message with the first step that exceeds the tolerance, and the first step with an
+        inconclusive element.
     """
     largest, places = _largest_errors(len(recorded), expected, actual)
     messages = []

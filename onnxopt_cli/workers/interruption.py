@@ -25,7 +25,7 @@ INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
-    """A signal asks the command to end; the handler raises this at any point of the program.
+    """A signal asks the command to end; the handler may raise this exception anywhere.
 
     Attributes:
         exit_code: the exit code of the command.

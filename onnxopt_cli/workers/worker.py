@@ -163,7 +163,7 @@ class Worker:
 
     @property
     def free(self) -> bool:
-        """True if it can receive a request."""
+        """True if the worker can receive a request."""
         return self.state is State.IDLE and self._conversation.open
 
     def submit(self, request: Request, model: bytes) -> bool:

@@ -251,7 +251,8 @@ def _end_group(worker: int) -> None:
 def _has_unreaped(id_kind: int, number: int) -> bool:
     """Return whether this process has children that it has not reaped.
 
-    True if the system cannot tell. The arguments select the children, as those of ``waitid`` do.
+    The result is True if the system cannot tell. The arguments select the children, as those of
+    ``waitid`` do.
     """
     try:
         os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

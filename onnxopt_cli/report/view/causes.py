@@ -109,7 +109,8 @@ class FailureGroup:
     def formula_change(self) -> list[str]:
         """The lines of the formula, with ``-`` and ``+`` before those that the mistakes change.
 
-        Empty if no known mistake is the cause, or this installation does not know the operator.
+        The result is empty if no known mistake is the cause, or this installation lacks the
+        operator.
         """
         operator = registry().named(self.operator) if self.known_mistakes else None
         mistake = named(operator, *self.known_mistakes) if operator else None

@@ -266,8 +266,8 @@ class RunView:
     def capabilities(self) -> Mapping[str, Mapping[str, int]]:
         """The counts of cases by capability, then of cases that need none.
 
-        Empty if no case needs a capability. Cases that did not run are not counted, because their
-        capabilities are unknown.
+        The result is empty if no case needs a capability. Cases that did not run are not counted,
+        because their capabilities are unknown.
         """
         groups = results_by_capability(self.record.results)
         return {name: counts_by_label(results) for name, results in groups.items()}

@@ -4,8 +4,8 @@ Dask connects the machines, transfers bytes and lists the workers. This module a
 batch at a time to each worker. If a worker is lost, each item of its batch is tried on one more
 worker, but never on a third.
 
-The parties of a Dask cluster unpickle the data that they receive, so they trust each other. Data
-that a backend under test has returned is never pickled: see
+The parties of a Dask cluster must trust each other, because they unpickle the data that they
+receive. Data that a backend under test has returned is never pickled: see
 :mod:`onnxopt_cli.workers.cluster.sidecar`.
 """
 

@@ -14,8 +14,8 @@ from onnxopt_cli.config.run_config import Shard
 from onnxopt_cli.core.record import result_to_json
 from onnxopt_cli.run.log.log_reader import read_log
 
-# The shard of each id, of 4. The shard of an id must never change, because logs of several versions
-# are merged.
+# The shard of each id if there are 4 shards. The shard of an id must never change, because logs of
+# several versions are merged.
 SHARDS = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
 OTHER_THAN_A = "1/2"
 IDS = st.lists(st.text(), unique=True, max_size=20)
