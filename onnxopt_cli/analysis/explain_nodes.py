@@ -709,6 +709,10 @@ class _NodeSearch:
                 ]
                 values = [numbers[number] for numbers in wrong if number in numbers]
                 for limits in fitted_limits(number, np.array(values), np.array(right)):
+                    # An interval of lengths or values often separates a few nodes by accident. Only
+                    # for attributes are further values inside the interval tried.
+                    if limits.low and limits.high and not number.attribute:
+                        continue
                     inside = sum(limits.contain(numbers) for numbers in wrong)
                     with_counts[limits.statement()] = inside
         return sorted(with_counts, key=lambda trait: (-with_counts[trait], trait.cost, trait.text))[

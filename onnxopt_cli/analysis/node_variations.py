@@ -196,8 +196,10 @@ def neighbours(
 ) -> Iterator[Variation | None]:
     """Yield nodes near to given nodes, without end; None in place of an invalid node.
 
-    Most nodes are failing or passing nodes with one or two changes, some are passing nodes with
-    attributes of a failing node. Other nodes come from the operator's generator, if there is one.
+    Most nodes are failing or passing nodes with one or two changes. Some are passing nodes with
+    attributes and short inputs of a failing node, or the reverse, because a condition on shapes or
+    values must also hold with the attributes of passing nodes. Other nodes come from the operator's
+    generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -209,7 +211,9 @@ def neighbours(
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
-    ways = ["failing"] * 9 + ["passing"] * 4 * bool(passing) + ["mixed"] * 3 * bool(passing)
+    ways = ["failing"] * 9
+    if passing:
+        ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
         variation = None
@@ -237,20 +241,38 @@ def _neighbour(
     if way == "drawn":
         problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
         return BoundNode.of(problem.model, problem.inputs)
-    node = random.choice(failing if way in {"failing", "gap"} else passing)
+    node = random.choice(passing if way in {"passing", "mixed"} else failing)
     if way == "gap":
         name, (low, high) = random.choice(gaps)
         is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
         value = random.uniform(low, high)
         return node.with_attribute(name, value if is_float else round(value))
-    if way == "mixed":
-        donor = random.choice(failing)
-        names = sorted({*donor.attributes, *node.attributes})
-        for name in random.sample(names, random.randint(1, len(names))) if names else ():
-            node = node.with_attribute(name, donor.attributes.get(name))
-        return node
+    if way in {"mixed", "exchanged"}:
+        donor = random.choice(failing if way == "mixed" else passing)
+        return _with_parameters(random, node, donor)
     for _ in range(random.choice((1, 1, 2))):
         node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
+    return node
+
+
+def _with_parameters(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
+    """Replace some attributes and short inputs of a node by those of another node."""
+    shared = range(1, min(len(node.names), len(donor.names)))
+    places = [
+        place
+        for place in shared
+        if node.operand(place) is not None
+        and (value := donor.operand(place)) is not None
+        and value.size <= _MAX_PARAMETERS
+    ]
+    parameters: list[str | int] = [*sorted({*donor.attributes, *node.attributes}), *places]
+    if not parameters:
+        return node
+    for parameter in random.sample(parameters, random.randint(1, len(parameters))):
+        if isinstance(parameter, str):
+            node = node.with_attribute(parameter, donor.attributes.get(parameter))
+        else:
+            node = node.with_operand(parameter, donor.operand(parameter))
     return node
 
 

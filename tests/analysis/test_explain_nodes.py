@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from textwrap import dedent
 from types import SimpleNamespace
 
@@ -29,6 +29,7 @@ from onnxopt_cli.analysis.node_samples import (
     node_numbers,
     node_traits,
 )
+from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
@@ -660,6 +661,26 @@ def test_condition_limits_a_number_to_an_interval(wrong, right, text, gaps):
     assert len(limits.gaps) == gaps
     assert all(limits.contain({number: value}) for value in wrong)
     assert not any(limits.contain({number: value}) for value in right)
+
+
+def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones():
+    failing, passing = (
+        BoundNode.of(
+            onnx.parser.parse_model(
+                f'<ir_version: 8, opset_import: ["": 16]> g (float[{length}] x) => '
+                f"(float[{length}] y) {{ y = LeakyRelu<alpha = {alpha}>(x) }}"
+            ),
+            {"x": np.arange(length, dtype=np.float32)},
+        )
+        for length, alpha in ((7, 0.375), (5, 0.8125))
+    )
+    nodes = islice(neighbours([failing], [passing], seed=1, seconds=1.0), 60)
+    assert any(
+        node.bound.attribute("alpha") == passing.attribute("alpha")
+        and np.array_equal(node.bound.operand(0), failing.operand(0))
+        for node in nodes
+        if node
+    )
 
 
 def test_scalars_and_empty_tensors_have_numbers():
