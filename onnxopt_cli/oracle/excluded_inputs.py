@@ -272,7 +272,46 @@ def _new_shape(attributes: _Attributes, operands: Sequence[Any]) -> str:
         return "the dimension -1 twice"
     if attributes.get("allowzero") and (shape == -1).any() and (shape == 0).any():
         return "the dimensions -1 and 0, and allowzero=1"
+    size = operands[0].size
+    if (shape > 0).all() and np.prod(shape) != size:
+        return f"{size} elements for the shape {tuple(shape.tolist())}"
     return ""
+
+
+def _convolved_channels(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    (images, weights, bias), groups = operands[:3], attributes.get("group", 1)
+    channels, (features, channels_of_group) = images.shape[1], weights.shape[:2]
+    if channels != channels_of_group * groups:
+        return f"{channels} channels, but weights for {channels_of_group * groups}"
+    if features % groups:
+        return f"{features} feature maps, which are not a multiple of group={groups}"
+    return _of_other_length("a bias", bias, features)
+
+
+def _transposed_channels(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    (images, weights, bias), groups = operands[:3], attributes.get("group", 1)
+    channels, features = images.shape[1], weights.shape[1] * groups
+    if channels != weights.shape[0]:
+        return f"{channels} channels, but weights for {weights.shape[0]}"
+    if channels % groups:
+        return f"{channels} channels, which are not a multiple of group={groups}"
+    return _of_other_length("a bias", bias, features)
+
+
+def _slope(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, slope = operands[:2]
+    missing = data.ndim - slope.ndim
+    if missing >= 0 and all(
+        size in (1, of_data)
+        for size, of_data in zip(slope.shape, data.shape[missing:], strict=True)
+    ):
+        return ""
+    return f"a slope of shape {slope.shape}, which does not broadcast to {data.shape}"
+
+
+def _class_labels(attributes: _Attributes, _operands: Sequence[Any]) -> str:
+    labels = [name for name in attributes if name.startswith("classlabels_")]
+    return "" if labels else "no class labels"
 
 
 def _dimensions(_attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -418,12 +457,15 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "CenterCropPad"): _cropped_shape,
     ("", "Compress"): _selected_slices,
     ("", "ConstantOfShape"): _dimensions,
+    ("", "Conv"): _convolved_channels,
+    ("", "ConvTranspose"): _transposed_channels,
     ("", "DFT"): _transform_length,
     ("", "DepthToSpace"): _blocks_of_channels,
     ("", "GatherND"): _of_element_paths,
     ("", "LRN"): _normalized_window,
     ("", "MaxUnpool"): _unpooled_index,
     ("", "OneHot"): _depth,
+    ("", "PRelu"): _slope,
     ("", "Pad"): _padded_axes,
     ("", "Range"): _range_step,
     ("", "Reshape"): _new_shape,
@@ -439,6 +481,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "TensorScatter"): _write_index,
     ("", "Tile"): _repeats,
     ("", "TopK"): _largest_count,
+    **{
+        ("ai.onnx.ml", name): _class_labels
+        for name in ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
+    },
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
 }
 # Rules for operands that leave only some elements of the outputs undefined.

@@ -109,6 +109,10 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
         ("Slice", [X, integers([0, 0]), integers([1, 1]), integers([0, -2])], {}, "axis 0 twice"),
         ("Slice", [X, integers([0]), integers([1]), integers([0]), integers([0])], {}, "step 0"),
         ("Pad", [X, integers([1] * 4), None, integers([1, -1])], {}, "axis 1 twice"),
+        ("Conv", [IMAGES, np.ones((2, 2, 1, 1), np.float32)], {}, "1 channels, but weights for 2"),
+        ("ConvTranspose", [IMAGES, IMAGES], {}, "1 channels, but weights for 2"),
+        ("PRelu", [X, X[0, :3]], {}, "does not broadcast to (3, 4)"),
+        ("Reshape", [X, integers([5])], {}, "12 elements for the shape (5,)"),
         ("Split", [X, integers([1, 1])], {}, "sum is 2 instead of 3"),
         ("Split", [X, integers([4, -1])], {}, "length -1"),
         ("Tile", [X, integers([2])], {}, "1 elements instead of 2"),
@@ -204,6 +208,12 @@ def test_undefined_elements_within_a_larger_model_do_not_exclude_it():
     ]
     inputs = {"x": np.array([1, np.inf], np.float32), "choices": np.array([True, False])}
     assert all_readings(model_of(nodes, inputs), inputs)
+
+
+@pytest.mark.parametrize("operator", ["Linear", "SVM", "TreeEnsemble"])
+def test_classifier_without_class_labels_is_excluded(operator):
+    node = helper.make_node(f"{operator}Classifier", ["x"], ["y", "z"], domain="ai.onnx.ml")
+    assert "no class labels" in excluded_input(node, [X], is_model=True)
 
 
 @pytest.mark.parametrize("operator", ["SequenceErase", "SequenceInsert"])

@@ -160,6 +160,23 @@ def test_recurrence_over_many_elements_passes():
     assert case.branch.wrong(case.branch.expected + F(10 * largest)).mean() > 0.95
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_statistics_of_16_bit_layers_are_float32(dtype):
+    x = np.array([[1, 2, 5]], dtype)
+    node = helper.make_node("LayerNormalization", ["x", "x"], ["y", "mean", "inverse"])
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    declared = [helper.make_tensor_value_info("x", element, x.shape)]
+    results = [helper.make_tensor_value_info(name, 0, None) for name in node.output]
+    model = helper.make_model(
+        helper.make_graph([node], "g", declared, results),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=10,
+    )
+    _, mean, inverse = [output.right[0][0] for output in condition(model, {"x": x})]
+    np.testing.assert_array_equal(mean, F([[8 / 3]]), strict=True)
+    np.testing.assert_allclose(inverse, F([[(26 / 9 + 1e-5) ** -0.5]]), rtol=1e-6, strict=True)
+
+
 def test_errors_of_sequential_statistics_fail_in_rows_without_them():
     case = Case("layer", 0, (1, 4, 700), affine=False)
     assert case.branch.wrong(case.branch.expected * F(1 + 1e-5)).mean() > 0.8

@@ -226,11 +226,14 @@ def _standardized(
 def layer_normalization(
     _original: Any, x: Array, scale: Array, bias: Array | None, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """Normalize over an axis and all later axes; also return mean and inverse deviation."""
+    """Normalize over an axis and all later axes; also return mean and inverse deviation.
+
+    The mean and inverse deviation of a 16-bit tensor are float32, see ``stash_type``.
+    """
     normal, mean, variance = _standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
     inverse = 1 / np.sqrt(variance + variance.dtype.type(epsilon))
-    return (y if bias is None else y + bias), mean.astype(x.dtype), inverse.astype(x.dtype)
+    return (y if bias is None else y + bias), mean, inverse
 
 
 def instance_normalization(
