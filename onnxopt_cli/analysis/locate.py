@@ -459,7 +459,7 @@ class _Search:
             for label, operator in self._not_reached()
             for executor in self._plan.backends
         ]
-        # A control flow node is wrong itself only if no node within it is.
+        # A control flow node is reported as wrong only if no node within it is wrong.
         blamed = {
             (id(holder), finding.backend)
             for node_run, finding in wrong.values()

@@ -45,7 +45,7 @@ def wrong_nodes(
     submit: Submit,
     only: frozenset[str] = frozenset(),
 ) -> Iterator[WrongNode]:
-    """Yield the nodes of a lowered model that a backend gets wrong alone, each operator once.
+    """Yield the nodes of a lowered model that are wrong when run alone, one for each operator.
 
     Args:
         model: a model whose nodes have formulas.

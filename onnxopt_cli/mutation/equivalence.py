@@ -298,7 +298,8 @@ class _Draw:
         """Draw a call.
 
         The first of the two ``types`` is the type of the first tensor of each group, and the second
-        is the type of its other tensors. The shapes in ``layout`` are in the same order.
+        is the type of its other tensors. The first shape in ``layout`` is also that of the first
+        tensor, and the second that of the others.
         """
         operator = self._operator
         if attributes is None:

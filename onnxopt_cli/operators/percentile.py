@@ -23,8 +23,8 @@ def percentile(values: Any, percent: Any) -> Any:
         a + (b - a) * (h - floor(h))
 
     If h is an integer or a = b, the result is exactly a, even if a is infinite. The result is NaN
-    if an element is NaN or the tensor is empty. For finite elements it equals the default of
-    ``numpy.percentile``.
+    if an element is NaN or the tensor is empty. For finite elements the result equals the default
+    of ``numpy.percentile``.
 
     Operands other than arrays are handled by their ``__array_function__``, as in NumPy's functions.
 

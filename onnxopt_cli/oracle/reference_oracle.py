@@ -435,8 +435,8 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return why the structure of the reference's output is wrong; empty if it may be right.
 
-    The structure is wrong if it contradicts the type and shape that onnx infers, and that of the
-    stored output does not contradict them.
+    The structure is wrong if it contradicts the type and shape that onnx infers while the stored
+    output agrees with this type and shape.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}
