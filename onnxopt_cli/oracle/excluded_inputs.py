@@ -416,6 +416,13 @@ def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return "" if np.all(operands[2]) else "the step 0"
 
 
+def _fractional_integers(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    # The error function of any other integer lies between -1 and 1, but is none of -1, 0 and 1.
+    if operands[0].dtype.kind in "iu" and np.any(operands[0] != 0):
+        return "integers other than 0, for which the result is not an integer"
+    return ""
+
+
 def _integer_cast(attributes: _Attributes, operands: Sequence[Any]) -> str:
     dtype = helper.tensor_dtype_to_np_dtype(attributes["to"])
     return _beyond_integers(operands[0], np.dtype(dtype))
@@ -493,6 +500,7 @@ _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "CastLike"): _integer_cast_like,
     ("", "Div"): _integer_divisor,
     ("", "DynamicQuantizeLinear"): _dynamic_range,
+    ("", "Erf"): _fractional_integers,
     ("", "Mod"): _integer_divisor,
     ("", "QLinearConv"): _requantization_scale,
     ("", "QLinearMatMul"): _requantization_scale,

@@ -172,7 +172,7 @@ def _dft(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, (draft.size(1, 2), *lengths, 1 if is_real else 2)))
     draft.add(np.array(length, np.int64) if length != lengths[place - 1] else None)
     if draft.has("axis"):
-        draft.set("axis", axis)
+        draft.set("axis", None if axis == 1 and draft.maybe() else axis)
     elif axis != -2 or draft.maybe():  # noqa: PLR2004 - the default axis
         draft.add(np.array(axis, np.int64))
 

@@ -285,7 +285,9 @@ def tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
     return _tensor_types_of(frozenset(formal.types))
 
 
-_WORDS = ("", "a", "b", "ab", "A", "Ab", "onnx", "été", "x y", "0", "-1.5", "NaN")
+# Longer than the texts that common implementations store without an allocation.
+_LONG_TEXT = "open neural network exchange"
+_WORDS = ("", "a", "b", "ab", "A", "Ab", _LONG_TEXT, "été", "x y", "0", "-1.5", "NaN")
 
 
 def elements(

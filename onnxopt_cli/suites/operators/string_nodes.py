@@ -12,7 +12,7 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _STRING = DTYPES["string"]
 _SENTENCES = ("a b c", "  a  b ", "", "x,y,,z", "one", "a,b c", "été,là", " ", "a--b--", "AbC dEf")
-_WORDS = ("monday", "Tuesday", "THE", "the", "wednesday", "a", "İ", "ß", "")
+_WORDS = ("monday", "Tuesday", "THE", "the", "wednesday morning", "a", "İ", "ß", "")
 _PATTERNS = ("a.*", "[a-z]+", r"\d+|[^@]+@[^@]+", "(ab|A)b?", ".*", "")
 _MAILS = ("a@b.com", "account", "ab", "Ab", "123", "", "aab", "x@y", "A")
 

@@ -43,6 +43,7 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
     yield from _attribute_texts()
     yield from _long_texts()
     yield from _short_positions()
+    yield from _fewer_indices()
     yield from _reduced_updates()
     yield from _many_axes()
     yield from _volumes()
@@ -80,6 +81,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
     yield "Slice", "steps_without_axes", fixed_node(x, *_pairs((3, -1), (-9, 0), None, (-2, -3)))
     yield "Clip", "maximum_alone", fixed_node(x, None, np.float32(0.5))
     yield "Clip", "no_bounds", fixed_node(x)
+    yield "Clip", "minimum_of_double", fixed_node(np.array([1e300, -1e300, 2.0]), np.array(-1.5))
     pads = int64s(1, 0, -1, 2)
     yield (
         "Pad",
@@ -93,7 +95,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
     """Yield transforms and blocks along the default axis and along given axes."""
     for count in (5, 6):
-        for length in (None, 4, 7):
+        for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - pad once
             lengths = () if length is None else (np.array(length),)
             stem, signal = f"real_{count}_to_{length or count}", distinct(2, count, 1)
             if length != 4:  # noqa: PLR2004 - the shorter length
@@ -225,7 +227,10 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
     for action in ("UPPER", "LOWER"):
         changed = fixed_node(words, case_change_action=action)
         yield "StringNormalizer", f"beyond_ascii_{action.lower()}", changed
-    table = np.array([["a", "b", "\u00e9"], ["", "d", "e"], ["f", "g", "hi"]], object)
+    long = "x" * 40
+    table = np.array(
+        [["a", "b", "\u00e9"], ["", "d", f"{long}e"], ["f", "g", f"{long}\0i"]], object
+    )
     places, square = int64s(2, 0), np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]])
     for axis in (0, 1):
         yield "Gather", f"texts_{axis}", fixed_node(table, places, axis=axis)
@@ -242,13 +247,15 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
     """Yield attributes that contain letters beyond ASCII, empty texts and zero bytes."""
-    words = ["\u00e9", "", "\u4e2d b", "a\u0301"]
+    words = ["\u00e9", "", "\u4e2d b", "a\u0301", "open neural network"]
     yield "Constant", "text_beyond_ascii", fixed_node(value_string="\u4e2d \u00e9")
     yield "Constant", "empty_text", fixed_node(value_string="")
     yield "Constant", "texts_beyond_ascii", fixed_node(value_strings=words)
-    # The last word contains two characters, and the word before it contains an accented letter.
-    x = np.array([*words, "e", "a"], object)
-    numbers, stem = [7, -1, 9, 3], "texts_beyond_ascii"
+    # The word "a\u0301" contains two characters. Further texts differ from a word in the accent, in
+    # case or in the end.
+    others = ("e", "a", "\u00c9", "\u4e2d B", "open neural net")
+    x = np.array([*words, *others], object)
+    numbers, stem = [7, -1, 9, 3, 4], "texts_beyond_ascii"
     mapper = fixed_node(x, cats_strings=words, cats_int64s=numbers, default_int64=-5)
     yield "CategoryMapper", stem, mapper
     back = fixed_node(
@@ -261,11 +268,13 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "LabelEncoder", f"{stem}_back", back
     yield "OneHotEncoder", stem, fixed_node(x, cats_strings=words, zeros=1)
-    split = np.array(["a\u00e9b\u00e9", "\u00e9", "e\u00e8", "\u4e2d\u00e9\u4e2d"], object)
+    split = np.array(
+        ["a\u00e9b\u00e9", "\u00e9", "e\u00e8", "\u4e2d\u00e9\u4e2d", "a\u00c9"], object
+    )
     yield "StringSplit", stem, fixed_node(split, delimiter="\u00e9", outputs=2)
     yield "RegexFullMatch", stem, fixed_node(split, pattern="[^a]?\u00e9.?")
     grams = fixed_node(
-        np.array(["\u00e9", "\u4e2d", "\u00e9", "e"], object),
+        np.array(["\u00e9", "\u4e2d", "\u00e9", "e", "E"], object),
         mode="TF",
         min_gram_length=1,
         max_gram_length=2,
@@ -286,7 +295,6 @@ def _long_texts() -> Iterator[tuple[str, str, Generator]]:
     condition = np.array([[True, False, True], [False, True, False]])
     yield "Equal", "long_texts", fixed_node(table, other_table)
     yield "Where", "long_texts", fixed_node(condition, table, other_table)
-    yield "Gather", "long_texts", fixed_node(table, int64s(2, 0), axis=1)
     yield "Identity", "long_texts", fixed_node(table)
     updated = fixed_node(table, np.array([[1, 2, 0], [0, 1, 2]]), other_table, axis=1)
     yield "ScatterElements", "long_texts", updated
@@ -341,6 +349,18 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
     )
     loop = fixed_node(np.array(3), np.array(True), items, outputs=2, body=body)
     yield "Loop", "sequence", loop
+
+
+def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
+    """Yield indices that are shorter than the data along an axis before the indexed one."""
+    data, indices = (
+        distinct(3, 4, 5),
+        np.array([[[4, 0], [1, 3], [2, 2]], [[0, 1], [3, 4], [1, 0]]]),
+    )
+    yield "GatherElements", "fewer_indices", fixed_node(data, indices, axis=2)
+    updates = distinct(2, 3, 2) * 3
+    scattered = fixed_node(data, indices, updates, axis=2, reduction="add")
+    yield "ScatterElements", "fewer_indices", scattered
 
 
 def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:

@@ -450,11 +450,11 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield empty texts, rows of texts, and stopwords that differ from a word in case."""
-    words = np.array(["", "  ", " a b ", "a"], object)
-    yield "StringSplit", "empty_text", fixed_node(words, delimiter="", outputs=2)
-    table = np.array([["a", "b", "c"], ["", "d", "e"], ["f", "\u00e9", "g"]], object)
-    yield "Gather", "rows_of_texts", fixed_node(table, np.array([2, 0, 1, 1], np.int64))
+    """Yield white space, rows of texts, and stopwords that differ from a word in case."""
+    words = np.array(["", "  ", " a b ", "a", "\ta\n b\r\nc"], object)
+    yield "StringSplit", "white_space", fixed_node(words, delimiter="", outputs=2)
+    long = "x" * 40
+    table = np.array([["a", "b", f"{long}c"], ["", "d", "e"], ["f", "\u00e9", long]], object)
     yield "GatherND", "rows_of_texts", fixed_node(table, np.array([[2], [0]], np.int64))
     yield (
         "ScatterND",

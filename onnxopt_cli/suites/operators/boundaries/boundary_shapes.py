@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, distinct, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _FLOAT = np.dtype(np.float32)
@@ -339,10 +339,14 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "crossed", partial(_square, shapes=((3, 1), (1, 3)))
         yield operator, "empty", partial(_square, shapes=((2, 0), (1, 1)))
         yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 1, 2, 2, 1)))
-        yield operator, "five_axes", partial(_square, shapes=((2, 3, 2, 2, 2), (1, 3, 2, 1, 2)))
         yield operator, "scalars", partial(_square, shapes=((), ()))
         yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
+    # A row along the last axis, which is also as long as the first.
+    yield "Or", "row_of_truths", fixed_node(np.zeros((3, 3), bool), np.array([True, False, False]))
+    row = np.array([2.0, -1.0, 0.5], np.float32)
+    for operator in ("LayerNormalization", "RMSNormalization"):
+        yield operator, "row_of_scales", fixed_node(distinct(2, 3, 3), row, axis=1)
     for operator in ("QuantizeLinear", "DequantizeLinear"):
         for axis in (0, 1, -1):
             stem = "last" if axis < 0 else str(axis)
@@ -378,7 +382,7 @@ def _sequences() -> Iterator[tuple[str, str, Generator]]:
 
 def _strings() -> Iterator[tuple[str, str, Generator]]:
     for stem, delimiter in (("comma", ","), ("space", " "), ("blanks", "")):
-        for most in (None, 1, 2):
+        for most in (None, 1):
             split = partial(_texts, delimiter=delimiter, most=most)
             yield "StringSplit", f"{stem}_{most or 'all'}", split
     yield "StringConcat", "blanks", _joined
@@ -396,6 +400,10 @@ def _windows() -> Iterator[tuple[str, str, Generator]]:
                 draw = partial(_ceil_pool, include=include, strides=strides)
                 if include == 0 or operator == "AveragePool":
                     yield operator, f"ceil_{stem}{'_counted' if include else ''}", draw
+    counted = fixed_node(
+        distinct(1, 2, 4, 4), kernel_shape=[3, 3], pads=[0, 0, 1, 1], count_include_pad=1
+    )
+    yield "AveragePool", "padded_after_counted", counted
     yield "MaxPool", "padded_int8", partial(_padded_pool, dtype="int8", pads=[1, 0, 0, 1])
     for operator in ("MaxPool", "AveragePool", "LpPool", "Conv", "ConvInteger"):
         for mode in ("SAME_UPPER", "SAME_LOWER"):
