@@ -330,8 +330,8 @@ def explain(
             for the default limits, which depend on the run's time and on the number of operators.
         progress: called with the current step of the search.
     """
-    from onnxopt_cli.analysis.explain import explain, least_seconds
-    from onnxopt_cli.analysis.explain_nodes import explain_nodes
+    from onnxopt_cli.analysis.explanation.explain import explain, least_seconds
+    from onnxopt_cli.analysis.explanation.explain_nodes import explain_nodes
 
     results = _all(Result, results, "results that run() has yielded")
     cases_by_id = {case.id: case for case in cases or ()}
@@ -366,8 +366,8 @@ def explain_session(
         seconds: time limits; see :func:`explain`.
         progress: called with the current step of the search.
     """
-    from onnxopt_cli.analysis.explain import explain, least_seconds
-    from onnxopt_cli.analysis.explain_nodes import explain_nodes
+    from onnxopt_cli.analysis.explanation.explain import explain, least_seconds
+    from onnxopt_cli.analysis.explanation.explain_nodes import explain_nodes
     from onnxopt_cli.run.executors import open_model_runner
 
     formula_seconds = seconds

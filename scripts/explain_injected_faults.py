@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.failure_conditions import failure_condition
-from onnxopt_cli.analysis.samples import sample
+from onnxopt_cli.analysis.explanation.failure_conditions import failure_condition
+from onnxopt_cli.analysis.explanation.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.interpret.bound.error_bound import bound

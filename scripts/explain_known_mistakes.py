@@ -19,7 +19,7 @@ from functools import partial
 from random import Random
 
 from onnxopt_cli.analysis.audit import AuditedCase, find_trials
-from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.analysis.explanation.explain import explain
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.blocks import available_jobs

@@ -151,7 +151,7 @@ def _warm_up(work: Path) -> None:
     # The command ran in a child, because it may start threads, which later forks would lose.
     import onnx.reference  # noqa: F401 - for the children
 
-    import onnxopt_cli.analysis.explain
+    import onnxopt_cli.analysis.explanation.explain
     import onnxopt_cli.cli.run_command
     import onnxopt_cli.cli.run_session
     import onnxopt_cli.cli.show_command

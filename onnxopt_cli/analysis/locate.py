@@ -23,7 +23,7 @@ from time import monotonic
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.analysis.explanation.explain import explain
 from onnxopt_cli.analysis.model_walk import (
     ModelWalk,
     NodeRun,

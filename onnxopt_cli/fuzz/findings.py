@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from onnxopt_cli.analysis.explain import explain
+from onnxopt_cli.analysis.explanation.explain import explain
 from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file

@@ -10,7 +10,7 @@ from places import PLUGINS, REPOSITORY
 
 # Imported here because pytester removes modules that a test imports, and some cannot be imported
 # twice.
-import onnxopt_cli.analysis.explain  # noqa: F401
+import onnxopt_cli.analysis.explanation.explain  # noqa: F401
 
 pytest_plugins = "pytester"
 

@@ -12,15 +12,15 @@ import onnx.parser
 import pytest
 
 from onnxopt_cli import Execution, Isolation, load_cases, run
-from onnxopt_cli.analysis.explain import SearchClock
-from onnxopt_cli.analysis.explain_nodes import (
+from onnxopt_cli.analysis.explanation.explain import SearchClock
+from onnxopt_cli.analysis.explanation.explain_nodes import (
     Hypothesis,
     _NodeSearch,
     agrees_with_nodes,
     explain_nodes,
     supports_condition,
 )
-from onnxopt_cli.analysis.node_samples import (
+from onnxopt_cli.analysis.explanation.node_samples import (
     Effect,
     NodeNumber,
     NodeSample,

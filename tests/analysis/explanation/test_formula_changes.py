@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from onnxopt_cli.analysis.formula_changes import formula_changes
+from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.failure_conditions import (
+from onnxopt_cli.analysis.explanation.failure_conditions import (
     failure_condition,
     supports_change,
     supports_only_where,
     supports_wherever,
 )
-from onnxopt_cli.analysis.features import (
+from onnxopt_cli.analysis.explanation.features import (
     Feature,
     feature_list,
     features,
     fitted_conditions,
     roundest,
 )
-from onnxopt_cli.analysis.samples import sample
+from onnxopt_cli.analysis.explanation.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate

@@ -3,9 +3,9 @@
 An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
 mistakes, reproduces the outputs of some failing cases and is right in every case that the backend
 passes. Together they reproduce as many failing cases as possible. For failing cases that no mistake
-reproduces, :mod:`~onnxopt_cli.analysis.explain_remaining` looks for another cause. A backend that
-raises errors, but returns no wrong values, gets no explanation, because an error may have any
-reason. A mistake that reproduces wrong values may account for errors, too.
+reproduces, :mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks for another cause. A
+backend that raises errors, but returns no wrong values, gets no explanation, because an error may
+have any reason. A mistake that reproduces wrong values may account for errors, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from time import monotonic, process_time
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain_remaining import (
+from onnxopt_cli.analysis.explanation.explain_remaining import (
     CHANGES_WHEN_REPEATED,
     CauseSearch,
     case_ids,
@@ -31,8 +31,8 @@ from onnxopt_cli.analysis.explain_remaining import (
     contradicts,
     spread,
 )
-from onnxopt_cli.analysis.failure_conditions import SubmitCall
-from onnxopt_cli.analysis.lowered_nodes import Submit, WrongNode, wrong_nodes
+from onnxopt_cli.analysis.explanation.failure_conditions import SubmitCall
+from onnxopt_cli.analysis.explanation.lowered_nodes import Submit, WrongNode, wrong_nodes
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation

@@ -1,8 +1,9 @@
 """Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
 
-:mod:`~onnxopt_cli.analysis.explain` finds known mistakes that agree with the cases of a run. This
-module submits further inputs to the backend. Further inputs may contradict a known mistake. For the
-failing cases that remain, they support one of these causes, which are sought in this order:
+:mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
+run. This module submits further inputs to the backend. Further inputs may contradict a known
+mistake. For the failing cases that remain, they support one of these causes, which are sought in
+this order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.
@@ -22,15 +23,15 @@ from time import process_time
 
 import numpy as np
 
-from onnxopt_cli.analysis.failure_conditions import (
+from onnxopt_cli.analysis.explanation.failure_conditions import (
     FailureCondition,
     SubmitCall,
     failure_condition,
     supports_change,
 )
-from onnxopt_cli.analysis.formula_changes import formula_changes
-from onnxopt_cli.analysis.generated_inputs import changed
-from onnxopt_cli.analysis.samples import Sample, has_common_content, sample
+from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
+from onnxopt_cli.analysis.explanation.generated_inputs import changed
+from onnxopt_cli.analysis.explanation.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause
 from onnxopt_cli.core.values import Array

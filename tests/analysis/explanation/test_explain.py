@@ -15,7 +15,7 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explain import SearchClock, explain
+from onnxopt_cli.analysis.explanation.explain import SearchClock, explain
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation
@@ -80,7 +80,7 @@ def test_interrupted_search_is_reported(workplace, onnxopt, monkeypatch):
 
     (workplace / "steps.yaml").write_text(STEPS)
     (workplace / "pytorch.py").write_text(PYTORCH)
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.explain", interrupted)
+    monkeypatch.setattr("onnxopt_cli.analysis.explanation.explain.explain", interrupted)
     answer = onnxopt("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
     assert answer.code == 1
     assert "failures are not explained" in answer.err
@@ -418,7 +418,7 @@ class Ticks:
 
 def test_time_limit_excludes_time_in_the_queue_for_a_processor(tmp_path, monkeypatch):
     statistics = tmp_path / "schedstat"
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.SCHEDULER_STATISTICS", statistics)
+    monkeypatch.setattr("onnxopt_cli.analysis.explanation.explain.SCHEDULER_STATISTICS", statistics)
 
     def seconds(queued):
         """Return the counted seconds of a backend that waits half a second."""
@@ -444,7 +444,7 @@ def test_time_limit_excludes_time_in_the_queue_for_a_processor(tmp_path, monkeyp
 def test_single_mistakes_of_all_operators_are_tried_before_pairs(workplace, onnxopt, monkeypatch):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.process_time", Ticks())
+    monkeypatch.setattr("onnxopt_cli.analysis.explanation.explain.process_time", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
     answer = onnxopt(*run, "--explain-time", "1500", "--report", "json=out.json")
     stopped = "stopped after 1500 s, before all pairs of mistakes were tried; no single one"
@@ -461,7 +461,7 @@ def test_single_mistakes_of_all_operators_are_tried_before_pairs(workplace, onnx
 def test_search_stopped_by_the_time_limit_is_reported(workplace, onnxopt, monkeypatch):
     (workplace / "steps.yaml").write_text(steps(1, 2))
     (workplace / "other.yaml").write_text(MOMENTUM)
-    monkeypatch.setattr("onnxopt_cli.analysis.explain.process_time", Ticks())
+    monkeypatch.setattr("onnxopt_cli.analysis.explanation.explain.process_time", Ticks())
     run = ("run", "steps.yaml", "other.yaml", "-b", mistaken("Strange"), "-q", *IN_PROCESS)
     answer = onnxopt(*run, "--explain-time", "40", "--report", "json=out.json")
     stopped = (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxopt_cli.analysis.generated_inputs import (
+from onnxopt_cli.analysis.explanation.generated_inputs import (
     with_expected,
     with_length,
     with_number,

@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 
-from onnxopt_cli.analysis.features import (
+from onnxopt_cli.analysis.explanation.features import (
     WRONG,
     Condition,
     Feature,
@@ -29,8 +29,8 @@ from onnxopt_cli.analysis.features import (
     fixed_conditions,
     roundest,
 )
-from onnxopt_cli.analysis.generated_inputs import changed, mixed
-from onnxopt_cli.analysis.samples import (
+from onnxopt_cli.analysis.explanation.generated_inputs import changed, mixed
+from onnxopt_cli.analysis.explanation.samples import (
     ALWAYS_SHARE,
     EFFECTS,
     EXCEPTIONS,

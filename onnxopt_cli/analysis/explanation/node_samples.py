@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
-from onnxopt_cli.analysis.features import plain_count, roundest
+from onnxopt_cli.analysis.explanation.features import plain_count, roundest
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     computing,

@@ -26,13 +26,13 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import onnx
 
-from onnxopt_cli.analysis.explain import SearchClock, least_seconds
-from onnxopt_cli.analysis.explain_remaining import (
+from onnxopt_cli.analysis.explanation.explain import SearchClock, least_seconds
+from onnxopt_cli.analysis.explanation.explain_remaining import (
     CHANGES_WHEN_REPEATED,
     MIN_CHANGING_SHARE,
     REPEATED_CASES,
 )
-from onnxopt_cli.analysis.node_samples import (
+from onnxopt_cli.analysis.explanation.node_samples import (
     IGNORED,
     PROBES,
     Effect,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxopt_cli.analysis.features import WRONG
+from onnxopt_cli.analysis.explanation.features import WRONG
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call

@@ -1,0 +1,1 @@
+"""Explanations of failures: known mistakes, changed formulas, and failure conditions."""
