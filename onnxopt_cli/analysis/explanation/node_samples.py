@@ -58,6 +58,9 @@ _MAX_VALUE_CHARS = 40
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
+# Attributes that have a number for each spatial axis, and attributes that count channels.
+_SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
+_CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
 # Integers beyond this are not exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 _LONGEST_NAMED_RANK = 5
@@ -569,15 +572,14 @@ def _have_axis(left: Array, right: Array, position: int) -> bool:
 
 
 def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
-    """Yield traits that compare an attribute with the shape of the first input."""
+    """Yield traits that compare a window or a number of channels with the first input's shape."""
     array = node.operand(0)
     if array is None or array.ndim <= _SPATIAL:
         return
-    spatial = array.shape[_SPATIAL:]
-    for name, entry in node.schema.attributes.items():
-        value, kind = node.attribute(name), attribute_type(entry)
-        first = node.schema.inputs[0].name
-        if kind == "INTS" and value and len(value) == len(spatial) and min(value) > 0:
+    first, spatial = node.schema.inputs[0].name, array.shape[_SPATIAL:]
+    for name in node.schema.attributes:
+        value = node.attribute(name)
+        if name in _SPATIAL_ATTRIBUTES and value and len(value) == len(spatial) and min(value) > 0:
             pairs = list(zip(spatial, value, strict=True))
             yield from _true(
                 (
@@ -591,14 +593,17 @@ def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
                     ),
                 )
             )  # fmt: skip
-        if kind == "INT" and name not in FLAGS | _TYPE_ATTRIBUTES and value and value > 1:
+        if name in _CHANNEL_ATTRIBUTES and value and value > 1:
             channels = array.shape[1]
             yield from _true(
                 (
-                    (channels == value, f"{name} equals the second axis of {first}", 1.3),
+                    (
+                        channels == value,
+                        f"{name} equals the length of the second axis of {first}", 1.3,
+                    ),
                     (channels < value, f"the second axis of {first} is shorter than {name}", 1.3),
                 )
-            )
+            )  # fmt: skip
 
 
 def _output_value_traits(outputs: Mapping[str, Value]) -> Iterator[Trait]:
