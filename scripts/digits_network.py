@@ -68,7 +68,7 @@ OPTIMIZERS = (
 
 
 class Regime(StrEnum):
-    """An addition to a training step that minimises the loss."""
+    """The constraint on the weights in training: none, ADMM's penalty, or a mask."""
 
     DENSE = "dense"
     ADMM = "ADMM"
@@ -195,8 +195,9 @@ def training_step(
 ) -> onnx.ModelProto:
     """Return the model of a whole step: forward pass, loss, backward pass, optimizer.
 
-    Inputs are R, T, ``images`` [batch, 64], ``labels`` [batch], each parameter by its name and its
-    states as ``V_W1``; under ADMM ``Z_W1`` and ``U_W1`` of each weight, under a mask ``mask_W1``.
+    Inputs are R, T, ``images`` [batch, 64], ``labels`` [batch], each parameter by its name, and its
+    states, such as ``V_W1``. Each weight has the further inputs ``Z_W1`` and ``U_W1`` under ADMM,
+    and ``mask_W1`` under a mask.
     Outputs are ``loss``, each parameter and state with the suffix ``_new``, and the gradients
     ``gradient_W1`` before a penalty or a mask is applied.
 

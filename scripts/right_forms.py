@@ -987,7 +987,7 @@ def exponential_cases(draw: Draw) -> Iterator[Case]:
 
 
 def matrix_cases(draw: Draw) -> Iterator[Case]:
-    """Yield cases of determinants of any rank, and recurrences."""
+    """Yield cases of Det, for matrices of full and lower rank, and cases of GRU."""
     for size in (2, 3, 5, 8):
         yield "Det", [draw("normal", 6, size, size)], {}
         for lost in range(1, size):

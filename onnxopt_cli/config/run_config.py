@@ -30,8 +30,8 @@ from onnxopt_cli.errors import UsageError
 
 #: A derived tolerance is this multiple of the error bound by default.
 FACTOR = 4.0
-#: The formats of reports, each with its module in ``report/``, which is imported on first use, and
-#: with the function that renders a run.
+#: For each format of reports, the module in ``report/`` that is imported on first use, and the
+#: module's function that renders a run.
 REPORT_FORMATS = {
     "json": ("saved_run", "json_report"),
     "junit": ("junit", "junit_report"),

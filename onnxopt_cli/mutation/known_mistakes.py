@@ -91,7 +91,7 @@ def _implementation(
 ) -> Implementation:
     """Return the implementation of a mistake.
 
-    A mistake without changes has the changes of the generated mistake of the same name.
+    A known mistake that states no changes takes those of the generated mistake of the same name.
     """
     if not mistake.replace and not mistake.defaults:
         if generated is None:

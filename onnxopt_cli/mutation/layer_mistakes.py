@@ -142,7 +142,12 @@ def _first_weights(node: BoundNode) -> BoundNode | None:
 
 
 def _first_direction(axes: Mapping[int, int], node: BoundNode) -> BoundNode | None:
-    """Replace values of the second direction; ``axes`` has the axis of directions by input."""
+    """Replace operands of the second direction by those of the first.
+
+    Args:
+        axes: the axis of each operand along which the directions lie, by the operand's index.
+        node: the node.
+    """
     if node.attribute("direction") != b"bidirectional":
         return None
     for index, axis in axes.items():
@@ -218,7 +223,7 @@ def _padded_with_zero(node: BoundNode) -> BoundNode | None:
 
 
 def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Divide the variance that the running variance of BatchNormalization takes up by n - 1."""
+    """Update BatchNormalization's running variance with a variance that divides by n - 1."""
     x, old = node.operand(0), node.operand(4)
     requested = [index for index, name in enumerate(node.node.output) if name]
     if x is None or old is None or not node.attribute("training_mode") or 2 not in requested:  # noqa: PLR2004 - the third output
@@ -230,8 +235,8 @@ def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequenc
     if count < 2 or not isinstance(new, np.ndarray):  # noqa: PLR2004 - n - 1 is 0
         return None
     kept = old.astype(np.float64) * node.attribute("momentum")
-    taken_up = (new.astype(np.float64) - kept) * count / (count - 1)
-    outputs[place] = (kept + taken_up).astype(new.dtype)
+    added = (new.astype(np.float64) - kept) * count / (count - 1)
+    outputs[place] = (kept + added).astype(new.dtype)
     return outputs
 
 
@@ -431,10 +436,10 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      partial(_causal_mask, "last")),
     (("ConvInteger", "QLinearConv"), "padded with 0", "The padding is 0, not the zero point of x.",
      _padded_with_zero),
-    (("MaxPool",), "padded with 0", "The padding is 0, and not left out of the maximum.",
+    (("MaxPool",), "padded with 0", "The padding counts as 0 in the maximum; it must be ignored.",
      _padded_with_zero),
     (("BatchNormalization",), "running variance divided by n - 1",
-     "The running variance takes up the sum of squared deviations divided by n - 1, not by n.",
+     "The running variance is updated with a variance that divides by n - 1, not by n.",
      Recomputed(_unbiased_running_variance)),
     (("LRN",), "window of an even size centred to the left",
      "For size 2, a channel is summed with the one before, not with the one after.",

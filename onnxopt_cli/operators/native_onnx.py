@@ -2,8 +2,8 @@
 
 These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
 process, loop forever, or exhaust the memory. The helper process has limits of time and memory. One
-process handles all models until a model ends it. A model that ends its process is tried a second
-time in a new process, since an earlier model may have corrupted the memory of the first process.
+process handles all models until a model crashes it or exceeds the time limit. After a crash, the
+model is tried a second time in a new process, since an earlier model may have corrupted the memory.
 
 In a command on Linux, the helper is a fork of the command's process, otherwise a separate program.
 On Windows, where backends also run in the command's process, no helper is used. Workers use no
@@ -132,10 +132,10 @@ def die_with_models() -> None:
 
 
 def leave_helper() -> None:
-    """Close this process's copy of the connection to its parent's helper; call it after a fork.
+    """Close this process's copy of the connection to its parent's helper.
 
-    Call it before closing other descriptors, since the number of a closed descriptor may soon
-    belong to another file.
+    Call this function after a fork and before other descriptors are closed, since the number of a
+    closed descriptor may soon belong to another file.
     """
     _HELPER.end()
 
@@ -199,10 +199,10 @@ class _Helper:
     def perform(
         self, part: str, model: bytes, options: dict[str, Any], *, needs_result: bool = True
     ) -> bytes:
-        """Return the result of a part of onnx for a model.
+        """Run a part of onnx on a model in the helper process, and return its result.
 
         Args:
-            part: the part of onnx.
+            part: the part of onnx, such as the checker.
             model: the model.
             options: arguments of the part.
             needs_result: whether to return the resulting model, or only to check for a refusal.

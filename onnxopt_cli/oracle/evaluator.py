@@ -461,9 +461,10 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
 def sequential_sums(
     *, scaled: bool = False, from_last: bool = False, updated: bool = False
 ) -> AbstractContextManager[None]:
-    """Compute NumPy's sums and matrix products of float32 and float64 sequentially in a block.
+    """Compute NumPy's sums and matrix products sequentially in a ``with`` block.
 
-    NumPy sums pairwise, which is far more accurate than the sums of most runtimes.
+    This applies to float32 and float64. NumPy sums pairwise, which is far more accurate than the
+    sums of most runtimes.
 
     Args:
         scaled: whether a mean multiplies each term by the reciprocal of the number of terms,

@@ -88,7 +88,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def corrected() -> Iterator[None]:
-    """Apply all corrections of onnx's reference in a block, and ignore NumPy's warnings there.
+    """Apply all corrections of onnx's reference in a ``with`` block, without NumPy's warnings.
 
     Matrix products run in one thread. Most products of a model are so small that further threads
     would mostly wait, and sums could depend on the number of threads.
@@ -99,7 +99,7 @@ def corrected() -> Iterator[None]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let OpenBLAS use one thread in a block. Other BLAS libraries are not affected."""
+    """Let OpenBLAS use one thread in a ``with`` block. Other BLAS libraries are not affected."""
     if (functions := blas_thread_functions()) is None:
         yield
         return

@@ -227,7 +227,7 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 
 
 def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
-    """Yield the cases of a single node of an operator with a nontrivial expected output."""
+    """Yield the cases that consist of one node of an operator and have a nontrivial output."""
     # Most cases do not state their operators before they are loaded, and loading all takes long.
     lower_name = name.lower()
     rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, lower_name))]

@@ -111,7 +111,7 @@ def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
 
 
 def far_rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield attributes that select a rank of many elements, or a rank in each of many tensors."""
+    """Yield templates whose attributes state ranks in long tensors, or in each of many tensors."""
     for name in author.limits:
         about = f"{name} of {_LONG_SIZE} elements: detects a wrong upper end of the range."
         long = [author.within(name, share) for share in _LONG_SHARES]

@@ -287,9 +287,11 @@ def test_input_without_a_type_is_reported(tmp_path):
     model.graph.input[0].ClearField("type")
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", model, [value], [value])
-    assert complaints(tmp_path / "test_x") == [
-        "test_data_set_0: one of the graph's inputs is declared as nothing, which is not supported"
-    ]
+    message = (
+        "test_data_set_0: one of the graph's inputs is declared as unknown type, "
+        "which is not supported"
+    )
+    assert complaints(tmp_path / "test_x") == [message]
 
 
 def test_sparse_input_is_reported(tmp_path):

@@ -326,7 +326,7 @@ def test_correct_output_passes_and_similar_wrong_output_fails(name):
 
 # Outputs of graphs of several nodes, and whether they pass.
 GRAPHS = {
-    # Near zero, exp(x) - 1 has the error of exp(x), a rounding of the number 1.
+    # Near zero, the error of exp(x) - 1 is that of exp(x): one rounding of a number close to 1.
     "a small exponential minus one": (
         [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
         {"x": f32(-(2**-15))},

@@ -90,8 +90,8 @@ MIN_MEETING, MIN_OUTSIDE = 11, 11
 #: A condition alone is not stated if more than this share of the nodes that do not meet it fail as
 #: well.
 MAX_OTHER_SHARE = 0.1
-#: Up to this share of other nodes may fail if the condition is a single one without limits, and if
-#: all nodes that meet it would fail by chance with at most this probability.
+#: The largest share of the nodes outside a condition of one part without limits that may fail, and
+#: the largest probability with which all nodes that meet the condition may fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN, MAX_CHANCE = 0.5, 1e-9
 #: A condition of two parts requires this number of passing nodes that meet only the second part,
 #: and the same number of passing nodes that meet only the first.
@@ -218,7 +218,7 @@ class Hypothesis:
         return self._shows(sample)
 
     def leaves_out(self, sample: NodeSample) -> bool:
-        """Return whether a node that does not meet the condition would be wrong without it.
+        """Return whether a node is predicted to pass only because it does not meet the condition.
 
         A node on which the mistake has no effect does not show whether the condition matters.
         """
@@ -533,7 +533,7 @@ class _NodeSearch:
             ]
 
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
-        """Return whether a plain condition hardly holds by chance if many other nodes fail.
+        """Return whether many failing nodes are unlikely to meet a plain condition by chance.
 
         Args:
             hypothesis: a hypothesis without a mistake.
@@ -561,8 +561,8 @@ class _NodeSearch:
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.
 
-        A part without which most nodes are wrong has nothing to do with the fault. Nodes count as
-        wrong even if another statement explains them.
+        If most nodes that lack a part are wrong nevertheless, the fault does not depend on the
+        part. Nodes count as wrong even if another statement explains them.
         """
         if len(hypothesis.traits) == 1:
             return True
@@ -709,8 +709,8 @@ class _NodeSearch:
                 ]
                 values = [numbers[number] for numbers in wrong if number in numbers]
                 for limits in fitted_limits(number, np.array(values), np.array(right)):
-                    # An interval of lengths or values often separates a few nodes by accident. Only
-                    # for attributes are further values inside the interval tried.
+                    # An interval of lengths or values often separates a few nodes by accident.
+                    # Further values inside the interval are tried only for attributes.
                     if limits.low and limits.high and not number.attribute:
                         continue
                     inside = sum(limits.contain(numbers) for numbers in wrong)
@@ -912,10 +912,10 @@ def _separate_mistakes(
 ) -> list[str]:
     """Return the mistakes that a backend may have in addition to that of a hypothesis.
 
-    Each returned mistake reproduces a failure on which the mistake of the hypothesis has no effect;
-    the mistake of the hypothesis likewise reproduces a failure on which the other has no effect.
-    No returned mistake has an effect on nodes that pass. Where both mistakes have an effect, the
-    outputs of the backend differ from those of either mistake alone.
+    Each returned mistake reproduces a failure on which the mistake of the hypothesis has no effect.
+    Conversely, the mistake of the hypothesis reproduces a failure on which the returned mistake has
+    no effect. No returned mistake has an effect on nodes that pass. On nodes on which both mistakes
+    have an effect, the outputs of the backend differ from those of either mistake alone.
     """
     if hypothesis.mistake is None:
         return []

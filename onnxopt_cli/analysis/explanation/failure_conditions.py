@@ -100,8 +100,8 @@ _MIN_FAILURE_RATE = 0.5
 # "Only where" statements: the largest share of the passing cases that meet the condition.
 _MAX_PASSING_SHARE = 0.5
 #: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
-#: which pass. If one in ten of such inputs failed, all would pass with a probability of
-#: 0.9 ** 29 = 5 %.
+#: which pass. If such inputs failed at a rate of one in ten, 29 of them would all pass with a
+#: probability of 0.9 ** 29 = 5 %.
 MIN_OTHERS = 29
 #: "Only where" statements: the smallest number of inputs that meet the condition. If failures did
 #: not depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
@@ -134,7 +134,7 @@ class FailureCondition:
 
     @property
     def names_content(self) -> bool:
-        """Whether it states the content of the wrong elements, such as 0."""
+        """Whether the statement gives the content of the wrong elements, such as 0."""
         return bool(self.conditions) and "wrong" not in self.effect
 
 
@@ -624,9 +624,9 @@ class _Search:
         )
 
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
-        """Return whether inputs that meet only one of two conditions pass, for each of the two.
+        """Return whether both conditions are necessary: inputs that meet only one of them pass.
 
-        If too few known inputs lack a condition, further inputs are generated and submitted.
+        If too few known inputs lack one condition, further inputs are generated and submitted.
         """
         if len(conditions) == 1:
             return True
@@ -650,7 +650,7 @@ class _Search:
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the position, 0 or 1, of each condition that fails while the other one holds."""
+        """Return the positions, 0 or 1, of conditions that elements lack if they meet the other."""
         first, second = _holds(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()

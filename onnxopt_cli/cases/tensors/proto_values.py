@@ -362,7 +362,7 @@ def describe_type(declared: TypeProto) -> str:
     if kind == "map":
         keys, values = declared.map_type.key_type, declared.map_type.value_type
         return f"map of {type_name(keys)} to {describe_type(values)}"
-    return kind.replace("_", " ") or "nothing"
+    return kind.replace("_", " ") or "unknown type"
 
 
 # Some exporters write -1 for an unknown dimension, and onnx's checker accepts it.
@@ -417,8 +417,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     except DecodeError:
         raise Malformed(f"is not a valid {kind}: the data is damaged or cut off") from None
     message.DiscardUnknownFields()
-    # Equal sizes prove that nothing was ignored or merged. Different sizes are not an error by
-    # themselves: for example, the numbers of a repeated field may not be packed.
+    # If the message has the size of the data, no field was ignored or merged. Another size is not
+    # an error by itself: for example, the numbers of a repeated field may not be packed.
     if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
         raise Malformed(f"is not a valid {kind}: {fault}")
     return message

@@ -1,8 +1,8 @@
 """TreeEnsemble, evaluated for all samples and trees at once, and with ``post_transform``.
 
 onnx's reference builds Python objects for each tree in each run, and evaluates each sample alone.
-The scores computed here are the same. This module applies ``post_transform``, which the reference
-ignores.
+This module computes the same scores as the reference, and also applies ``post_transform``, which
+the reference ignores.
 """
 
 from __future__ import annotations

@@ -75,7 +75,9 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 
 
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
-    """Perturb the logarithm of a sum in a block: round it as if the largest operand had been added.
+    """Perturb the logarithm of a sum in a ``with`` block.
+
+    The logarithm is rounded as if the largest operand had been added.
 
     Args:
         move: returns the error of the logarithm, given the largest operand.
@@ -91,7 +93,7 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
 
 
 def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
-    """Return blocks in which :func:`summed` is computed in one pass, one per algorithm.
+    """Return a block for each algorithm that computes :func:`summed` in one pass.
 
     Args:
         of_logarithms: whether an operator returns the logarithm of such a sum.

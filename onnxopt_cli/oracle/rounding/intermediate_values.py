@@ -38,9 +38,9 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
-# For other ratios, the error of a weight is this share of the error of a coordinate whose size is
-# the sum of the magnitudes of the weight's terms.
 _EXACT_RATIO = 2.0**6
+# For other ratios, the error of a weight is proportional to this share of the sum of the magnitudes
+# of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
 
 #: The index of the operand that states coordinates.
@@ -50,7 +50,7 @@ GRIDS = {"GridSample": 1, "RoiAlign": 1}
 def moved_activations(
     roundoff: float, move: Callable[[Array], Array]
 ) -> AbstractContextManager[None]:
-    """Perturb the activations of a GRU in a block.
+    """Perturb the activations of a GRU in a ``with`` block.
 
     Args:
         roundoff: the unit roundoff of the model's type.
@@ -80,7 +80,7 @@ def coordinate_errors(op_type: str, grid: Array) -> Array:
 def moved_coordinates(
     error: Callable[[Array], Array], *, selects: bool = False
 ) -> AbstractContextManager[None]:
-    """Perturb coordinates and cubic weights of onnx's reference in a block.
+    """Perturb coordinates and cubic weights of onnx's reference in a ``with`` block.
 
     Args:
         error: returns absolute errors, given the magnitudes to which they are proportional.

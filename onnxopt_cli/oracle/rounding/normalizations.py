@@ -59,7 +59,7 @@ class AverageErrors:
     variance: Array = field(default_factory=lambda: np.zeros(()))
 
     def observing(self) -> AbstractContextManager[None]:
-        """Observe the errors of the statistics that are computed in a block."""
+        """Observe the errors of the statistics that are computed in a ``with`` block."""
         exact_mean = _mean_of
 
         def observed_mean(x: Array, axes: tuple[int, ...]) -> Array:
@@ -116,7 +116,7 @@ class ErrorModel:
 
 
 def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
-    """Perturb means and variances in a block.
+    """Perturb means and variances in a ``with`` block.
 
     Let s^2 be the variance, d the distance of the first element from the mean, and r the error of a
     sum of n terms in roundings. The error of a mean, in roundings, is r |mean| plus the average
