@@ -352,12 +352,14 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
-    """Yield indices that are shorter than the data along an axis before the indexed one."""
+    """Yield indices that are shorter than the data along an axis before the indexed one.
+
+    onnx's reference refuses such indices of GatherElements, although the text allows them.
+    """
     data, indices = (
         distinct(3, 4, 5),
         np.array([[[4, 0], [1, 3], [2, 2]], [[0, 1], [3, 4], [1, 0]]]),
     )
-    yield "GatherElements", "fewer_indices", fixed_node(data, indices, axis=2)
     updates = distinct(2, 3, 2) * 3
     scattered = fixed_node(data, indices, updates, axis=2, reduction="add")
     yield "ScatterElements", "fewer_indices", scattered
