@@ -80,7 +80,7 @@ UNARY: Mapping[str, Unary] = {
     "Cos": Unary(styles=("plain", "halves", "wide")),
     "Cosh": Unary(-9, 9),
     "Elu": Unary(styles=("plain", "negative", "wide"), floats={"alpha": _ALPHA}),
-    "Erf": Unary(styles=("plain", "halves", "special")),
+    "Erf": Unary(styles=("plain", "halves", "special"), among=FLOATS),
     "Exp": Unary(styles=("plain", "halves", "special")),
     "Floor": Unary(styles=("halves", "plain", "wide", "special")),
     "Gelu": Unary(-4, 9, choices={"approximate": (None, "tanh", "none")}),
