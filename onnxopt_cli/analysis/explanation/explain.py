@@ -23,6 +23,7 @@ from time import monotonic, process_time
 import numpy as np
 import onnx
 
+from onnxopt_cli.analysis.explanation.condition_queries import SubmitCall
 from onnxopt_cli.analysis.explanation.explain_remaining import (
     CHANGES_WHEN_REPEATED,
     CauseSearch,
@@ -31,7 +32,6 @@ from onnxopt_cli.analysis.explanation.explain_remaining import (
     contradicts,
     spread,
 )
-from onnxopt_cli.analysis.explanation.failure_conditions import SubmitCall
 from onnxopt_cli.analysis.explanation.lowered_nodes import Submit, WrongNode, wrong_nodes
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
@@ -42,11 +42,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.implementation import Implementation, both
 from onnxopt_cli.mutation.equivalence import distinct
-from onnxopt_cli.mutation.known_mistakes import (
-    all_known_mistakes,
-    ignores_attribute,
-    is_likely,
-)
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, ignores_attribute, is_likely
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run.executors import ModelRunner, call_model

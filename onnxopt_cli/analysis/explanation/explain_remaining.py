@@ -23,14 +23,11 @@ from time import process_time
 
 import numpy as np
 
-from onnxopt_cli.analysis.explanation.failure_conditions import (
-    FailureCondition,
-    SubmitCall,
-    failure_condition,
-    supports_change,
-)
+from onnxopt_cli.analysis.explanation.condition_queries import SubmitCall
+from onnxopt_cli.analysis.explanation.failure_conditions import FailureCondition, failure_condition
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
 from onnxopt_cli.analysis.explanation.generated_inputs import changed
+from onnxopt_cli.analysis.explanation.required_evidence import supports_change
 from onnxopt_cli.analysis.explanation.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause

@@ -13,11 +13,10 @@ import pytest
 
 from onnxopt_cli import Execution, Isolation, load_cases, run
 from onnxopt_cli.analysis.explanation.explain import SearchClock
-from onnxopt_cli.analysis.explanation.explain_nodes import (
+from onnxopt_cli.analysis.explanation.explain_nodes import _NodeSearch, explain_nodes
+from onnxopt_cli.analysis.explanation.hypotheses import (
     Hypothesis,
-    _NodeSearch,
     agrees_with_nodes,
-    explain_nodes,
     supports_condition,
 )
 from onnxopt_cli.analysis.explanation.node_samples import (

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explanation.failure_conditions import (
-    failure_condition,
-    supports_change,
-    supports_only_where,
-    supports_wherever,
-)
+from onnxopt_cli.analysis.explanation.failure_conditions import failure_condition
 from onnxopt_cli.analysis.explanation.features import (
     Feature,
     feature_list,
     features,
     fitted_conditions,
     roundest,
+)
+from onnxopt_cli.analysis.explanation.required_evidence import (
+    supports_change,
+    supports_only_where,
+    supports_wherever,
 )
 from onnxopt_cli.analysis.explanation.samples import sample
 from onnxopt_cli.config.run_config import Judging

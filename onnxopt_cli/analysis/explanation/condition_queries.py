@@ -1,0 +1,248 @@
+"""Inputs that are generated and submitted to a backend to refute or confirm conditions.
+
+Most inputs are near to known ones, and some have a value near the threshold of a condition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from onnxopt_cli.analysis.explanation.condition_fitting import (
+    BEAM_WIDTH,
+    ConditionFitting,
+    ConditionPath,
+    meeting_elements,
+)
+from onnxopt_cli.analysis.explanation.features import Condition, Feature, roundest
+from onnxopt_cli.analysis.explanation.generated_inputs import changed, mixed
+from onnxopt_cli.analysis.explanation.required_evidence import supports_wherever
+from onnxopt_cli.analysis.explanation.samples import Sample, sample
+from onnxopt_cli.core.tolerance import Branch
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.interpret.bound.error_bound import bound
+from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.implementation import Implementation
+from onnxopt_cli.operators.call import Call
+
+#: Submits a node to a backend; returns None if the backend returns no outputs.
+SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
+
+#: Number of inputs that are submitted in a round to distinguish conditions.
+SUBMITTED_TO_LEARN = 12
+# Generated inputs derive from the smaller half of the known inputs, or from this number of them.
+_MIN_BASES = 8
+#: An attempt to prove a condition draws at most MAX_DRAWN_TO_PROVE inputs. It submits up to
+#: SUBMITTED_TO_PROVE inputs that meet the condition, and as many that do not.
+SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
+# Steps of the bisection that narrows a threshold.
+_BISECTIONS = 24
+# A threshold is narrow if its gap is at most this share of the threshold.
+_NARROW_GAP = 0.01
+# Share of generated inputs in which a value lies near a threshold.
+_NEAR_THRESHOLD = 0.25
+# A fault is assumed visible where it changes a result by this many units of rounding.
+_VISIBLE_ROUNDINGS = 100
+
+
+class ConditionQueries(ConditionFitting):
+    """Known inputs to which the results of generated inputs are added.
+
+    Args:
+        samples: nodes of one operator, failing ones first.
+        submit: submits a generated node; None if the backend is not available.
+        mistake: the known mistake whose condition is sought; None for any fault.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], submit: SubmitCall | None, mistake: Implementation | None
+    ) -> None:
+        super().__init__(samples, mistake)
+        self._submit = submit
+        self._random = Random(0)  # noqa: S311 - not a secret
+
+    def _observe(self, call: Call[Array]) -> Sample | None:
+        """Submit a node, and add the result to the samples."""
+        returned = self._submit(call) if self._submit else None
+        if returned is None:
+            return None
+        right = [derived_output.branch for derived_output in bound(call)]
+        self._samples.append(self._sampled(call, right, returned))
+        return self._samples[-1]
+
+    def _sampled(
+        self, call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
+    ) -> Sample:
+        mistaken = self._mistake.run(call) if self._mistake else None
+        return sample(call, right, returned, mistaken or None)
+
+    def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
+        """Generate inputs near to known inputs, or mixed from failing and passing inputs."""
+        calls = sorted(self._samples, key=lambda each: each.call.size + len(each.call.groups))
+        failing = _smaller_half([each.call for each in calls if each.failed])
+        passing = _smaller_half([each.call for each in calls if not each.failed]) or failing
+        for bases in (failing, failing, passing) * (count // 3):
+            base = self._random.choice(bases)
+            if wide:
+                base = mixed(self._random, base, self._random.choice(passing))
+            call = changed(self._random, base, (2, 3, 4, 5) if wide else (1, 1, 1, 2, 2, 3))
+            if call and self._paths and self._random.random() < _NEAR_THRESHOLD:
+                call = self._near_threshold(call)
+            if call is None:
+                continue
+            branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+            each = self._sampled(call, branches)
+            # An input without elements that could show the fault is less informative.
+            if self._random.random() < max(0.1, self._visible_share(each)):
+                yield each
+
+    def _visible_share(self, each: Sample) -> float:
+        labels = each.call.split([each.labels(self._effects, self._always)])
+        shares = [bool(part.any()) for part in labels if part.size]
+        return sum(shares) / max(1, len(shares))
+
+    def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
+        """Set a feature to a value near a threshold of one of the plainest paths."""
+        parts = [
+            part
+            for path in self._paths[:BEAM_WIDTH]
+            for part in path.conditions
+            if part.gap and self._features[part.feature].vary
+        ]
+        if not parts:
+            return call
+        part = self._random.choice(parts)
+        low, high = sorted(part.gap or (0.0, 0.0))
+        middle = low + self._random.random() * (high - low)
+        number = self._random.choice((low, high, middle, roundest(low, high)))
+        vary = self._features[part.feature].vary
+        return vary(call, number) if vary and np.isfinite(number) else call
+
+    def _informative(self, candidates: Sequence[Sample]) -> list[int]:
+        """Return the inputs that distinguish most conditions, then some that test the plainest."""
+        if not candidates:
+            return []
+        predicted = self._predictions(self._paths, candidates)
+        weights = np.exp2([2 * (self._paths[0].cost - path.cost) for path in self._paths])
+        classes = np.zeros(len(predicted), int)
+        chosen: list[int] = []
+        for _ in range(SUBMITTED_TO_LEARN // 2):
+            scores = [
+                np.sum(np.bincount(2 * classes + column, weights) ** 2) for column in predicted.T
+            ]
+            best = int(np.argmin(np.array(scores)))
+            if best in chosen:
+                break
+            chosen.append(best)
+            classes = np.unique(2 * classes + predicted[:, best], return_inverse=True)[1]
+        for meets in (True, False) * SUBMITTED_TO_LEARN:
+            indices = np.setdiff1d(np.flatnonzero(predicted[0] == meets), chosen)
+            chosen += indices[: len(chosen) < SUBMITTED_TO_LEARN].tolist()
+        return chosen
+
+    def _predictions(self, paths: Sequence[ConditionPath], candidates: Sequence[Sample]) -> Array:
+        """Return for each path and each sample whether an element of the sample meets the path."""
+        tables = [self._table(each)[0] for each in candidates]
+        owners = np.repeat(np.arange(len(tables)), [table.shape[1] for table in tables])
+        columns = np.concatenate(tables, axis=1)
+        predicted = np.zeros((len(paths), len(candidates)), bool)
+        meeting = meeting_elements([path.conditions for path in paths], columns)
+        for row, (_, meets) in zip(predicted, meeting, strict=True):
+            row[owners[meets]] = True
+        return predicted
+
+    def _sharpen(self) -> None:
+        """Bisect the thresholds of the plainest path, starting from a failing sample.
+
+        Conditions are fitted to all samples only after a bisection, since a fit takes longer than
+        the run of a node.
+        """
+        for place in range(len(self._paths[0].conditions)):
+            if not self._paths or place >= len(self._paths[0].conditions):
+                return
+            conditions = self._paths[0].conditions
+            part = conditions[place]
+            feature = self._features[part.feature]
+            for _ in range(_BISECTIONS):
+                if not part.gap or not feature.vary or is_narrow(part, feature):
+                    break
+                number = _middle(*part.gap)
+                if feature.kind == "count":
+                    number = np.floor(number)
+                call = self._between(conditions, place, number)
+                observed = call and self._observe(call)
+                if not observed:
+                    break
+                right, wrong = part.gap
+                part = replace(part, gap=(right, number) if observed.failed else (number, wrong))
+            self._fit()
+
+    def _between(
+        self, conditions: Sequence[Condition], place: int, number: float
+    ) -> Call[Array] | None:
+        """Return a failing node in which the feature of one condition has the given value."""
+        feature = self._features[conditions[place].feature]
+        other_parts = [*conditions[:place], *conditions[place + 1 :]]
+        for each in self._samples:
+            if each.failed and self._meets(conditions, each) and feature.vary:
+                call = feature.vary(each.call, number)
+                if call is None:
+                    continue
+                branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+                candidate = self._sampled(call, branches)
+                if self._visible_share(candidate) and (
+                    not other_parts or self._meets(other_parts, candidate)
+                ):
+                    return call
+        return None
+
+    def _survives_proof(self) -> bool:
+        """Return whether new inputs agree with the conditions of the plainest path."""
+        met = Counter[bool]()
+        for meets, failed in self._outcomes(self._paths[0].conditions):
+            # If failures have several reasons, an input may fail for another reason.
+            if meets != failed and not (failed and self._partial):
+                return False
+            met[meets] += 1
+        return supports_wherever(met[True], met[False])
+
+    def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
+        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
+        remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
+        for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
+            meets = self._meets(conditions, candidate)
+            if remaining[meets] and (seen := self._observe(candidate.call)):
+                remaining[meets] -= 1
+                yield self._meets(conditions, seen), seen.failed
+            if not +remaining:
+                return
+
+
+def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
+    """Return the first half of calls sorted by size, which run fastest; at least _MIN_BASES."""
+    return calls[: max(_MIN_BASES, len(calls) // 2)]
+
+
+def is_narrow(part: Condition, feature: Feature) -> bool:
+    """Return whether the values next to a threshold are known closely enough."""
+    right, wrong = part.gap or (0.0, 0.0)
+    if feature.kind == "count":
+        return abs(right - wrong) <= 1
+    largest = max(abs(right), abs(wrong), float(np.finfo(np.float32).tiny))
+    return abs(right - wrong) <= _NARROW_GAP * largest
+
+
+def _middle(low: float, high: float) -> float:
+    """Return the arithmetic middle of two numbers, or the geometric one if their ratio is large."""
+    if low * high > 0 and max(low / high, high / low) > 10:  # noqa: PLR2004 - a magnitude
+        return float(np.sign(low) * np.sqrt(abs(low)) * np.sqrt(abs(high)))
+    return low + (high - low) / 2
+
+
+def _visible_limit(output: Array) -> Array:
+    step = _VISIBLE_ROUNDINGS * np.finfo(output.dtype).eps * np.abs(output)
+    return np.where(np.isfinite(output), step, 0)

@@ -1,0 +1,220 @@
+"""Statements about the nodes on which a backend is wrong, and their agreement with known nodes.
+
+A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
+then returns the outputs of a known mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeSample, Trait
+from onnxopt_cli.mutation.node_mutants import NodeMutant
+
+#: A mistake must reproduce this share of the failures in which it has an effect.
+MIN_ALIKE_SHARE = 0.75
+#: Share of the generated nodes that may contradict a hypothesis.
+MAX_CONTRADICTING_SHARE = 0.02
+#: A condition requires this many failing nodes that meet it, and this many right nodes that do not
+#: meet it. These nodes must have been generated after the condition was chosen. If a quarter of the
+#: nodes that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with
+#: the condition with a probability of 0.75 ** 11 = 4 %.
+MIN_MEETING, MIN_OUTSIDE = 11, 11
+# The effects of a mistake on nodes whose outputs it changes.
+_EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """A statement about when a backend fails.
+
+    Attributes:
+        traits: the parts of the condition; empty if the mistake has no further condition.
+        mistake: the mistake; None for any wrong outputs.
+        cost: the hypothesis of the least cost is reported.
+    """
+
+    traits: tuple[Trait, ...]
+    mistake: NodeMutant | None
+    cost: float
+
+    @property
+    def text(self) -> str:
+        """The statement in words."""
+        where = " and ".join(trait.text for trait in self.traits)
+        if self.mistake is None:
+            return f"wrong wherever {where}"
+        return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
+
+    @property
+    def key(self) -> str:
+        """A text that identifies the hypothesis, apart from the limits in its condition."""
+        mistake = self.mistake.name if self.mistake else ""
+        return " and ".join([mistake, *(trait.key for trait in self.traits)])
+
+    @property
+    def dependence(self) -> str:
+        """The words for the change that shows whether a node depends on the condition."""
+        is_left_out = all(
+            trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
+        )
+        return "leaving it out" if is_left_out else "its value"
+
+    @property
+    def uncertainty(self) -> str:
+        """The intervals of the limits that are not known exactly, in words."""
+        gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
+        if not gaps:
+            return ""
+        subject = "the limit is" if len(gaps) == 1 else "the limits are"
+        intervals = [f"between {low:g} and {high:g}" for low, high in gaps]
+        return f" ({subject} {', and '.join(intervals)})"
+
+    def meets(self, sample: NodeSample) -> bool:
+        """Return whether a node meets the condition."""
+        return all(trait.holds(sample) for trait in self.traits)
+
+    def explains(self, sample: NodeSample) -> bool:
+        """Return whether a failing node agrees with the statement."""
+        if not sample.failed or not self.meets(sample):
+            return False
+        if self.mistake is not None:
+            return sample.effects.get(self.mistake.name) is Effect.ALIKE
+        return self._shows(sample)
+
+    def _shows(self, sample: NodeSample) -> bool:
+        """Return whether the attributes and inputs of the condition have an effect on a node."""
+        return all(
+            sample.effects.get(trait.ignoring, Effect.UNLIKE) is not Effect.NONE
+            for trait in self.traits
+            if trait.ignoring
+        )
+
+    def has_exceptions(self, samples: Iterable[NodeSample]) -> bool:
+        """Return whether a passing node meets the condition, but does not depend on it."""
+        return self.mistake is None and any(
+            sample.failed is False and self.meets(sample) and not self._shows(sample)
+            for sample in samples
+        )
+
+    def contradicts(self, sample: NodeSample) -> bool:
+        """Return whether a node passes although the statement says that it fails."""
+        if sample.failed is not False or not self.meets(sample):
+            return False
+        if self.mistake is not None:
+            return sample.effects.get(self.mistake.name) is not Effect.NONE
+        return self._shows(sample)
+
+    def leaves_out(self, sample: NodeSample) -> bool:
+        """Return whether a node is predicted to pass only because it does not meet the condition.
+
+        A node on which the mistake has no effect does not show whether the condition matters.
+        """
+        if self.meets(sample):
+            return False
+        effect = sample.effects.get(self.mistake.name) if self.mistake else None
+        return effect is not Effect.NONE
+
+    def differs(self, sample: NodeSample) -> bool:
+        """Return whether a failing node has wrong outputs other than those of the mistake."""
+        return (
+            self.mistake is not None
+            and bool(sample.failed)
+            and self.meets(sample)
+            and sample.effects.get(self.mistake.name) is Effect.UNLIKE
+        )
+
+
+def supports_condition(meeting: int, others: int) -> bool:
+    """Return whether generated nodes suffice to state a condition.
+
+    Args:
+        meeting: number of failing nodes that meet the condition.
+        others: number of passing nodes that do not meet it.
+    """
+    return meeting >= MIN_MEETING and others >= MIN_OUTSIDE
+
+
+def agrees_with_nodes(
+    hypothesis: Hypothesis,
+    samples: Sequence[NodeSample],
+    candidates: Iterable[str],
+    accepted: Iterable[Hypothesis],
+) -> bool:
+    """Return whether a hypothesis agrees with all nodes.
+
+    Args:
+        hypothesis: the hypothesis.
+        samples: the nodes.
+        candidates: names of the mistakes that reproduce failing cases.
+        accepted: other hypotheses, which explain some of the nodes.
+    """
+    against = [sample for sample in samples if hypothesis.contradicts(sample)]
+    if any(sample.case for sample in against):
+        return False
+    agreeing = [
+        sample
+        for sample in samples
+        if hypothesis.explains(sample) and not any_explains(accepted, sample)
+    ]
+    generated = sum(not sample.case for sample in agreeing)
+    if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
+        return False
+    if hypothesis.mistake is not None and hypothesis.traits:
+        # The condition is wrong if the backend has the mistake on nodes that do not meet it.
+        plain = Hypothesis((), hypothesis.mistake, 0.0)
+        elsewhere = sum(
+            plain.explains(sample) and not hypothesis.meets(sample) for sample in samples
+        )
+        if elsewhere > MAX_CONTRADICTING_SHARE * len(agreeing):
+            return False
+    differing = [
+        sample
+        for sample in samples
+        if hypothesis.differs(sample) and not any_explains(accepted, sample)
+    ]
+    if len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + len(differing)):
+        return True
+    separate = _separate_mistakes(hypothesis, samples, candidates)
+    differing_alone = sum(
+        not any(sample.effects.get(name) in _EFFECTS for name in separate) for sample in differing
+    )
+    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing_alone)
+
+
+def _separate_mistakes(
+    hypothesis: Hypothesis, samples: Iterable[NodeSample], candidates: Iterable[str]
+) -> list[str]:
+    """Return the mistakes that a backend may have in addition to that of a hypothesis.
+
+    Each returned mistake reproduces a failure on which the mistake of the hypothesis has no effect.
+    Conversely, the mistake of the hypothesis reproduces a failure on which the returned mistake has
+    no effect. No returned mistake has an effect on nodes that pass. On nodes on which both mistakes
+    have an effect, the outputs of the backend differ from those of either mistake alone.
+    """
+    if hypothesis.mistake is None:
+        return []
+    own_name = hypothesis.mistake.name
+    failing = [sample.effects for sample in samples if sample.failed]
+    passing = [sample.effects for sample in samples if sample.failed is False]
+    return [
+        name
+        for name in candidates
+        if _acts_alone(name, own_name, failing)
+        and _acts_alone(own_name, name, failing)
+        and all(effects.get(name) is Effect.NONE for effects in passing)
+    ]
+
+
+def _acts_alone(name: str, other: str, effects: Iterable[Mapping[str, Effect]]) -> bool:
+    """Return whether a mistake reproduces a failing node on which another has no effect."""
+    return any(
+        of_node.get(name) is Effect.ALIKE and of_node.get(other) is Effect.NONE
+        for of_node in effects
+    )
+
+
+def any_explains(hypotheses: Iterable[Hypothesis], sample: NodeSample) -> bool:
+    """Return whether one of several hypotheses explains a failing node."""
+    return any(hypothesis.explains(sample) for hypothesis in hypotheses)

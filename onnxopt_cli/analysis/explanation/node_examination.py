@@ -1,0 +1,220 @@
+"""Examination of nodes: their traits, and the effects of known mistakes on them.
+
+Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
+forked process, since a model is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from os import getpid
+from time import process_time
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.analysis.explanation.explain import SearchClock
+from onnxopt_cli.analysis.explanation.explain_remaining import MIN_CHANGING_SHARE, REPEATED_CASES
+from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE
+from onnxopt_cli.analysis.explanation.node_samples import (
+    PROBES,
+    Effect,
+    NodeSample,
+    effects_by_mistake,
+    effects_on,
+    judged_node,
+)
+from onnxopt_cli.analysis.node_search import on_corrected_reference
+from onnxopt_cli.core.values import NumberKind, Value, kind_of
+from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.mutation.node_mutants import NodeMutant
+from onnxopt_cli.operators.native_onnx import die_with_models
+from onnxopt_cli.operators.nodes import imported_versions, plain_domain
+from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
+from onnxopt_cli.workers.forked_processes import ProcessLostError
+
+#: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
+#: all cases, which takes long on a busy machine.
+SILENCE_SECONDS = 30.0
+#: Two outputs for the same inputs are different if they differ by more than this fraction of the
+#: largest element.
+REPEATED_RTOL = 1e-3
+# Largest number of mistakes that are kept although they reproduce only a few wrong elements.
+_MAX_DOUBTFUL = 12
+
+#: Submits a model of one node to a backend; returns None if the backend returns no outputs.
+SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None]
+_Item = TypeVar("_Item")
+
+
+class NodeExamination:
+    """The known nodes of one operator, and the mistakes that may explain their failures.
+
+    Args:
+        samples: the nodes of the cases.
+        submit: submits a generated node; None if the backend is not available.
+        clock: counts the time of the search.
+        seconds: time limit of the search.
+    """
+
+    def __init__(
+        self,
+        samples: list[NodeSample],
+        submit: SubmitNode | None,
+        clock: SearchClock,
+        seconds: float,
+    ) -> None:
+        self._samples, self._submit = samples, submit
+        self._clock, self._end = clock, clock.now() + seconds
+        # Mistakes that reproduce failing cases, by name; the likely ones first.
+        self._candidates: list[str] = []
+        # Mistakes that reproduce too few wrong elements to be named without generated nodes.
+        self._doubtful: list[str] = []
+        self._mistakes: dict[str, NodeMutant] = {}
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Whether the search has used its time."""
+        return self._remaining() <= 0
+
+    def _remaining(self) -> float:
+        """Return the seconds that remain for this search."""
+        return self._end - self._clock.now()
+
+    def _forked(self, work: Callable[[], Iterator[_Item]], seconds: float) -> Iterator[_Item]:
+        """Yield the items of a function that runs with the corrected reference in a fork.
+
+        Iteration ends early if the process crashes or exceeds its processor time, which is part of
+        the time of this search.
+        """
+        parent = getpid()
+
+        def timed() -> Iterator[tuple[float, list[_Item]]]:
+            if getpid() != parent:
+                # A model that crashes onnx may end this process, so no further helper process is
+                # needed.
+                die_with_models()
+            began = process_time()
+            for item in work():
+                used = process_time() - began
+                yield used, [item]
+                if used > seconds:
+                    return
+            yield process_time() - began, []
+
+        used = 0.0
+        with suppress(ProcessLostError):
+            for total, items in on_corrected_reference(timed, SILENCE_SECONDS):
+                self._clock.add(total - used)
+                used = total
+                yield from items
+
+    def _changes_when_repeated(self) -> bool:
+        """Rerun a few failing nodes, and return whether a third of them return other outputs.
+
+        A backend whose outputs change keeps state, and no condition on a node describes its
+        failures.
+        """
+        failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
+        differing = sum(map(self._differs_again, failing))
+        return differing >= MIN_CHANGING_SHARE * len(failing)
+
+    def _differs_again(self, sample: NodeSample) -> bool:
+        if self._submit is None:
+            return False
+        first, second = (self._submit(sample.model, sample.inputs) for _ in range(2))
+        responses = [sample.returned, first, second]
+        return any(
+            earlier is not None
+            and later is not None
+            and (len(earlier) != len(later) or any(map(_far_apart, earlier, later)))
+            for earlier, later in pairwise(responses)
+        )
+
+    def _examine_cases(self) -> None:
+        """Find the traits of the cases, and the mistakes that reproduce failing cases."""
+        cases = [*self._samples]
+        mistakes = self._mistakes_of(cases)
+
+        def work() -> Iterator[tuple[int | str, Any, Any]]:
+            judges = {}
+            for index, sample in enumerate(cases):
+                if judge := judged_node(sample):
+                    judges[index] = judge
+                    yield index, judge.traits, judge.numbers
+            for name, mistake in mistakes.items():
+                yield name, *effects_on(mistake, judges)
+
+        elements: dict[str, float] = {}
+        for key, value, effects in self._forked(work, self._remaining()):
+            if isinstance(key, int):
+                cases[key].traits, cases[key].numbers = value, effects
+            elif value or key.endswith(PROBES):
+                elements[key] = value
+                self._mistakes[key] = mistakes[key]
+                for index, effect in effects.items():
+                    cases[index].effects[key] = effect
+        self._samples = [sample for sample in cases if sample.traits]
+        self._candidates = [key for key, count in elements.items() if count >= MIN_ELEMENTS_ALIKE]
+        if not self._candidates and self._submit:
+            self._doubtful = [key for key, count in elements.items() if count][:_MAX_DOUBTFUL]
+            self._candidates = [*self._doubtful]
+
+    @staticmethod
+    def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
+        mistakes: dict[str, NodeMutant] = {}
+        versions = dict.fromkeys(_operator_version(sample.model) for sample in samples)
+        for domain, op_type, opset in versions:
+            mistakes = {**node_mistakes(domain, op_type, opset), **mistakes}
+        return mistakes
+
+    def _is_possible(self, name: str) -> bool:
+        """Return whether a mistake may explain failures, possibly with a condition."""
+        effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
+        alike = effects.count(Effect.ALIKE)
+        return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
+
+    def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
+        """Judge generated nodes, and find their traits and the effects of candidates."""
+        candidates = [name for name in self._candidates if self._is_possible(name)]
+        probes = [name for name in self._mistakes if name.endswith(PROBES)]
+        names = dict.fromkeys((*candidates, *probes))
+
+        def work() -> Iterator[Any]:
+            for index, sample in enumerate(samples):
+                judge = judged_node(sample)
+                if judge is None:
+                    continue
+                effects = effects_by_mistake([self._mistakes[name] for name in names], judge)
+                if effects is not None:
+                    yield index, judge.failed, judge.traits, judge.numbers, effects
+
+        for index, failed, traits, numbers, effects in self._forked(work, self._remaining()):
+            sample = samples[index]
+            sample.failed, sample.traits = failed, traits
+            sample.numbers, sample.effects = numbers, effects
+        self._samples += [sample for sample in samples if sample.traits]
+
+
+def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:
+    node = model.graph.node[0]
+    domain = plain_domain(node.domain)
+    return domain, node.op_type, imported_versions(model)[domain]
+
+
+def _far_apart(first: Value, second: Value) -> bool:
+    """Return whether two outputs differ by more than another order of operations would cause."""
+    if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
+        return False
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return True
+    if kind_of(first.dtype) is not NumberKind.FLOAT:
+        return not np.array_equal(first, second)
+    earlier, later = first.astype(np.float64), second.astype(np.float64)
+    finite = np.isfinite(earlier) & np.isfinite(later)
+    largest = float(np.max(np.abs(earlier[finite]), initial=0.0))
+    close = np.isclose(earlier, later, rtol=0, atol=REPEATED_RTOL * largest, equal_nan=True)
+    return not close.all()

@@ -1,0 +1,96 @@
+"""Selection of the generated nodes that test a hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from onnxopt_cli.analysis.explanation.hypotheses import Hypothesis
+from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait, judged_node
+from onnxopt_cli.analysis.node_variations import Variation
+from onnxopt_cli.core.values import Value
+from onnxopt_cli.mutation.bound_node import BoundNode
+from onnxopt_cli.mutation.node_mutants import NodeMutant
+
+#: Number of generated nodes that are submitted in a round.
+NODES_PER_ROUND = 40
+#: Largest number of nodes that are generated in a round; at most NODES_PER_ROUND are submitted.
+MAX_ATTEMPTS = 240
+# Largest number of nodes from which new nodes are generated.
+_MAX_BASES = 24
+
+# The purpose of a generated node: the rival that it distinguishes from the mistake of a hypothesis,
+# or the parts of the condition that it meets.
+_NodeKind: TypeAlias = NodeMutant | frozenset[Trait]
+
+
+def select_nodes(
+    variations: Iterable[Variation | None], hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
+) -> Iterator[Variation | None]:
+    """Yield the nodes of a round that test a hypothesis, and None in place of other nodes.
+
+    To test a condition, some nodes must meet it and others lack one of its parts, and the mistake
+    must have an effect on them. To exclude a rival, some nodes must distinguish it from the
+    mistake. Random nodes may contain few nodes of one of these kinds.
+
+    Args:
+        variations: random nodes; None in place of an invalid one.
+        hypothesis: the hypothesis.
+        rivals: other mistakes that explain the same nodes as the mistake of the hypothesis.
+    """
+    parts = frozenset(hypothesis.traits)
+    kinds: set[_NodeKind] = {*rivals}
+    if parts:
+        kinds |= {parts, *(parts - {part} for part in parts)}
+    needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
+    # Nodes of any kind, which may support another hypothesis.
+    needed_others = NODES_PER_ROUND - sum(needed.values())
+    for variation in islice(variations, MAX_ATTEMPTS):
+        if variation is None:
+            yield None
+            continue
+        node_kinds = _kinds_of_node(variation, hypothesis, rivals)
+        needed_kinds = [kind for kind in node_kinds if needed.get(kind)]
+        if needed_kinds:
+            needed[needed_kinds[0]] -= 1
+        elif needed_others:
+            needed_others -= 1
+        else:
+            yield None
+            continue
+        yield variation
+        if not needed_others and not any(needed.values()):
+            return
+
+
+def _kinds_of_node(
+    variation: Variation, hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
+) -> list[_NodeKind]:
+    """Return the rivals that a node distinguishes, and the parts of a condition that it meets.
+
+    A node on which the mistake of the hypothesis has no effect does not test its condition.
+    """
+    judge = judged_node(generated_sample(variation, variation.outputs))
+    if judge is None:
+        return []
+    mistake = hypothesis.mistake
+    kinds: list[_NodeKind] = []
+    if mistake is not None:
+        kinds += [rival for rival in rivals if judge.distinguishes(mistake, rival)]
+        if not judge.may_show(mistake):
+            return kinds
+    sample = judge.sample
+    sample.traits, sample.numbers = judge.traits, judge.numbers
+    return [*kinds, frozenset(part for part in hypothesis.traits if part.holds(sample))]
+
+
+def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
+    """Return a generated node with the outputs of a backend, which are not judged yet."""
+    return NodeSample("", variation.model, variation.inputs, variation.outputs, returned, None)
+
+
+def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:
+    """Return small nodes from which new nodes are generated: cases, then generated nodes."""
+    ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
+    return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]

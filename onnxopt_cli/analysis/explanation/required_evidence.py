@@ -1,0 +1,55 @@
+"""Numbers of inputs that a statement about the failures of a backend requires."""
+
+from __future__ import annotations
+
+# Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
+# such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
+# also needs at least MIN_OTHERS inputs that do not meet the condition.
+_MIN_PROVEN = 11
+# Smallest numbers of inputs for which a changed formula is wrong: if the backend agrees with the
+# formula for all of them, and if it agrees for all but one. If the backend returned other outputs
+# for a tenth of such inputs, the probability of such an agreement would be below 5 %.
+_MIN_ALIKE = (29, 46)
+# "Only where" statements: of the inputs that meet the condition, the smallest share that fails.
+_MIN_FAILURE_RATE = 0.5
+#: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
+#: which pass. If such inputs failed at a rate of one in ten, 29 of them would all pass with a
+#: probability of 0.9 ** 29 = 5 %.
+MIN_OTHERS = 29
+#: "Only where" statements: the smallest number of inputs that meet the condition. If failures did
+#: not depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
+MIN_MEETING = 10
+
+
+def supports_wherever(meeting: int, others: int) -> bool:
+    """Return whether new inputs suffice to state that a backend fails wherever a condition holds.
+
+    Args:
+        meeting: number of inputs that meet the condition, all of which fail.
+        others: number of inputs that do not meet it, none of which fails for this reason.
+    """
+    return meeting >= _MIN_PROVEN and others >= MIN_OTHERS
+
+
+def supports_change(alike: int, unlike: int) -> bool:
+    """Return whether enough new inputs support the claim that a backend computes a changed formula.
+
+    Args:
+        alike: number of inputs for which the backend returns the outputs of the changed formula,
+            which are wrong.
+        unlike: number of other inputs for which these outputs are wrong.
+    """
+    return unlike < len(_MIN_ALIKE) and alike + unlike >= _MIN_ALIKE[unlike]
+
+
+def supports_only_where(failing: int, meeting: int, others: int) -> bool:
+    """Return whether enough inputs support the claim that a backend fails only under a condition.
+
+    Args:
+        failing: number of failing inputs, which all meet the condition.
+        meeting: number of inputs that meet the condition.
+        others: number of inputs that do not meet it.
+    """
+    return (
+        meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= _MIN_FAILURE_RATE * meeting
+    )
