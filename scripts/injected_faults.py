@@ -650,7 +650,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
 
 
 class InexactAttribute(Fault):
-    """A fault that computes with the decimal of an attribute instead of its float32 value."""
+    """A fault that does not round an attribute to float32, such as 0.1, but uses the decimal."""
 
     def _changed_call(self, call: Call[Any], group: int) -> Call[Any]:
         name = self.parameters[0]

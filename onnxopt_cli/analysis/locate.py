@@ -72,9 +72,9 @@ _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
 # Contributions smaller than this are not named.
 _LEAST_SHARE = 0.05
-# Limit of running all nodes alone again, to measure their contributions to the error.
+# Time limit for measuring the contributions of nodes to the error: each node runs alone again.
 _MEASURE_SECONDS = 30.0
-# Limit of the search for the known mistakes that a node of a training operator has.
+# Time limit of the search for the known mistakes that a node of a training operator has.
 _EXPLAIN_SECONDS = 10.0
 # The cause of a node that is wrong only when it is run again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
@@ -153,7 +153,7 @@ class ErrorContribution:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A node that backends compute differently, although each is within the tolerance.
+    """A node that backends compute differently, although all are within the tolerance.
 
     Attributes:
         node: its name.

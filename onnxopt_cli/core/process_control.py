@@ -106,8 +106,8 @@ def claimed() -> bool:
 def fork_helper(work: Callable[[], object]) -> int:
     """Fork a process that calls a function, and return its process id.
 
-    The helper ends with this process even if that is killed, ignores Ctrl-C, and cannot be
-    inspected by backends.
+    The helper ends when this process ends, even if this process is killed. The helper ignores
+    Ctrl-C, and cannot be inspected by backends.
 
     Args:
         work: the function; the helper ends when it returns or raises.

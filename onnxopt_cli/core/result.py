@@ -183,8 +183,8 @@ class Result:
 def with_shared(result: Result, **shared: object) -> Result:
     """Set fields of a result in place, and return it; no other code may hold the result yet.
 
-    Readers of logs use it to let many results share equal objects. ``dataclasses.replace`` would
-    take most of the time of reading a large log.
+    Readers of logs use this function to let results share equal objects. ``dataclasses.replace``
+    would take most of the time of reading a large log.
     """
     for name, value in shared.items():
         object.__setattr__(result, name, value)

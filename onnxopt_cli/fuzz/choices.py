@@ -230,7 +230,8 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # If the formula is undefined for every number, this attribute is not the reason.
+    # If the formula is undefined for every number, another attribute makes it undefined, and all
+    # numbers of this attribute are kept.
     return tuple(defined) or _FRACTIONS
 
 

@@ -309,7 +309,7 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
 
 
 def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    """Return files by their paths.
+    """Return a mapping of paths to the contents of files.
 
     Raises:
         UsageError: if two paths are equal, or are the same file on some file systems.

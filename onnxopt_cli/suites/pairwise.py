@@ -135,8 +135,8 @@ _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
 _RARE = 10.0
 #: Number of elements that are drawn at once; each literal tensor takes some of these elements.
 _POOL = 4096
-#: Number of attempts to draw a conclusive node. In one of 3 nodes, a single conclusive output
-#: suffices.
+#: Number of attempts to draw a node whose outputs are all conclusive. One in 3 nodes is accepted
+#: with a single conclusive output.
 _TRIES, _PARTLY = 8, 3
 #: The rank of a matrix, and the highest rank of a vector with additional axes of 1.
 _MATRIX, _MOST_RANK = 2, 7

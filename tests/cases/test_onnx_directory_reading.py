@@ -288,7 +288,7 @@ def test_input_without_a_type_is_reported(tmp_path):
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", model, [value], [value])
     message = (
-        "test_data_set_0: one of the graph's inputs is declared as unknown type, "
+        "test_data_set_0: one of the graph's inputs is declared as an unknown type, "
         "which is not supported"
     )
     assert complaints(tmp_path / "test_x") == [message]

@@ -362,7 +362,7 @@ def describe_type(declared: TypeProto) -> str:
     if kind == "map":
         keys, values = declared.map_type.key_type, declared.map_type.value_type
         return f"map of {type_name(keys)} to {describe_type(values)}"
-    return kind.replace("_", " ") or "unknown type"
+    return kind.replace("_", " ") or "an unknown type"
 
 
 # Some exporters write -1 for an unknown dimension, and onnx's checker accepts it.

@@ -1,7 +1,7 @@
 """Lower one node: call its formula with symbols, which record primitive ONNX nodes.
 
-NumPy's dispatch passes each function of the formula to the symbol. The vocabulary defines the ONNX
-node for each NumPy function.
+When the formula calls a NumPy function with a symbol, NumPy's dispatch passes the call to the
+symbol. The vocabulary defines the ONNX node for each NumPy function.
 
 Types combine as in NumPy, with one additional rule. Integers, booleans, constants, and expressions
 of these alone are *weak*: they are computed in double, and rounded to the type of the other operand

@@ -80,8 +80,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# The largest share of the sum in a norm that is treated as lost. With this share, a quotient by the
-# norm is already inconclusive.
+# The largest share of the sum in a norm that is treated as lost. If this share is lost, a quotient
+# by the norm is inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 

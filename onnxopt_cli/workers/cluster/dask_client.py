@@ -77,7 +77,8 @@ _WORKERS_SECONDS = 60.0
 # Time limit for closing connections.
 _CLOSING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
-# Size limit of a scheduler file, and time limit for it to be written: it is created empty.
+# Size limit of a scheduler file. Dask creates the file empty, and must write its content within
+# this many seconds.
 _MAX_FILE_BYTES = 1 << 20
 _FILE_SECONDS = 2.0
 # Length limits of error messages from Dask.

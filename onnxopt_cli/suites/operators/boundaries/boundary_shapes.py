@@ -130,7 +130,7 @@ _EQUATIONS: Sequence[tuple[str, str, tuple[Shape, ...]]] = (
 
 
 def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: int = 2) -> None:
-    """Draw negative elements beside padding, which must not enter a maximum or a mean."""
+    """Draw negative elements beside padding that a maximum or a mean must ignore."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
     x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - moves the maxima
