@@ -389,8 +389,8 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     unbounded = fixed_node(infinities, np.float32(-_INF), np.float32(_INF))
     yield "Clip", "infinite_bounds", unbounded
     slopes = np.array([2.0, 0.5, 3.0, _NAN, _INF, _NAN, -_INF], np.float32)
-    arguments = np.array([_NAN, _INF, -_INF, -1.0, -2.0, 3.0, 4.0], np.float32)
-    yield "PRelu", "exceptional", fixed_node(arguments, slopes)
+    data = np.array([_NAN, _INF, -_INF, -1.0, -2.0, 3.0, 4.0], np.float32)
+    yield "PRelu", "exceptional", fixed_node(data, slopes)
     infinite = np.array([1.0, _INF, 2.0, 3.0], np.float32)
     yield "CumSum", "exclusive_infinity", fixed_node(infinite, np.array(0), exclusive=1)
     periods = np.array([2.0, -2.5, 4.0, -7.0, 10.0], np.float32)
