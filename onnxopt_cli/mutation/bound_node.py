@@ -74,6 +74,12 @@ class BoundNode:
         """The values of the inputs in the node's order; None for an omitted input."""
         return [self.values.get(name) for name in self.names]
 
+    @property
+    def output_places(self) -> list[int]:
+        """The positions of the model's outputs among the outputs of the node."""
+        names = [*self.node.output]
+        return [names.index(output.name) for output in self.model.graph.output]
+
     def operand(self, index: int) -> Array | None:
         """Return an input; None if it is omitted or not a tensor."""
         name = self.names[index] if index < len(self.names) else ""

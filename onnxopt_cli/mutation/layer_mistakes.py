@@ -225,7 +225,7 @@ def _padded_with_zero(node: BoundNode) -> BoundNode | None:
 def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
     """Update BatchNormalization's running variance with a variance that divides by n - 1."""
     x, old = node.operand(0), node.operand(4)
-    requested = [index for index, name in enumerate(node.node.output) if name]
+    requested = node.output_places
     if x is None or old is None or not node.attribute("training_mode") or 2 not in requested:  # noqa: PLR2004 - the third output
         return None
     count = x.size // x.shape[1] if x.size else 0

@@ -46,10 +46,9 @@ def _changed(
     change: _OutputChange, place: int | None, node: BoundNode, compute: ComputeNode
 ) -> Sequence[Value] | None:
     """Change the outputs of a node, or only the output of the operator at a place."""
-    requested = [index for index, name in enumerate(node.node.output) if name]
     outputs = [*compute(node)]
     is_changed = False
-    for index, (output, value) in enumerate(zip(requested, outputs, strict=False)):
+    for index, (output, value) in enumerate(zip(node.output_places, outputs, strict=False)):
         if place in (None, output) and isinstance(value, np.ndarray):
             changed = change(node, value)
             if changed is not None:
@@ -129,6 +128,19 @@ def _numeric_operands(node: BoundNode, kinds: str) -> dict[int, Array]:
     }
 
 
+def _with_own_type_changed(
+    node: BoundNode, outputs: Sequence[Value], change: Callable[[Array], Array]
+) -> list[Value]:
+    """Change the outputs whose type is that of the first input by the operator's schema."""
+    formals = node.schema.outputs
+    types = [formals[min(place, len(formals) - 1)].type_str for place in node.output_places]
+    own_type = node.schema.inputs[0].type_str
+    return [
+        change(value) if isinstance(value, np.ndarray) and type_name == own_type else value
+        for value, type_name in zip(outputs, types, strict=True)
+    ]
+
+
 def _in_type(
     kinds: str,
     dtype: np.dtype[Any],
@@ -146,12 +158,9 @@ def _in_type(
     changed = node
     for index, value in operands.items():
         changed = changed.with_operand(index, value.astype(dtype))
-    return [
-        np.asarray(rounding(value)).astype(own_dtype)
-        if isinstance(value, np.ndarray) and value.dtype == dtype
-        else value
-        for value in compute(changed)
-    ]
+    return _with_own_type_changed(
+        node, compute(changed), lambda value: np.asarray(rounding(value)).astype(own_dtype)
+    )
 
 
 def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
@@ -162,12 +171,7 @@ def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence
     changed = node
     for index, value in operands.items():
         changed = changed.with_operand(index, _highest_bit_inverted(value))
-    return [
-        _highest_bit_inverted(value)
-        if isinstance(value, np.ndarray) and value.dtype == operands[0].dtype
-        else value
-        for value in compute(changed)
-    ]
+    return _with_own_type_changed(node, compute(changed), _highest_bit_inverted)
 
 
 def _highest_bit_inverted(array: Array) -> Array:

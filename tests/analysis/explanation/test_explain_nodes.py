@@ -221,6 +221,17 @@ def test_features_of_a_node_compare_axes_attributes_and_values():
     }
 
 
+def test_mistake_in_an_output_changes_it_in_any_order_of_outputs():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 11]> g (float[2] x, int64[1] k) => '
+        "(int64[1] i, float[1] v) { v, i = TopK(x, k) }"
+    )
+    inputs = {"x": np.float32([1, 3]), "k": np.array([1])}
+    mistake = node_mistakes("", "TopK", 11)["Values negated"]
+    indices, values = mistake.outputs(model, inputs, native_outputs)
+    assert (indices.tolist(), values.tolist()) == ([1], [-3])
+
+
 @pytest.mark.parametrize(
     ("name", "axis"),
     [("as in version 13", None), ("as in version 13 with the defaults of its own", 1)],
@@ -514,6 +525,13 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             {"keepdims": 0},
             "integers compared with the other sign",
             {"x": np.uint8([200, 100])},
+            1,
+        ),
+        (
+            "ArgMax",
+            {"keepdims": 0},
+            "integers compared with the other sign",
+            {"x": np.array([5, -3])},
             1,
         ),
         (
