@@ -157,7 +157,7 @@ def _with_further_values(
     for _ in range(_FURTHER_VALUES):
         try:
             changed = _values(random, node)
-            is_excluded = excluded_input(message, changed.operands, is_model=True)
+            is_excluded = _is_excluded(message, changed)
             if is_excluded or not _is_in_domain(changed):
                 continue
             # The names of the model are used, since changed operands get new names.
@@ -315,13 +315,17 @@ def _is_valid_attribute(name: str, value: Any) -> bool:
     return value > 0 if name == "p" else value >= 0
 
 
+def _is_excluded(message: onnx.NodeProto, node: BoundNode) -> bool:
+    return bool(excluded_input(message, node.operands, opset=node.opset, is_model=True))
+
+
 def _computed(node: BoundNode) -> Variation | None:
     """Return a node with its outputs; None if it is not valid."""
     if _elements(node) > _MAX_ELEMENTS or not _is_in_domain(node):
         return None
     model, inputs = node.as_model()
     (message,) = model.graph.node
-    if unsupported_reason(message) or excluded_input(message, node.operands, is_model=True):
+    if unsupported_reason(message) or _is_excluded(message, node):
         return None
     outputs = native_outputs(model, inputs)
     names = [output.name for output in model.graph.output]

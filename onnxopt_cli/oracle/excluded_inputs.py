@@ -28,12 +28,15 @@ _Attributes = Mapping[str, Any]
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
 
-def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: bool) -> str:
+def excluded_input(
+    node: onnx.NodeProto, operands: Sequence[Any], *, opset: int, is_model: bool
+) -> str:
     """Return why the specification defines no result for the operands of a node.
 
     Args:
         node: a node without references to attributes of a surrounding function.
         operands: its operands; None for an omitted one.
+        opset: the version of the node's domain.
         is_model: whether the node is a whole model. For a whole model, operands that leave some
             elements of the outputs undefined are excluded, too. For a node within a model these
             operands are valid, because the outputs of the model need not depend on undefined
@@ -44,7 +47,7 @@ def excluded_input(node: onnx.NodeProto, operands: Sequence[Any], *, is_model: b
     """
     key = plain_domain(node.domain), node.op_type
     rule = _RULES.get(key) or (_RULES_OF_ELEMENTS.get(key) if is_model else None)
-    if rule is None:
+    if rule is None or opset < _FIRST_VERSIONS.get(key, 0):
         return ""
     attributes = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
@@ -494,6 +497,9 @@ _RULES: dict[tuple[str, str], _Rule] = {
     },
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
 }
+# The first versions of operators to which a rule applies, if it does not apply to all versions.
+# Before version 7, a slope of PRelu has an element for each channel.
+_FIRST_VERSIONS: dict[tuple[str, str], int] = {("", "PRelu"): 7}
 # Rules for operands that leave only some elements of the outputs undefined.
 _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "Cast"): _integer_cast,

@@ -54,6 +54,8 @@ REGISTERED = (data_movement, quantized, texts, trees, windows)
 
 # Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
+# From this version on, PRelu broadcasts its slope. Before, the slope has an element per channel.
+_SLOPE_BROADCAST_VERSION = 7
 # Before this version, Resize has the definition of Upsample.
 _RESIZE_VERSION = 11
 # RoiAlign has an attribute for the half-pixel shift from this version on.
@@ -376,6 +378,15 @@ def _hardmax(x: Array, axis: int) -> Array:
     largest = np.zeros_like(x)
     np.put_along_axis(largest, np.argmax(x, axis=axis, keepdims=True), 1, axis=axis)
     return largest
+
+
+@replaces("op_prelu.PRelu._run")
+def _with_slope(node: Any, original: Any, x: Array, slope: Array) -> Any:
+    """Align a vector of slopes with the channels in early versions."""
+    early = node.run_params["opsets"][""] < _SLOPE_BROADCAST_VERSION
+    if early and slope.ndim == 1 and x.ndim > 1:
+        slope = slope.reshape(-1, *[1] * (x.ndim - 2))
+    return original(node, x, slope)
 
 
 @replaces("op_upsample.Upsample._run")

@@ -141,8 +141,10 @@ class FirstRun:
             NoReferenceError: if its inputs are excluded, or if too many nodes run.
         """
         is_complete = not node.has_linked_attribute
-        if is_complete and (why := excluded_input(node.onnx_node, operands, is_model=self.is_node)):
-            raise NoReferenceError(why)
+        if is_complete:
+            why = excluded_input(node.onnx_node, operands, opset=node.opset, is_model=self.is_node)
+            if why:
+                raise NoReferenceError(why)
         self.shared.encountered.update(questions_at(node, operands))
         self.shared.encountered.update([INTEGERS] * _interpolates_integers(node, operands))
         outputs = compute(*operands)
