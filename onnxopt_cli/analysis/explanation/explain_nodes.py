@@ -389,7 +389,8 @@ class _NodeSearch(HypothesisRanking):
         outside = [
             sample
             for sample in self._samples
-            if not any(
+            if sample.failed is not None
+            and not any(
                 hypothesis.meets(sample)
                 if hypothesis.mistake is None
                 else hypothesis.explains(sample)
@@ -407,6 +408,9 @@ class _NodeSearch(HypothesisRanking):
 
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
         """Return whether many failing nodes are unlikely to meet a plain condition by chance.
+
+        The probability is that of independent nodes, which nodes similar to each other are not.
+        Passing nodes that meet a condition refute it separately.
 
         Args:
             hypothesis: a hypothesis without a mistake.
