@@ -310,8 +310,8 @@ class _Search:
         located = self._with_subgraphs(located)
         # An inconclusive model has errors and tolerances, which explain why it is inconclusive.
         has_errors = any(result.diffs or result.outcome not in _WITHOUT_RESULT for result in row)
-        found = located.wrong or located.subgraph or located.interrupted
-        if found or not has_errors or self._is_unfinished:
+        is_decided = located.wrong or located.subgraph or located.interrupted
+        if is_decided or not has_errors or self._is_unfinished:
             return located
         return replace(
             located,

@@ -234,9 +234,9 @@ def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequenc
     new = outputs[place]
     if count < 2 or not isinstance(new, np.ndarray):  # noqa: PLR2004 - n - 1 is 0
         return None
-    kept = old.astype(np.float64) * node.attribute("momentum")
-    added = (new.astype(np.float64) - kept) * count / (count - 1)
-    outputs[place] = (kept + added).astype(new.dtype)
+    share_of_old = old.astype(np.float64) * node.attribute("momentum")
+    share_of_new = (new.astype(np.float64) - share_of_old) * count / (count - 1)
+    outputs[place] = (share_of_old + share_of_new).astype(new.dtype)
     return outputs
 
 

@@ -89,15 +89,15 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
     if schema.deprecated:
         return None
-    given = dict(node.attributes)
+    stated = dict(node.attributes)
     if keeps_defaults:
         defaults = {name: node.attribute(name) for name in node.schema.attributes}
-        given = {name: value for name, value in defaults.items() if value is not None} | given
-    attributes = {name: value for name, value in given.items() if name in schema.attributes}
+        stated = {name: value for name, value in defaults.items() if value is not None} | stated
+    attributes = {name: value for name, value in stated.items() if name in schema.attributes}
     later = replace(node, opset=version, attributes=attributes)
     # Attributes that are inputs in the later version.
     for index, formal in enumerate(schema.inputs):
-        value = given.get(formal.name)
+        value = stated.get(formal.name)
         if formal.name in schema.attributes or value is None:
             continue
         missing = index + 1 - len(later.names)

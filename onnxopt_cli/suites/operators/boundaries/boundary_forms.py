@@ -253,8 +253,8 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
     yield "Constant", "texts_beyond_ascii", fixed_node(value_strings=words)
     # The word "a\u0301" contains two characters. Further texts differ from a word in the accent, in
     # case or in the end.
-    others = ("e", "a", "\u00c9", "\u4e2d B", "open neural net")
-    x = np.array([*words, *others], object)
+    unknown_words = ("e", "a", "\u00c9", "\u4e2d B", "open neural net")
+    x = np.array([*words, *unknown_words], object)
     numbers, stem = [7, -1, 9, 3, 4], "texts_beyond_ascii"
     mapper = fixed_node(x, cats_strings=words, cats_int64s=numbers, default_int64=-5)
     yield "CategoryMapper", stem, mapper
