@@ -330,7 +330,7 @@ def valid_nodes(schema: OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
             problem = node.problem
             bound = BoundNode.of(problem.model, problem.inputs)
             if model_fault(problem.model) or excluded_input(
-                bound.node, bound.operands, is_model=True
+                bound.node, bound.operands, opset=bound.opset, is_model=True
             ):
                 continue
             outputs = native_outputs(problem.model, problem.inputs)
