@@ -618,8 +618,8 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
             nearest folder above it.
 
     Raises:
-        UsageError: if the file has faults, which the message lists; if there is no file; or, if
-            ``path`` is None, if another user may have written the file.
+        UsageError: if the file has faults, which the message lists; if the file does not exist; or,
+            if ``path`` is None, if another user may have written the file.
     """
     configuration = known_configuration() if path is None else read_configuration(Path(path))
     if configuration is None:

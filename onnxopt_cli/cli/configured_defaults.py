@@ -46,7 +46,7 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
 
     Raises:
         UsageError: if the file has errors, all of which are listed; or if a profile was named but
-            there is no file.
+            the file does not exist.
     """
     option_names = {
         name

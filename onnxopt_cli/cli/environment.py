@@ -199,7 +199,7 @@ def guard_streams() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue
         stream.reconfigure(errors="backslashreplace")
-        # With python -u there is no buffer. A Windows console is not a FileIO.
+        # With python -u, the stream has no buffer. A Windows console is not a FileIO.
         raw = getattr(stream.buffer, "raw", stream.buffer)
         if stream is getattr(sys, f"__{name}__") and isinstance(raw, io.FileIO):
             guarded = _Lines(

@@ -99,7 +99,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names the undefined operators; an empty text if there are none."""
+    """Return a line that names the undefined operators; an empty text if all are defined."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

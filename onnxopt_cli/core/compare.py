@@ -406,7 +406,7 @@ class _Statistics:
     mismatches: int = 0
     inconclusive: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
-    # The maxima so far, by the names of the fields of Diff.
+    # The maxima of the elements compared, by the names of the fields of Diff.
     largest: dict[str, Any] = field(default_factory=dict)
     # Error / tolerance of elements if the tolerance is an error bound. Bitwise equal elements,
     # whose share is 0, are not included.

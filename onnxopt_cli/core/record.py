@@ -116,15 +116,15 @@ class Explanation:
     @property
     def text(self) -> str:
         """One sentence for a reader; its counts add up to the number of failing cases."""
-        others = {state: kinds for state, kinds in self.others.items() if kinds}
+        counts_of_others = {state: kinds for state, kinds in self.others.items() if kinds}
         total = sum(len(cause.cases) for cause in self.causes)
-        total += sum(sum(kinds.values()) for kinds in others.values())
+        total += sum(sum(kinds.values()) for kinds in counts_of_others.values())
         counts = [(f"{cause.found}:", len(cause.cases)) for cause in self.causes]
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
-        if not self.causes and (self.note or UNEXPLAINED in others):
+        if not self.causes and (self.note or UNEXPLAINED in counts_of_others):
             # The note takes the place of a cause.
-            counts = [(self.note, sum(others.pop(UNEXPLAINED, {}).values()))]
+            counts = [(self.note, sum(counts_of_others.pop(UNEXPLAINED, {}).values()))]
         parts: list[str] = []
         for words, count in counts:
             if not count:
@@ -135,7 +135,7 @@ class Explanation:
                 parts.append(f"{words} {count} of {total} failing cases")
             else:
                 parts.append(f"{words} the failing case")
-        parts += [f"{state}: {_listed(kinds)}" for state, kinds in others.items()]
+        parts += [f"{state}: {_listed(kinds)}" for state, kinds in counts_of_others.items()]
         if self.causes and self.note:
             parts.append(self.note)
         return "; ".join(parts)

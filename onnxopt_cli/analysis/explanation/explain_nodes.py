@@ -427,11 +427,9 @@ class _NodeSearch(HypothesisRanking):
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
         """Return the number of generated nodes that a hypothesis explains, and no other."""
-        other_hypotheses = [other for other in self._accepted if other is not hypothesis]
+        rivals = self._accepted_besides(hypothesis)
         return sum(
-            not sample.case
-            and hypothesis.explains(sample)
-            and not any_explains(other_hypotheses, sample)
+            not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)
             for sample in self._samples
         )
 
@@ -502,11 +500,11 @@ class _NodeSearch(HypothesisRanking):
                 sample.failed is False and not hypothesis.meets(sample) for sample in self._samples
             )
             return f" (seen in {failing_cases} cases that fail, in none of {passing} that pass)"
-        other_hypotheses = [other for other in self._accepted if other is not hypothesis]
+        rivals = self._accepted_besides(hypothesis)
         generated = [
             sample
             for sample in self._samples
-            if not sample.case and not any_explains(other_hypotheses, sample)
+            if not sample.case and not any_explains(rivals, sample)
         ]
         agreeing = sum(map(hypothesis.explains, generated))
         against = sum(map(hypothesis.contradicts, generated))

@@ -12,14 +12,13 @@ from itertools import chain
 
 import numpy as np
 
-from onnxopt_cli.analysis.explanation.explain import SearchClock
 from onnxopt_cli.analysis.explanation.hypotheses import (
     MAX_CONTRADICTING_SHARE,
     Hypothesis,
     agrees_with_nodes,
     any_explains,
 )
-from onnxopt_cli.analysis.explanation.node_examination import NodeExamination, SubmitNode
+from onnxopt_cli.analysis.explanation.node_examination import NodeExamination
 from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample, Trait, fitted_limits
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
@@ -42,20 +41,14 @@ _MAX_RANKED = 60
 
 
 class HypothesisRanking(NodeExamination):
-    """Known nodes, and the hypotheses that agree with them.
+    """The hypotheses that agree with the known nodes.
 
     The arguments are those of :class:`NodeExamination`.
     """
 
-    def __init__(
-        self,
-        samples: list[NodeSample],
-        submit: SubmitNode | None,
-        clock: SearchClock,
-        seconds: float,
-    ) -> None:
-        super().__init__(samples, submit, clock, seconds)
-        self._accepted: list[Hypothesis] = []
+    def _accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
+        """Return the accepted hypotheses apart from this one."""
+        return [accepted for accepted in self._accepted if accepted is not hypothesis]
 
     def _hypotheses(self) -> list[Hypothesis]:
         """Return the hypotheses that agree with all nodes, the best first."""
@@ -124,7 +117,7 @@ class HypothesisRanking(NodeExamination):
 
     def _is_consistent(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis agrees with all nodes."""
-        rivals = [accepted for accepted in self._accepted if accepted is not hypothesis]
+        rivals = self._accepted_besides(hypothesis)
         return agrees_with_nodes(hypothesis, self._samples, self._candidates, rivals)
 
     def _rivals(self, hypothesis: Hypothesis) -> list[str]:

@@ -18,7 +18,7 @@ import onnx
 
 from onnxopt_cli.analysis.explanation.explain import SearchClock
 from onnxopt_cli.analysis.explanation.explain_remaining import MIN_CHANGING_SHARE, REPEATED_CASES
-from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE
+from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE, Hypothesis
 from onnxopt_cli.analysis.explanation.node_samples import (
     PROBES,
     Effect,
@@ -74,6 +74,7 @@ class NodeExamination:
         # Mistakes that reproduce too few wrong elements to be named without generated nodes.
         self._doubtful: list[str] = []
         self._mistakes: dict[str, NodeMutant] = {}
+        self._accepted: list[Hypothesis] = []
 
     @property
     def ran_out_of_time(self) -> bool:
