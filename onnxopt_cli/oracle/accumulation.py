@@ -46,19 +46,21 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-# The probability with which a correct algorithm fails one test. A correct algorithm fails any of
-# the four tests of an output with a probability below 1e-9.
+# The probability that a correct algorithm fails one test. An output has four tests, so the
+# probability that a correct algorithm fails any of them is below 1e-9.
 _FALSE_ALARM = 1e-10
-# The probability with which a correct algorithm causes a finding that is reported but is not a
-# failure.
+# Findings whose probability for a correct algorithm is between 1e-9 and this value are reported,
+# but they are not failures.
 _FINDING_PROBABILITY = 1e-4
 # Outputs with fewer elements than this are not examined, because the tests would be too weak.
 _MIN_ELEMENTS = 256
 # Outputs whose sums have more products than this in total are not examined.
 _MAX_PRODUCTS = 1 << 24
-# The digits of float32 operands count as random if the magnitudes of their nonzero elements are in
-# this range, and at least this share of their elements has a nonzero last byte.
-_MIN_MAGNITUDE, _MAX_MAGNITUDE, _RANDOM_SHARE = 2.0**-30, 2.0**30, 0.9
+# Operands with nonzero magnitudes outside this range are not examined.
+_MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
+# The digits of an operand appear random if this share of its float32 elements has a nonzero last
+# byte.
+_RANDOM_SHARE = 0.9
 # 16-bit elements whose terms cancel by a factor larger than this are left out.
 _MAX_CANCELLATION = 64.0
 # A term that is below this number of unit roundoffs of the sum may be lost systematically.
@@ -89,7 +91,7 @@ class AccumulationFinding:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """The sums of products that a node computes.
+    """Sums of products, as a node computes them.
 
     Attributes:
         equation: the sums as an equation of Einsum.
@@ -103,7 +105,7 @@ class _Operation:
 
     @property
     def lengths(self) -> dict[str, int] | None:
-        """The lengths of the axes by letter; None if a letter has several lengths."""
+        """The length of the axis of each letter in the equation; None if lengths conflict."""
         lengths: dict[str, int] = {}
         terms = self.equation.partition("->")[0].split(",")
         if [len(term) for term in terms] != [factor.ndim for factor in self.factors]:
@@ -116,7 +118,7 @@ class _Operation:
 
     @property
     def summed_lengths(self) -> dict[str, int]:
-        """The lengths of the axes that are summed, by letter."""
+        """The length of each summed axis, by the axis' letter in the equation."""
         kept_letters = self.equation.partition("->")[2]
         lengths = self.lengths or {}
         return {letter: length for letter, length in lengths.items() if letter not in kept_letters}
@@ -143,7 +145,7 @@ class _Operation:
         return _Sums(exact + self.addend, magnitudes + addend, self.count + 1, terms, addend)
 
     def sequential_sums(self, *, from_last: bool) -> Array:
-        """Return the sums as a loop in float32 computes them.
+        """Return the sums, computed by a sequential loop in float32.
 
         Args:
             from_last: whether the loop begins with the last product.
@@ -242,7 +244,7 @@ def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array
 
 
 def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the outputs of some correct algorithms."""
+    """Return the output of a node as each of a few correct algorithms computes it."""
     if dtype != _SINGLE:
         with np.errstate(over="ignore"):
             return [sums.exact.astype(dtype)]
@@ -358,7 +360,7 @@ def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _has_random_digits(array: Array) -> bool:
-    """Return whether the last digits of an operand appear random, and no magnitude is extreme."""
+    """Return whether an operand has no extreme magnitudes, and digits that appear random."""
     wide = np.abs(array.astype(np.float64))
     numbers = wide[wide > 0]
     if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:
@@ -394,7 +396,7 @@ def _operation(node: onnx.NodeProto, operands: Sequence[Array]) -> _Operation | 
 def _equation(
     node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
 ) -> str | None:
-    """Return the sums of a node as an equation of Einsum; None if it is not a supported sum."""
+    """Return the sums of a node as an equation of Einsum; None if they are not supported."""
     ranks = [array.ndim for array in arrays]
     match node.op_type:
         case "MatMul" if ranks == [2, 2]:
@@ -424,7 +426,7 @@ def _equation(
 def _reduction(
     node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
 ) -> _Operation | None:
-    """Return the sums of a ReduceSum or ReduceMean; None if it is not a supported sum."""
+    """Return the sums of a ReduceSum or ReduceMean node; None if they are not supported."""
     x = arrays[0]
     stated = arrays[1].astype(int).tolist() if len(arrays) > 1 else attributes.get("axes")
     if not isinstance(stated, list) or not stated:

@@ -29,18 +29,18 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# Rounding the numbers of a sample to its dtype moves the mean and the mean square by at most this
-# number of gaps between the levels of neighbouring representable numbers.
+# The mean and the mean square may be off by this number of gaps between the levels of neighbouring
+# representable numbers, because the numbers of a sample are rounded to its dtype.
 _GRAINS = 8
-# The square of four standard deviations, as a multiple of the variance. Deviations below four
-# standard deviations need no test.
+# The square of four standard deviations, in units of the variance. Deviations below four standard
+# deviations need no test.
 _LIKELY_VARIANCES = 16
 # The error of a scaled element, in ulps.
 _SCALING_ULPS = 16
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# Versions 7 to 11 have neither of them and drop no element.
+# Versions 7 to 11 lack both the attribute and the input, and drop no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
-# Indices of the inputs of Dropout.
+# Indices of the inputs ratio and training_mode of Dropout.
 _RATIO, _TRAINING = 1, 2
 
 
@@ -49,7 +49,7 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
 
     If the model has several nodes, only the types and shapes of its outputs are tested.
     """
-    # Functions that no node calls draw no numbers. An error in a function is reported when the
+    # A function that no node calls draws no numbers. An error in a function is reported when the
     # model runs.
     with suppress(NodeError):
         model = with_bound_functions(model)
@@ -179,8 +179,8 @@ def _test_continuous(
 
     The distribution function maps the numbers of the sample to levels, which are then uniform from
     0 to 1. The test bounds the distance of their empirical distribution from the uniform one
-    (Dvoretzky, Kiefer, Wolfowitz). The test also maps the levels to the standard normal
-    distribution, and bounds the mean and the mean square of the result (Chernoff).
+    (Dvoretzky, Kiefer, Wolfowitz). The test also transforms the levels to a standard normal
+    distribution, and bounds the mean and the mean square of the transformed levels (Chernoff).
 
     Args:
         law: the distribution function of (x - origin) / scale.
@@ -237,8 +237,8 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
     """Return whether a weighted sum of zeros and ones deviates so much that its probability is low.
 
-    Each exponent yields a Chernoff bound of the probability. The exponents that are tried are near
-    the best exponent for a normal distribution.
+    Each exponent yields a Chernoff bound of the probability. The tried exponents are near the
+    exponent that would be best for a normal distribution.
     """
     deviation = float((weights * (values - chances)).sum())
     variance = float((weights**2 * chances * (1 - chances)).sum())
@@ -292,7 +292,7 @@ def _test_dropout(x: Array, keep: float, sample: Array) -> str:
 
 
 def _decisive(x: Array) -> Array:
-    """Return which elements show whether they are dropped: all that are finite and not flushed."""
+    """Return a mask of the elements that show whether they are dropped: finite, not flushed."""
     return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 

@@ -45,7 +45,7 @@ _MAX_SEQUENTIAL_PRODUCTS = 1 << 26
 # Initializers that have more elements than this in total are converted to double at each use, to
 # save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
-#: Computes the outputs of a node from its inputs.
+#: A function that computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
 
@@ -56,7 +56,7 @@ Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]
 
 
 def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: int) -> Sequence[Any]:
-    """Compute a node and do nothing else: the default visitor."""
+    """Compute a node: the default visitor."""
     return compute(*inputs)
 
 
@@ -72,14 +72,15 @@ class ReferenceModel:
             element that overflows only in the body has the value that the operator computes.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
-        like: an instance for the same model without replaced operators, whose initializers are
-            reused and, if it computes in the same types, also its nodes that are not replaced.
+        like: an instance for the same model without replaced operators. Its initializers are reused
+            and, if both instances compute in the same types, so are its nodes that are not
+            replaced.
 
     Attributes:
-        wide: whether it computes in double.
+        wide: whether this instance computes in double.
         visits: the state of the current run; instances that share nodes also share this object.
-        arrays: the initializers. A wide instance keeps them in the model's own types if their
-            doubles would take too much memory.
+        arrays: the initializers. A wide instance keeps initializers in the model's own types if
+            their doubles would take too much memory.
         proto: the model without these initializers, in double if it is wide.
     """
 
@@ -111,7 +112,7 @@ class ReferenceModel:
         functions: Mapping[str, onnx.FunctionProto],
         donor: ReferenceModel | None,
     ) -> Callable[[onnx.ModelProto], Any]:
-        """Return a class that runs the graph, its subgraphs and functions."""
+        """Return an evaluator class that runs the graph, its subgraphs and its functions."""
         from onnx.reference import ReferenceEvaluator
         from onnx.reference.op_run import OpFunction, OpRunExpand
 
@@ -195,7 +196,7 @@ class ReferenceModel:
         return any(array.dtype in ROUNDOFF and not is_wide(array) for array in self.arrays.values())
 
     def shared_nodes(self, changed: Collection[str]) -> list[SimpleNamespace | None]:
-        """Return the prepared nodes; None for those that contain a changed operator."""
+        """Return the prepared nodes, with None for each node that contains a changed operator."""
         return [
             None if node.contains is None or node.contains & changed else node
             for node in self._evaluator.rt_nodes_
@@ -327,7 +328,8 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # The message of a call or of a node with subgraphs does not list all operators that run.
+        # An error message about a function call or a node with subgraphs does not list all
+        # operators that run.
         contains=None if is_function or node.has_subgraph else frozenset({message.op_type}),
         outer_names={*used_names(message)} if node.need_context() else None,
         is_visited=not node.has_subgraph and not is_function,
@@ -406,7 +408,8 @@ def _computed(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
 
 
 def _computed_in_double(run: Compute, *operands: Any, **settings: Any) -> tuple[Any, ...]:
-    # Some operators return float32 for operands of any type; some return scalars.
+    # Some operators of the reference return float32 for operands of any type, and some return
+    # scalars.
     return tuple([widened_value(_array(output)) for output in run(*operands, **settings)])
 
 
@@ -463,8 +466,8 @@ def sequential_sums(
 ) -> AbstractContextManager[None]:
     """Compute NumPy's sums and matrix products sequentially in a ``with`` block.
 
-    This applies to float32 and float64. NumPy sums pairwise, which is far more accurate than the
-    sums of most runtimes.
+    Only sums and products of float32 and float64 are affected. NumPy sums pairwise, which is far
+    more accurate than the sums of most runtimes.
 
     Args:
         scaled: whether a mean multiplies each term by the reciprocal of the number of terms,
@@ -494,7 +497,8 @@ def sequential_sums(
         return np.expand_dims(result, axes) if kwargs.get("keepdims") else result
 
     def multiplied(blocked: Any, a: Any, b: Any) -> Any:
-        # With more than two axes, numpy.dot is not a product of batches of matrices.
+        # For operands with more than two axes, numpy.dot does not compute a product of batches of
+        # matrices.
         batched = blocked is matmul and min(a.ndim, b.ndim) > 1
         matrices = a.ndim == b.ndim == _MATRIX_RANK or batched
         if not matrices or a.dtype not in _SEQUENTIAL_TYPES:
@@ -504,7 +508,7 @@ def sequential_sums(
         a, b = a[..., ::step], b[..., ::step, :]
         if b.shape[-1] == 1:
             return np.cumsum(a * np.swapaxes(b, -1, -2), axis=-1)[..., -1:]
-        # With several contiguous columns, einsum adds the terms of each column in order.
+        # If several columns are contiguous, einsum adds the terms of each column in order.
         operands = np.ascontiguousarray(a), np.ascontiguousarray(b)
         return np.einsum("...ik,...kj->...ij", *operands, optimize=False)
 

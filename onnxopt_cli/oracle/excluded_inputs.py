@@ -24,7 +24,8 @@ EXCLUDED = "the specification defines no result"
 # as None.
 _OMITTED = (None,) * 8
 _Attributes = Mapping[str, Any]
-# Given attributes and operands, describes an excluded operand; empty if all operands are valid.
+# A function that describes the first excluded operand, given attributes and operands; the
+# description is empty if all operands are valid.
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
 
@@ -60,10 +61,10 @@ def excluded_input(
 
 
 def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> str:
-    """Return a description of the first value outside a range; empty if all are inside.
+    """Return a description of the first value outside a range; empty if there is none.
 
     Args:
-        quantity: what the values are, with an article.
+        quantity: a name of the values with an article.
         values: the values, of any shape.
         least: the smallest allowed values, of a shape that broadcasts to that of ``values``.
         most: the largest allowed values, of such a shape.
@@ -420,7 +421,7 @@ def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _fractional_integers(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    # The error function of any other integer lies between -1 and 1, but is none of -1, 0 and 1.
+    # The error function of any other integer lies strictly between -1 and 1 and is not 0.
     if operands[0].dtype.kind in "iu" and np.any(operands[0] != 0):
         return "integers other than 0, for which the result is not an integer"
     return ""
@@ -442,7 +443,8 @@ def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
         return ""
     limits = np.iinfo(dtype)
     truncated = np.trunc(values.astype(np.float64))
-    # The largest 64-bit integers are not representable as doubles, but the integers after them are.
+    # The largest values of 64-bit integer types are not representable as doubles, but these values
+    # plus one are.
     holds = (truncated >= float(limits.min)) & (truncated < float(int(limits.max) + 1))
     if holds.all():
         return ""

@@ -56,8 +56,9 @@ class Expected:
         contradictions: the stored outputs that contradict the oracle.
         derive: derives the error bounds of all outputs, by name in the node's order; None unless
             the result is that of a formula.
-        alternatives: other correct results. All outputs of a backend must match the same result.
-        note: for an alternative, a remark on the result of a backend that matches it.
+        alternatives: other correct results. All outputs of a backend must match the same expected
+            result.
+        note: for an alternative, a remark for results of backends that match this alternative.
         contested: whether this result follows from the second reading of an ambiguous
             specification.
         unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if it can.
@@ -75,7 +76,7 @@ class Expected:
 
     @property
     def unusable(self) -> str:
-        """Why no output can be compared with this result; empty if outputs can be compared."""
+        """Why no output can be compared with this result; empty if outputs are comparable."""
         return self.invalid or self.unknown
 
     def in_order(self, names: Iterable[str]) -> Expected:
@@ -83,7 +84,7 @@ class Expected:
         return replace(self, outputs={name: self.outputs[name] for name in names})
 
 
-#: Waits for an expected result, and returns it.
+#: A function that waits for an expected result and returns it.
 PendingExpected: TypeAlias = Callable[[], Expected]
 
 
@@ -156,7 +157,7 @@ class StoredOracle:
     judging: Judging
 
     def expected(self, problem: Problem, _math: str = "") -> Expected | None:
-        """Return the stored outputs with the case's tolerances; None without stored outputs."""
+        """Return the stored outputs with the case's tolerances; None if none are stored."""
         return None if problem.stored is None else stored_outputs(problem, self.judging)
 
 
@@ -185,7 +186,7 @@ def stored_outputs(problem: Problem, judging: Judging) -> Expected:
 
 
 def _output_names(problem: Problem) -> list[str]:
-    """Return the names of the outputs, interned: the diffs of many cases repeat the same names."""
+    """Return the names of the outputs, interned because the diffs of many cases repeat them."""
     return [intern(output.name) for output in problem.model.graph.output]
 
 
@@ -239,7 +240,7 @@ def _error_bounds_in_blocks(
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
             # Rounding may lead a choice to another branch than the evaluation of the bound takes.
-            # The expected value is then that of the bound's branch.
+            # In this case, the expected value is that of the bound's branch.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
@@ -249,7 +250,7 @@ def _error_bounds_in_blocks(
 
 
 def tolerance_override(judging: Judging) -> Tolerance | None:
-    """Return the tolerance from the command line, which overrides all others; None without one."""
+    """Return the tolerance from the command line, which overrides all others; None if unset."""
     if judging.ulp is not None:
         return Ulps(judging.ulp, Provenance.COMMAND_LINE)
     if judging.rtol is None and judging.atol is None:
@@ -280,10 +281,10 @@ def _effective_tolerance(
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Return the differences of a stored output from that of the formula.
+    """Return the differences of a stored output from the output of the formula.
 
-    The list is empty if they agree within the derived error bound or within the tolerance that the
-    case states.
+    The list is empty if both outputs agree within the derived error bound or within the tolerance
+    that the case states.
     """
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):
         return []

@@ -16,11 +16,11 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 
 # The domain of functions that replace operators.
 _BODY = "onnxopt.body"
-#: Operators that published bodies call and whose own bodies subtract. The bodies of these operators
-#: are expanded, too.
+#: Operators that occur in published bodies of other operators, and whose own published bodies
+#: subtract. These bodies are expanded as well.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
-# u (mean / deviation)^2. The error of an unstable algorithm is not a measure of the condition.
+# u (mean / deviation)^2. The error of such an unstable algorithm does not measure the condition.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
 # Operators whose published bodies contain a subtraction. In a graph of several nodes, only the
 # bodies of these operators are expanded.
@@ -60,7 +60,8 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         return None
     doubles = any(getattr(value, "dtype", None) == np.float64 for value in inputs.values())
     if doubles and PRECISION_ATTRIBUTES.isdisjoint(schema.attributes):
-        # Some bodies take the root of an integer in float32; a model of doubles needs it in double.
+        # Some bodies take the root of an integer in float32; a model of doubles needs the root in
+        # double.
         function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
     function.domain = _BODY

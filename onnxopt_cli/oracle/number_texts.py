@@ -22,9 +22,9 @@ _MAX_IDENTITIES = 1000
 
 
 def number_texts(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, NumberText]:
-    """Return how to judge the outputs that a cast from floats to strings computes, by name.
+    """Return, by name, the rules for judging outputs that a cast from floats to strings computes.
 
-    Texts that a further node transforms are omitted: they are compared exactly.
+    Texts that another node transforms are omitted, because they are compared exactly.
     """
     names = {
         output.name
@@ -71,7 +71,7 @@ def _source(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProt
 def _number_text(
     model: onnx.ModelProto, inputs: Mapping[str, Value], source: onnx.NodeProto | str
 ) -> NumberText | None:
-    """Return how to judge the texts of a value; None if the value is not a tensor of floats."""
+    """Return the rule for judging texts of a tensor of floats; None for other values."""
     value = inputs.get(source) if isinstance(source, str) else None
     if value is None:
         value = _constant(model, source)

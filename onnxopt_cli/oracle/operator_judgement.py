@@ -54,7 +54,8 @@ class OperatorJudgement:
     """How outputs of an operator are judged.
 
     Attributes:
-        kind: how the operator computes; this decides where roundings are injected.
+        kind: a description of the operator's computation, which decides where roundings are
+            injected.
         unit: the unit of the tolerance.
         limit: the tolerance in units.
         reformulations: the reformulations whose rounding errors are accepted.

@@ -31,7 +31,7 @@ class OracleCache:
         self._cache = Cache(f"estimates-{_origin()[:16]}", "condition estimates are computed")
 
     def get(self, key: str) -> list[Value] | None:
-        """Return a cached estimate, or None if it is missing or not trusted."""
+        """Return a cached estimate; None if the cache has no trusted entry for it."""
         data = self._cache.get(key)
         if data is None:
             return None
@@ -73,7 +73,7 @@ def estimate_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 
 @cache
 def _origin() -> str:
-    """Return a digest of the code and the versions that compute estimates."""
+    """Return a digest of the code that computes estimates and of the versions of its libraries."""
     versions = (__version__, onnx.__version__, np.__version__, ml_dtypes.__version__, sys.version)
     digest = sha256(repr((_FORMAT, *versions, platform.machine())).encode())
     sources = Path(__file__).parent

@@ -29,7 +29,8 @@ class Oracles:
 
     Attributes:
         judging: how outputs are judged.
-        reference: the reference oracle; None to accept stored outputs without consulting it.
+        reference: the reference oracle; None to accept stored outputs without consulting the
+            reference.
         bound_once: see :class:`FormulaOracle`.
     """
 
@@ -94,7 +95,7 @@ def _is_valid(problem: Problem) -> bool:
     call = problem.call
     if call is None or model_fault(problem.model):
         return False
-    # The types that a graph declares may differ from those of its inputs and outputs.
+    # The types that a graph declares may differ from the types of the actual inputs and outputs.
     arrays = {name: np.asarray(value) for name, value in problem.inputs.items()}
     declared = [tensor_info(name, array.dtype, array.shape) for name, array in arrays.items()]
     output_types = [output.type.tensor_type.elem_type for output in graph.output]

@@ -19,15 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
 _ACCELERATIONS: set[Callable[..., Any]] = set()
-# A module of NumPy that is linked with the BLAS library, and the forms of the names of OpenBLAS's
-# functions in NumPy's wheels and in other builds.
+# A module of NumPy that is linked with the BLAS library.
 _LINKED_MODULE = "numpy.linalg._umath_linalg"
+# The forms of the names of OpenBLAS's functions in NumPy's wheels and in other builds.
 _OPENBLAS_NAMES = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
 
 
 @contextmanager
 def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replace functions within the block: (module or class, name, replacement)."""
+    """Replace functions, given as (module or class, name, replacement), in a ``with`` block."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in functions]
     try:
         for replacement in functions:
@@ -41,8 +41,8 @@ def replaced(*functions: tuple[Any, str, Any]) -> Iterator[None]:
 def replaces(*places: str) -> Callable[[F], F]:
     """Return a decorator that registers a replacement of functions of onnx's reference.
 
-    The first argument of the replacement is the original function. A replacement of a method has
-    two: the node, then the original.
+    The first argument of the replacement is the original function. For a method, the first argument
+    is the node, and the second is the original method.
 
     Args:
         places: the functions to replace, each as a dotted path of module, class if any, and name.
@@ -91,7 +91,7 @@ def corrected() -> Iterator[None]:
     """Apply all corrections of onnx's reference in a ``with`` block, without NumPy's warnings.
 
     Matrix products run in one thread. Most products of a model are so small that further threads
-    would mostly wait, and sums could depend on the number of threads.
+    would mostly wait, and the sums of large products could depend on the number of threads.
     """
     with np.errstate(all="ignore"), replaced(*replacements()), one_blas_thread():
         yield
@@ -114,7 +114,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def blas_thread_functions() -> tuple[Callable[[], int], Callable[[int], object]] | None:
-    """Return functions that get and set OpenBLAS's number of threads; None if it is not used."""
+    """Return functions that get and set OpenBLAS's number of threads; None without OpenBLAS."""
     module = importlib.util.find_spec(_LINKED_MODULE)
     if module is None or module.origin is None:
         return None
@@ -131,12 +131,12 @@ def reference_modules() -> Any:
     """Return the package whose attributes are the modules of the reference's operators."""
     from onnx.reference import ops
 
-    # Importing the operators of ai.onnx.ml also binds their modules as an attribute.
+    # This import also binds the modules of the operators of ai.onnx.ml as an attribute.
     from onnx.reference.ops.aionnxml import _op_list  # noqa: F401
 
     return ops
 
 
 def _method(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Return a method that calls a replacement; faster than ``functools.partialmethod``."""
+    """Return a method that calls a replacement, faster than a ``functools.partialmethod`` would."""
     return lambda node, *args, **kwargs: function(node, original, *args, **kwargs)

@@ -22,8 +22,8 @@ _COMPUTING = (
 )
 # A method of onnx's base class that checks types and logs before and after the computation.
 _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
-# A correction receives the function that it replaces as a parameter of this name if it calls that
-# function, else as "_original".
+# The name of a correction's parameter for the original function if the correction calls that
+# function; otherwise the parameter is named "_original".
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",
@@ -73,7 +73,7 @@ def _implementation(domain: str, op_type: str, opset: int) -> type | None:
 
 
 def _methods(implementation: type) -> Iterator[FunctionType]:
-    """Yield the methods of a class and its bases, without those that check types."""
+    """Yield the methods of a class and of its bases, except methods that check types."""
     for base in implementation.__mro__:
         if not base.__module__.startswith(_COMPUTING):
             continue
@@ -83,7 +83,7 @@ def _methods(implementation: type) -> Iterator[FunctionType]:
 
 
 def _unwrapped(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions that an object calls when it is called."""
+    """Yield the functions that a callable object calls."""
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
@@ -118,7 +118,7 @@ def _called(function: FunctionType) -> Iterator[FunctionType]:
         if module.__name__.startswith(_COMPUTING):
             values += [getattr(module, name, None) for name in names]
     for cell in function.__closure__ or ():
-        # A cell is empty while the function that it belongs to is being defined.
+        # A closure's cell is empty while its function is being defined.
         try:
             values.append(cell.cell_contents)
         except ValueError:

@@ -1,4 +1,6 @@
-"""The condition estimate as a backend, which runs in a worker because a model may loop forever.
+"""The condition estimate in the form of a backend.
+
+The backend runs in a worker, because a model may loop forever.
 
 The response consists of an empty value for each declared output, a text in JSON that describes the
 readings, and the tensors of the readings: pairs of a correct value and its tolerances, by reading
@@ -33,19 +35,21 @@ from onnxopt_cli.oracle.estimate.reference_values import (
 
 #: Key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"
-#: Key that requests the outputs of consecutive nodes, see :func:`values_of_nodes`.
+#: Key in a model's metadata that requests the outputs of consecutive nodes, see
+#: :func:`values_of_nodes`.
 NODE_VALUES = "onnxopt.node-values"
-#: Key that requests the contributions of nodes to the tolerances; the response is parsed by
-#: :func:`parsed_contributions`.
+#: Key in a model's metadata that requests the contributions of nodes to the tolerances;
+#: :func:`parsed_contributions` parses the response.
 CONTRIBUTIONS = "onnxopt.contributions"
-#: Key that requests the contributions of nodes to the errors of a backend.
+#: Key in a model's metadata that requests the contributions of nodes to the errors of a backend.
 ERROR_CONTRIBUTIONS = "onnxopt.error-contributions"
-#: Prefix of the names of additional inputs: outputs of nodes that a backend returned, by name.
+#: Prefix of the names of additional inputs that hold the outputs of nodes as a backend returned
+#: them.
 RETURNED = "onnxopt.returned/"
 
 
 class ConditionedReference:
-    """Returns condition estimates of a model's outputs instead of the outputs."""
+    """A backend that returns condition estimates of a model's outputs instead of the outputs."""
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
         """Return the readings of a model, in the form that :func:`readings` parses."""
@@ -93,7 +97,7 @@ def _contributions_response(output_count: int, contributions: Sequence[Contribut
 
 
 def _description(output: ConditionedOutput) -> tuple[Any, ...]:
-    """Return the lengths of an output's lists of tensors, and its other fields."""
+    """Return an output's fields for JSON, with lengths in the place of lists of tensors."""
     return (
         len(output.right),
         len(output.reformulated),

@@ -71,8 +71,8 @@ _CONTRADICTION = (
 )
 _MISSING_OUTPUTS = "store the outputs in a test directory"
 _MISSING_OPERATOR = "define the operator in a file for --operators"
-#: Submits a request. The returned function waits for the response; it returns a text with the
-#: reason if the response is missing.
+#: Submits a request. A function that submits a request, and returns a function that waits for the
+#: response. The latter returns a text with the reason if the response is missing.
 Submit = Callable[[Request], Callable[[], Response | str]]
 #: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
@@ -82,7 +82,7 @@ DECLARED = "onnxopt.math"
 
 @dataclass
 class ReferenceOracle:
-    """Computes outputs and tolerances by condition estimates.
+    """An oracle that computes outputs and tolerances by condition estimates.
 
     Attributes:
         judging: how outputs are judged.
@@ -95,7 +95,11 @@ class ReferenceOracle:
     _cache: OracleCache | None = None
 
     def open_cache(self) -> OracleCache:
-        """Return the cache. Call it before any backend starts: a backend could change the files."""
+        """Return the cache.
+
+        The digest must be computed before any backend starts, because a backend could change the
+        files.
+        """
         if self._cache is None:
             # The import is late because runs of the NumPy reference on formulas do not need the
             # module.
@@ -106,7 +110,7 @@ class ReferenceOracle:
 
     @property
     def estimates(self) -> bool:
-        """Whether the settings require condition estimates at all."""
+        """Whether the settings require condition estimates."""
         by_rule = self.judging.tolerance in (None, ToleranceRule.CONDITIONED)
         return by_rule and tolerance_override(self.judging) is None
 
@@ -159,7 +163,7 @@ class ReferenceOracle:
         return cache(completed)
 
     def known(self, problem: Problem) -> Expected | None:
-        """Return the expected result of a case whose estimate is in the cache; None if not."""
+        """Return the expected result of a case if its estimate is in the cache; otherwise None."""
         from onnxopt_cli.oracle.oracle_cache import estimate_key
 
         stored = stored_outputs(problem, self.judging)
@@ -200,7 +204,7 @@ def estimated_here(problem: Problem) -> Expected:
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a model whose metadata declare a backend's arithmetic, and no other arithmetic."""
+    """Return a copy of a model whose metadata declare a backend's arithmetic and no other."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not math and DECLARED not in metadata:
         return model
@@ -211,7 +215,7 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return the readings of an estimate; if it is missing, a reading that states the reason."""
+    """Return the readings of an estimate or, if there is none, a reading that states the reason."""
     from onnxopt_cli.oracle.estimate.condition_estimate import Reading
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.reference_in_worker import readings
@@ -231,7 +235,7 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
 
 
 def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
-    """Return the expected result of a case whose outputs are neither stored nor computed.
+    """Return the expected result of a case whose outputs are not stored and cannot be computed.
 
     The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
     model or inputs. In all other cases, onnxopt is unable to compute the outputs.
@@ -329,7 +333,7 @@ def _unusable_output(problem: Problem, name: str, conditioned_output: Conditione
 
 
 def _reformulated(expected: Expected, conditioned_outputs: Sequence[ConditionedOutput]) -> Expected:
-    """Return an expected result that accepts the identities of its operators."""
+    """Return an expected result that accepts outputs computed by accepted identities."""
     tolerances = {
         name: _error_bound(conditioned_output.reformulated, conditioned_output.units)
         if conditioned_output.reformulated and isinstance(expected.tolerances[name], ErrorBound)
@@ -359,7 +363,7 @@ def _whole_reading(
 
 
 def _agrees(expected: Expected, reading: Expected) -> bool:
-    """Return whether all stored outputs agree with a reading, or are rounded for printing."""
+    """Return whether each stored output agrees with a reading or is rounded for printing."""
     return all(
         not isinstance(value, np.ndarray)
         or not _is_wrong(value, stored, reading.tolerances[name])
@@ -433,7 +437,7 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 
 
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
-    """Return why the structure of the reference's output is wrong; empty if it may be right.
+    """Return why the structure of the reference's output is wrong; empty if it seems right.
 
     The structure is wrong if it contradicts the type and shape that onnx infers while the stored
     output agrees with this type and shape.
@@ -479,7 +483,7 @@ def _is_wrong(expected: Array, stored: Value, tolerance: Tolerance) -> bool:
 def _is_reformulation(
     expected: Array, stored: Value, conditioned_output: ConditionedOutput
 ) -> bool:
-    """Return whether a stored output agrees with an identity of its operators."""
+    """Return whether a stored output agrees with the result of an identity of its operators."""
     if not conditioned_output.reformulated:
         return False
     bound = _error_bound(conditioned_output.reformulated, conditioned_output.units)
@@ -487,7 +491,7 @@ def _is_reformulation(
 
 
 def _is_printed(expected: Array, stored: Value) -> bool:
-    """Return whether a stored output has few decimals, the last of which is off by at most 1."""
+    """Return whether a stored output has few decimals, and its last decimal is off by at most 1."""
     if not isinstance(stored, np.ndarray) or stored.dtype not in (np.float32, np.float64):
         return False
     return any(

@@ -1,4 +1,4 @@
-"""Tensors of several runs of a model, computed by one call of an operator where possible.
+"""Tensors of several runs of a model, computed by one call of each operator where possible.
 
 A call of one of the reference's operators takes longer than the arithmetic of a small tensor. The
 perturbed runs of a model therefore visit its nodes together: the values of a tensor that differs
@@ -18,7 +18,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules
 
 # Operators that compute each output element from the elements at the same place of the broadcast
-# operands, without an attribute that counts axes.
+# operands, and that have no attribute which refers to axes.
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Equal", "Erf", "Exp", "Floor"}
     | {"Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "LeakyRelu", "Less", "LessOrEqual"}
@@ -44,7 +44,7 @@ _MATRIX_RANK = 2
 # Runs visit the nodes together if their intermediate results and moved operands have at most this
 # number of bytes.
 _MAX_STACKED_BYTES = 32 << 20
-# Names of the domain of the operators above.
+# Names of the default domain, to which the operators above belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 
 Compute = Callable[..., Sequence[Any]]
@@ -237,7 +237,7 @@ def _aligned(operands: Sequence[Any]) -> list[Any]:
 
 
 def _in_channels(value: Any, count: int) -> Any:
-    """Return a tensor that has the channels of all runs, one run after the other.
+    """Return a tensor with the channels of all runs, one run after the other.
 
     Args:
         value: the values of a tensor with channels along its second axis, or along its only one.
@@ -286,7 +286,8 @@ def _convolved(node: Any, operands: Sequence[Any], count: int) -> Stacked:
 
 def _moved(compute: Compute, stack: Stacked, operands: Sequence[Any]) -> list[Any]:
     """Return the outputs of a node that moves elements of its first operand."""
-    # The reference's operators move numbers of any type; doubles hold these numbers exactly.
+    # The reference's operators move numbers of any type, and doubles represent the moved indices
+    # exactly.
     numbers = np.arange(stack.values[0].size, dtype=np.float64).reshape(stack.shape)
     flat = stack.values.reshape(len(stack.values), -1)
     return [Stacked(flat[:, places.astype(np.intp)]) for places in compute(numbers, *operands)]
@@ -313,7 +314,7 @@ def _joined(values: Sequence[Any]) -> Stacked:
 
 
 def _shared(outputs: Sequence[Stacked]) -> list[Any]:
-    """Return outputs with a single value for integers and truth values that all runs share."""
+    """Return outputs, with a single value for integers and booleans that all runs share."""
     return [
         output.of_run(0)
         if isinstance(output.values, np.ndarray)

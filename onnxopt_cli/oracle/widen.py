@@ -26,7 +26,8 @@ from onnxopt_cli.core.values import Value
 _REFERENCE = "onnx.reference.ops."
 _Proto = TypeVar("_Proto", bound=Message)
 
-#: Replacements of element types: double for all floats, or float32 for 16-bit floats.
+#: Replacements of element types: DOUBLE replaces all floating-point types by double, and SINGLE
+#: replaces 16-bit types by float32.
 DOUBLE: dict[int, int] = {
     TensorProto.FLOAT: TensorProto.DOUBLE,
     TensorProto.FLOAT16: TensorProto.DOUBLE,
@@ -83,8 +84,8 @@ def widened_value(value: Value) -> Value:
 def rounded_like(exact: Value, native: Value) -> Value:
     """Return a value in double, rounded to the type of the same value in the model's own types.
 
-    A value that is not a floating-point tensor, or whose shape in double differs, is returned in
-    the model's own types.
+    If a value is not a floating-point tensor, or its shape is different in double, the value in the
+    model's own types is returned.
     """
     if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
         return native
@@ -151,7 +152,8 @@ def in_double() -> list[tuple[Any, str, Any]]:
 
     :func:`~onnxopt_cli.oracle.patching.replaced` takes them.
     """
-    # This loads the modules of all operators; versions of onnx have different preview domains.
+    # This import loads the modules of all operators, because versions of onnx have different
+    # preview domains.
     from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
 
     with suppress(ImportError):
@@ -171,7 +173,7 @@ def in_double() -> list[tuple[Any, str, Any]]:
 
 
 def _code_of(module: ModuleType) -> CodeType | None:
-    """Return the code of a module's file; corrections may have replaced functions of the module."""
+    """Return the code in a module's file, which replacements of functions do not change."""
     loader = module.__spec__.loader if module.__spec__ else None
     return loader.get_code(module.__name__) if isinstance(loader, InspectLoader) else None
 

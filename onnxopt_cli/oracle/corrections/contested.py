@@ -50,7 +50,7 @@ class Contested:
         name: the operator and the question, in a few words.
         operator: the operator.
         readings: a source for each reading. onnx's reference computes the first reading.
-        outcome: the result by each reading, in words.
+        outcome: a description of the result for each reading.
         concerns: returns whether the readings may differ at a node, given its attributes, its
             inputs and the opset version.
         place: the function of onnx's reference that the second reading replaces.
@@ -86,7 +86,7 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
 
 
 def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
-    """Return the replacements by which the reference computes the second readings of questions."""
+    """Return replacements by which onnx's reference computes second readings of questions."""
     bound = []
     for entry in CONTESTED:
         if entry.name in names:
@@ -98,10 +98,10 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that passes the original function to a second reading.
+    """Return a function that computes the second reading, given the function of the first reading.
 
-    A ``functools.partial`` cannot take its place, because a partial object that is an attribute of
-    a class is not bound to instances.
+    ``functools.partial`` would not work for methods: a partial object that is an attribute of a
+    class is not bound to instances.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -111,13 +111,13 @@ def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
 
 
 def _has_fraction(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
-    """Return whether scale times length is not an integer, in a mode that depends on the length."""
+    """Return whether a Resize depends on a product of scale and length that is not an integer."""
     mode = attributes.get("coordinate_transformation_mode", b"half_pixel")
     operands: list[Any] = [*inputs, None, None]
     x, _roi, scales, *_ = operands
     if (mode is not None and mode.decode() not in _BY_LENGTH) or scales is None:
         return False
-    # If the axes are an attribute of a surrounding function, they are unknown here.
+    # The axes are unknown if they are an attribute of a surrounding function.
     lengths = np.array([x.shape[axis] for axis in attributes.get("axes") or range(x.ndim)])
     return lengths.shape != scales.shape or bool((scales * lengths % 1 != 0).any())
 
@@ -139,7 +139,7 @@ def _whole_length(
 def _largest_of_interpolated(
     first: Any, align: Any, x: Array, *args: Any, **attributes: Any
 ) -> Any:
-    """Interpolate at each point of the grid, then return the maximum of each bin.
+    """Interpolate at each sampling point, then return the maximum of each bin.
 
     The points are interpolated as averages over finer bins, each of which has a single point.
     """
@@ -199,7 +199,7 @@ def _has_other_shape(attributes: Mapping[str, Any], inputs: Sequence[Any], _opse
 def _unpooled_into_shape(
     first: Any, node: Any, x: Array, places: Array, shape: Any = None, **kwargs: Any
 ) -> Any:
-    """Interpret the indices as flat indices of the output."""
+    """Interpret the indices of MaxUnpool as flat indices of its output."""
     if shape is None:
         return first(node, x, places, shape, **kwargs)
     unpooled = np.zeros(tuple(shape), x.dtype)
@@ -212,9 +212,9 @@ def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: in
 
 
 def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
-    """Divide by the signed maximum or sum.
+    """Divide each row by its signed maximum or sum.
 
-    For L2, take the root of squares divided by their sum.
+    For L2, return the roots of the squares divided by their sum.
     """
     rows = x.reshape(-1, x.shape[-1])
     sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}

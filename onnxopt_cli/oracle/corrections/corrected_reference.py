@@ -44,9 +44,9 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: The rounding of a number that is interpolated between integers. The specification does not define
-#: this rounding. A number whose distance from an integer is below the tolerance becomes that
-#: integer.
+#: How a number that is interpolated between integers is rounded to an integer. The specification
+#: does not define this rounding. A number that differs from an integer by less than the tolerance
+#: becomes that integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
@@ -54,13 +54,14 @@ REGISTERED = (data_movement, quantized, texts, trees, windows)
 
 # Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
-# From this version on, PRelu broadcasts its slope. Before, the slope has an element per channel.
+# From this version on, PRelu broadcasts its slope. In earlier versions, the slope has one element
+# per channel.
 _SLOPE_BROADCAST_VERSION = 7
 # Before this version, Resize has the definition of Upsample.
 _RESIZE_VERSION = 11
-# RoiAlign has an attribute for the half-pixel shift from this version on.
+# From this version on, RoiAlign has an attribute for the half-pixel shift.
 _HALF_PIXEL_VERSION = 16
-# Names of GridSample's modes before version 20.
+# Names of GridSample's modes before version 20, with their present names.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 # Element types that are accumulated in float32, also by the functions that compute Gemm.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
@@ -68,12 +69,13 @@ _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 _ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
-# From this version on, BatchNormalization trains if it has several outputs. Before, an attribute
-# decides.
+# From this version on, BatchNormalization trains if it has several outputs. In earlier versions,
+# the attribute is_test decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
 _LARGEST_INTEGER = 2.0**63
-# The value PROBIT of the attribute post_transform: a text, or a number in TreeEnsemble.
+# The value PROBIT of the attribute post_transform, which is a number in TreeEnsemble and a text in
+# all other operators.
 _PROBIT = (b"PROBIT", 4)
 # A coordinate whose distance from an integer is smaller than this is replaced by the integer.
 _COORDINATE_TOLERANCE = 1e-9
@@ -81,7 +83,7 @@ _COORDINATE_TOLERANCE = 1e-9
 
 @cache
 def operators() -> list[type]:
-    """Return classes of operators of which onnx's reference lacks all or some versions or modes."""
+    """Return classes of operators that onnx's reference implements only partly or not at all."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_dequantize_linear, op_grid_sample, op_scatter_elements
 
@@ -195,7 +197,7 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         and attributes.get("ceil_mode")
         and attributes.get("auto_pad") == b"VALID"
     ):
-        # By the specification, the number of windows is rounded up in this case; onnx's shape
+        # The specification rounds the number of windows up for these attributes; onnx's shape
         # inference and runtimes round it down.
         return "has fewer windows than onnx's shape inference says"
     return ""
@@ -344,7 +346,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along one axis or, in early versions, over all axes from this axis on."""
+    """Return a correction along an axis or, in early versions, over this and all later axes."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -404,7 +406,7 @@ def _upsampled(
 
 @replaces("op_resize.Resize._run")
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute early versions as Upsample does, and accept negative axes."""
+    """Compute early versions of Resize as Upsample does, and accept negative axes."""
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
     # Upsample is looked up at each call, so that its corrected version is called.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
@@ -475,7 +477,7 @@ def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: f
         float(factor).is_integer() and abs(factor) < _LARGEST_INTEGER for factor in factors
     ):
         return _in_single(original, a, b, c, *factors)
-    # In an unsigned type, a negative factor wraps around, as products and sums do.
+    # In an unsigned type, a negative factor wraps around, and so do products and sums.
     integer_factors = [np.array(int(factor)).astype(a.dtype) for factor in factors]
     return np.asarray(original(a, b, c, *integer_factors))
 
@@ -497,7 +499,7 @@ def _saturated(
 
 @replaces("op_roi_align.RoiAlign._run")
 def _aligned(align: Any, original: Any, *args: Any, **attributes: Any) -> Any:
-    """In versions without an attribute for a shift by half a pixel, do not shift."""
+    """Do not shift by half a pixel in versions that lack the attribute for this shift."""
     if align.run_params["opsets"][""] < _HALF_PIXEL_VERSION:
         attributes["coordinate_transformation_mode"] = "output_half_pixel"
     return original(align, *args, **attributes)
@@ -506,7 +508,7 @@ def _aligned(align: Any, original: Any, *args: Any, **attributes: Any) -> Any:
 @replaces("op_reduce_log_sum_exp.compute_log_sum_exp")
 def _log_sum_exp(_original: Any, data: Array, axes: Any, keepdims: Any) -> tuple[Array]:
     largest, total = exponentials.summed(data, axes)
-    # If all operands are -inf, so is the result; the reference returns NaN.
+    # If all operands are -inf, the result is -inf; the reference returns NaN.
     result = np.where(np.isfinite(largest), np.log(total) + largest, largest)
     return (result if keepdims else np.squeeze(result, axis=axes),)
 

@@ -17,7 +17,10 @@ _BOOLEAN_MASK_VERSION = 10
 
 @replaces("op_gather_elements.gather_numpy")
 def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
-    """Gather along an axis; along other axes there may be fewer indices than elements."""
+    """Gather along an axis.
+
+    Along each other axis, the number of indices may be smaller than the number of elements.
+    """
     part = [slice(size) for size in indices.shape]
     part[axis] = slice(None)
     return np.take_along_axis(data[tuple(part)], indices, axis)
@@ -143,7 +146,7 @@ def _suppressed(
 
 @replaces("op_dropout.Dropout_7._run")
 def _dropout(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> Any:
-    """Return the mask in the input's type in versions before 10."""
+    """In versions before 10, return the mask in the type of the input."""
     outputs = original(node, x, *args, **kwargs)
     early = node.run_params["opsets"][""] < _BOOLEAN_MASK_VERSION
     return tuple(output.astype(x.dtype) for output in outputs) if early else outputs

@@ -54,7 +54,7 @@ def _looped(
 def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int = 0) -> Array:
     """Stack the values of all iterations along a new axis.
 
-    Without any iteration, a value has the shape and dtype that the body declares.
+    If the loop has no iteration, a value has the shape and dtype that the body declares.
 
     Raises:
         ValueError: if the body never ran and does not declare the shape of its output.

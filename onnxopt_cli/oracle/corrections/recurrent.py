@@ -30,9 +30,9 @@ _FUNCTIONS: dict[str, _Activation] = {
     "tanh": lambda x, *_: np.tanh(x),
     "thresholdedrelu": lambda x, alpha, _: np.where(x >= alpha, x, 0),
 }
-# The defaults of alpha and beta, which are those of the operator with the activation's name; None
-# for a parameter that the activation does not have. No operator has the name of a scaled tanh or of
-# an affine function: the defaults of these functions neither scale nor shift.
+# The defaults of alpha and beta for each activation; None for a parameter that the activation does
+# not have. They equal the defaults of the operator of the same name. No operators are named
+# scaledtanh and affine; the defaults of these two activations neither scale nor shift.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "elu": (1.0, None),
@@ -207,7 +207,7 @@ def _activations(
     """
     stated = attributes.get("activations") or ()
     usual = _USUAL[kind] * directions
-    # The default of RNN in the specification has two names per direction, but RNN has one
+    # The specification states a default with two names per direction for RNN, although RNN has one
     # activation per direction.
     names = list(stated) if len(stated) == len(usual) else usual
     alphas = iter(attributes.get("activation_alpha") or ())

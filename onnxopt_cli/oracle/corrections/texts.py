@@ -70,7 +70,10 @@ def _split(
 
 @replaces("aionnxml.op_label_encoder.LabelEncoder._run")
 def _encoded_labels(_node: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Let a key that is NaN match NaN. The reference compares for equality and never finds NaN."""
+    """Let the key NaN match NaN.
+
+    The reference compares for equality and therefore never finds NaN.
+    """
     (_, keys), (kind, values) = (_labels(attributes, role) for role in ("keys", "values"))
     default: Any
     if kind == "tensor":
@@ -109,8 +112,8 @@ def _normalized_texts(
 ) -> tuple[Array]:
     """Remove elements that are stop words, then change the case.
 
-    The reference also removes words within elements, empty elements and accents. If the
-    attribute ``is_case_sensitive`` is 0, it ignores case only if it also changes the case.
+    The reference also removes words within elements, empty elements and accents. If the attribute
+    ``is_case_sensitive`` is 0, the reference ignores case only if the node also changes the case.
     """
     fold: Callable[[str], str] = str if is_case_sensitive else str.lower
     stops = set(map(fold, stopwords or ()))
@@ -137,7 +140,7 @@ def _linear_classes(
 def _with_whole_labels(
     node: Any, original: Any, *args: Any, classlabels_strings: Any = None, **kwargs: Any
 ) -> tuple[Array, Array]:
-    """Protect null characters at the end of labels by a further character."""
+    """Append a further character to each label, so that NumPy keeps null characters at the end."""
     stated = classlabels_strings and [label + _LAST for label in classlabels_strings]
     labels, scores = original(node, *args, classlabels_strings=stated, **kwargs)
     if stated:

@@ -1,4 +1,4 @@
-"""TreeEnsemble, evaluated for all samples and trees at once, and with ``post_transform``.
+"""TreeEnsemble with ``post_transform``, evaluated for all samples and trees at once.
 
 onnx's reference builds Python objects for each tree in each run, and evaluates each sample alone.
 This module computes the same scores as the reference, and also applies ``post_transform``, which
@@ -99,7 +99,10 @@ class _Trees:
 
 @replaces("aionnxml.op_tree_ensemble.TreeEnsemble._run")
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
-    """Return the transformed scores. The reference computes trees with tests of set membership."""
+    """Return the transformed scores.
+
+    Trees whose nodes test set membership are left to the reference.
+    """
     is_defined = (
         attributes["aggregate_function"] in range(_MAX + 1)
         and set(attributes["nodes_modes"]) <= _COMPARISONS.keys()
@@ -141,7 +144,8 @@ def _scores(x: Array, attributes: dict[str, Any]) -> Array:
     initial = {_MIN: limits.max, _MAX: limits.min}.get(combine, 0)
     result = np.full((len(x), attributes["n_targets"]), initial, x.dtype)
     samples = np.arange(len(x))
-    # Aggregate tree by tree, as the reference does: sums depend on the order.
+    # Aggregate tree by tree, as the reference does, because sums depend on the order of their
+    # terms.
     for weight, target in zip(weights.T, targets.T, strict=True):
         before = result[samples, target]
         if combine == _MIN:

@@ -2,8 +2,7 @@
 
 The square of 3e200 is infinite in double, although the norm of (3e200, 4e200) is 5e200. Libraries
 therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate has
-no type wider than double. It therefore also scales the elements, by powers of two, so that scaling
-is exact.
+no type wider than double. The elements are therefore scaled by powers of two, which is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from onnx import helper
 from onnxopt_cli.core.values import Array
 
 _Compute = Callable[..., tuple[Any, ...]]
-# Operators that return a norm, and operators that divide by a norm.
+# Operators that return a norm.
 _NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 _DEFAULT_POWER = 2
 # If a sum of powers is between 2^-900 and 2^900, no significant term has underflowed or overflowed.

@@ -135,7 +135,7 @@ def fast_image(
 ) -> Array:
     """Sum the columns of a transposed convolution into an image: ``col2im``.
 
-    The elements at one place of all windows are added at once.
+    For each place within a window, the elements of all windows are added at once.
     """
     dilation, stride, padding = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
     sizes = np.array(image_shape) + padding.sum(axis=0)
@@ -250,7 +250,11 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 
 
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
-    """Return all windows. The spatial axes count windows; as many new axes count their elements."""
+    """Return all windows.
+
+    In the result, the spatial axes count windows, and as many additional axes count the elements of
+    a window.
+    """
     rank = len(extent)
     axes = tuple(range(padded.ndim - rank, padded.ndim))
     windows = sliding_window_view(padded, tuple(extent), axes)
@@ -296,7 +300,7 @@ class _Geometry:
         return windows.reshape(*windows.shape[:-rank], prod(windows.shape[-rank:]))
 
     def within(self, *, padding: bool) -> Array:
-        """Return which elements of each window are in the input, or in the padded input."""
+        """Return which elements of windows are in the input (with ``padding``: the padded one)."""
         places = np.indices(self._covered.tolist())
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
@@ -306,7 +310,7 @@ class _Geometry:
 
     @property
     def _covered(self) -> Array:
-        """The lengths that all windows together cover, including padding."""
+        """The length, including padding, that all windows together cover along each axis."""
         return (self.count - 1) * self.stride + self.extent
 
 
@@ -355,7 +359,10 @@ def _averaged(_pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[
 
 @replaces("op_lp_pool.LpPool._run")
 def _root_of_powers(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    """Compute the root of the sum of powers. The reference computes a mean."""
+    """Compute the root of a sum of powers.
+
+    The reference uses the mean of the powers instead of their sum.
+    """
     geometry, power = _geometry(x, attributes), attributes.get("p") or pool.p
     powers = np.abs(_wide(x)) ** power
     total = np.sum(geometry.windows(geometry.padded(powers, 0)), axis=-1)
@@ -378,7 +385,8 @@ def _maximum(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Ar
     if x.dtype.kind == "f":
         is_maximum |= np.isnan(windows)
     first = np.argmax(is_maximum & in_input, axis=-1)[..., None]
-    # Pad an image of indices in the same way, so that its windows hold the indices of elements.
+    # An image of indices is padded like the input, so that its windows hold the indices of the
+    # input's elements.
     lengths, column_major = geometry.size.tolist(), attributes.get("storage_order")
     indices = np.arange(geometry.size.prod()).reshape(lengths[::-1] if column_major else lengths)
     indices = indices.T if column_major else indices

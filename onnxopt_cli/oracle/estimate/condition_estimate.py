@@ -95,10 +95,10 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: The reason for a missing estimate begins with this text if onnx's reference lacks an operator.
+#: If onnx's reference lacks an operator, the reason for the missing estimate begins with this text.
 UNIMPLEMENTED = "onnx's reference does not implement"
 _FLUSHED = "the result with zeros for subnormal numbers"
-# In a model with more contested questions than this, the second readings are tried one at a time,
+# If a model has more contested questions than this, their second readings are tried one at a time,
 # not in combination.
 _MAX_COMBINED_QUESTIONS = 2
 # Names of the reformulations of a graph.
@@ -111,9 +111,9 @@ class Reading:
 
     Attributes:
         second: the names of the questions whose second reading applies.
-        conditioned_outputs: one per output.
-        identities_used: the identities by which operators may be computed, if they make a
-            difference.
+        conditioned_outputs: the expected values, one entry per output.
+        identities_used: the identities by which operators may be computed, if they change the
+            accepted outputs.
     """
 
     second: tuple[str, ...]
@@ -133,8 +133,8 @@ def all_readings(
             :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; or empty.
 
     Returns:
-        The result by the first readings of all questions, then the results by other readings if
-        they differ from it.
+        The result by the first readings of all questions, followed by each result by other readings
+        that differs from all earlier results.
 
     Raises:
         NoReferenceError: if the condition cannot be estimated.
@@ -316,8 +316,9 @@ def _moved_outputs(
     No rounding moves such an output, so that a single run in the model's own types is enough.
 
     Returns:
-        One expected value per output. Empty if the node may round, or if a value has 16 bits or
-        is infinite, NaN or subnormal: further values may be accepted then.
+        One expected value per output. The list is empty if the node may round, or if a value has 16
+        bits or is infinite, NaN or subnormal, because an output may then have several accepted
+        values.
     """
     (node,) = model.graph.node or [None]
     is_exact = node is not None and listed_kind(node.op_type) is NodeKind.EXACT
@@ -361,7 +362,7 @@ def _evaluate_bodies(
         model: the model.
         inputs: its inputs.
         shared: the state that evaluations share.
-        evaluations: the evaluations of the model itself, one per output.
+        evaluations: the evaluations of the model itself, the expected values, one entry per output.
 
     Returns:
         One evaluation per output; none if no node has an accepted body.
@@ -379,7 +380,7 @@ def _evaluate_stable_bodies(
     shared: SharedState,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[Evaluation]:
-    """Evaluate the published bodies of operators whose bodies are stable; empty without any."""
+    """Evaluate stable published bodies; return an empty list if no operator has one."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The scale of a window's error already bounds the roundings of the published body.
         return []
@@ -391,19 +392,19 @@ def _evaluate_stable_bodies(
         expanded = subtracting_operators(model)
         return evaluate_model(model, inputs, shared, expanded, name=_BODIES) if expanded else []
     except MemoryError:
-        # Tolerances without the body would be too narrow.
+        # A tolerance that ignores the body would be too narrow.
         raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack an operator of the body
         return []
 
 
 def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
-    """Return an evaluation by a body, with exact values where only the body overflows.
+    """Return the evaluation of a body, with exact values where only the body overflows.
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. A body that
     overflows loses all digits of a result that onnx's reference computes, so the body is not an
-    accepted reformulation for its operands. An overflow of the reference in the model's own types
-    is accepted all the same.
+    accepted reformulation for its operands. An overflow of the reference itself in the model's own
+    types is accepted.
 
     Args:
         body: the evaluation of an output by the published body.
@@ -432,7 +433,7 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = evaluate_model(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # Accept as many roundings of float32 as for a float32 model.
+            # Accept the same number of float32 roundings as for a float32 model.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)
@@ -447,7 +448,7 @@ def _evaluate_accumulating_body(
 def _evaluate_identities(
     model: onnx.ModelProto, inputs: Mapping[str, Value], shared: SharedState
 ) -> list[Evaluation]:
-    """Evaluate a model by the identities that are accepted for its nodes; empty without any."""
+    """Evaluate a model by the accepted identities; return an empty list if none applies."""
     try:
         model = published_body(model, inputs) or model
         if not (entries := identities_in(model)):
@@ -462,7 +463,7 @@ def _evaluate_identities(
         return []
     for evaluation in evaluations:
         if coarsest_roundoff([evaluation.native]) > SINGLE_ROUNDOFF:
-            # The identity ran in 16 bits; runtimes compute it in float32.
+            # The identity was evaluated in 16 bits, but runtimes compute it in float32.
             evaluation.native = evaluation.exact
     return evaluations
 
@@ -472,7 +473,7 @@ def _with_either_integer(
 ) -> list[ConditionedOutput]:
     """Accept both integers next to a number that is interpolated between integers.
 
-    If the coordinates are rounded, a number close to an integer may be moved across it.
+    A rounding of the coordinates may move an interpolated number across a nearby integer.
     """
     neighbours = []
     for toward, away in ((np.floor, -1.0), (np.ceil, 1.0)):
@@ -495,7 +496,7 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs rounded down or up after errors of coordinates; empty without such errors.
+    """Return outputs rounded down or up after errors of coordinates; empty without errors.
 
     Args:
         model: a model that interpolates between integers.

@@ -1,4 +1,4 @@
-"""The expected values and tolerances of an output, given its evaluations.
+"""The expected values and tolerances of a model's output, given the output's evaluations.
 
 An :class:`Evaluation` holds the values of an output in all runs of the model or of a reformulation.
 The largest movement of an element by a rounding is its unit, and its tolerance is a multiple of the
@@ -29,12 +29,15 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened
 # A reformulation that differs from y by more than this number of units does not measure the
 # condition. Where a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
-# With this share of a reformulation's error as the unit, 16 units are four times the error.
+# The unit is this share of a reformulation's error, so that a tolerance of 16 units is four times
+# the error.
 _REFORMULATION_SHARE = 1 / 4
-# Sequential sums may round equal terms in the same direction, so that their error grows to 2^14
-# roundings. Twice the error of an element is accepted if the error is at most 1/16 of the largest
-# output; otherwise the result of the sequential sum is an alternative.
-_MAX_SEQUENTIAL_ERROR, _SEQUENTIAL_SHARE = 2.0**14, 16
+# Sequential sums may round equal terms in the same direction, so that their error grows to this
+# number of roundings.
+_MAX_SEQUENTIAL_ERROR = 2.0**14
+# Twice the error of an element of a sequential sum is accepted if the error, times this number, is
+# at most the largest output; otherwise the element of the sequential sum is an alternative.
+_SEQUENTIAL_SHARE = 16
 # To test an output for discontinuities, the perturbed runs are repeated with roundings that are
 # smaller by this factor.
 FINER = 64.0
@@ -72,8 +75,8 @@ class ConditionedOutput:
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
         """Return an output that also accepts the correct values of an alternative.
 
-        Elements are compared place by place. Values of another shape are therefore ignored, such as
-        those of NonZero if a device flushes inputs to zero.
+        Elements are compared place by place. Values of another shape are therefore ignored, for
+        example those of NonZero on a device that flushes inputs to zero.
         """
         if not self.right:
             return self
@@ -172,7 +175,7 @@ def expected_output(evaluations: Sequence[Evaluation]) -> ConditionedOutput:
 def _discrete_values(
     evaluations: Sequence[Evaluation], native: Array
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the value of a discrete output, then other values that roundings may lead to."""
+    """Yield the value of a discrete output, then other values that result from roundings."""
     values: list[Array] = []
     for evaluation in evaluations:
         for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):
@@ -248,7 +251,7 @@ def _float_output(
 def _largest_unit(
     evaluations: Sequence[Evaluation], exact: Array, rounding: Array
 ) -> tuple[Array | None, list[Array]]:
-    """Return the units of an output, and its values on other sides of discontinuities.
+    """Return the units of an output, and its values across nearby discontinuities.
 
     Args:
         evaluations: the evaluations of an output by several reformulations.
@@ -269,7 +272,7 @@ def _largest_unit(
 
 
 def _bounded(unit: Array, evaluation: Evaluation) -> Array:
-    """Limit units so that the tolerance does not exceed the error of direct evaluations."""
+    """Limit the units of an output, so that its tolerance is the error of direct evaluations."""
     bound = evaluation.direct_bound
     if bound is None or bound.shape != unit.shape:
         return unit
@@ -277,7 +280,7 @@ def _bounded(unit: Array, evaluation: Evaluation) -> Array:
 
 
 def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
-    """Return the units of an output in one evaluation, and its values beyond discontinuities."""
+    """Return the units of an output in one evaluation, and its values across discontinuities."""
     unit = np.zeros(exact.shape)
     if np.shape(evaluation.exact) != exact.shape:
         return unit, []
@@ -295,8 +298,8 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         for pairs in (movements, fine_movements)
     )
     # The movement is proportional to the roundings. At the minimum of an even function it is
-    # proportional to their squares, and at the zero of a root to their square roots. Any other
-    # ratio of the movements by large and small roundings reveals a discontinuity.
+    # proportional to their squares, and at the zero of a root to their square roots. A different
+    # ratio between the movements by large and by small roundings reveals a discontinuity.
     jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
     jumps &= bool(fine_movements)
     values: list[Array] = []
@@ -351,7 +354,8 @@ def _alternative_value(
     Args:
         value: the alternative in double.
         relative: its relative tolerance.
-        tolerance: the tolerances of the exact value; those of the alternative are not smaller.
+        tolerance: the tolerances of the exact value; the tolerances of the alternative are at least
+            as large.
         dtype: the dtype of the output.
     """
     relative_tolerance = relative * np.abs(value)
@@ -366,7 +370,8 @@ def with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOutp
         if masked.any():
             lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
             scores = np.where(masked, lowest, expected).astype(expected.dtype)
-            # A finite bias may have been added to the lowest number.
+            # The output differs from the lowest number if a finite bias has been added to the
+            # score.
             near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, tolerance)
             with_lowest = conditioned_output.with_alternatives(
                 ConditionedOutput(((scores, near),)), _LOWEST

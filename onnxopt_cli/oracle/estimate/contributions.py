@@ -36,10 +36,10 @@ from onnxopt_cli.oracle.rounding.injection import Injector, RoundingSite, SiteRe
 from onnxopt_cli.oracle.stacked import Stacked, array_of, compute_stacked, outputs_of_runs
 from onnxopt_cli.oracle.widen import is_wide, widened_value
 
-# The estimates have a standard deviation of sqrt(2) / 12 of the total.
+# With this number of runs, the estimates have a standard deviation of sqrt(2) / 12 of the total.
 _RUNS = 12
-# The largest number of nodes, for all outputs together, that have a further run in which only their
-# roundings are injected.
+# The largest number of nodes, for all outputs together, whose roundings are injected alone in a
+# further run.
 _MAX_ALONE = 4
 _SEED = 42
 
@@ -66,8 +66,8 @@ class _SignedInjector(Injector):
         sites: the nodes of the exact run.
         step: the size of the roundings, in roundings of the model's types.
         factors: the factor of each node in each run, one row per run.
-        firsts: for each node, the number of elements that earlier nodes move; filled by the first
-            run of the model, so that a node has the same roundings in all runs.
+        firsts: for each node, the number of elements that earlier nodes move; the first run of the
+            model fills this list, so that a node has the same roundings in all runs.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ def _error_contributions(
     """Return the largest contributions to the error of each output, largest first.
 
     A backend ran each node alone, with operands rounded to the model's types. The error of the node
-    is the difference between its outputs and its outputs in double for the same operands. The
-    shares concern the movements of an output of the model by these errors.
+    is the difference between its outputs and its outputs in double for the same operands. A share
+    is the share of a node's error in the movement of an output of the model.
 
     Args:
         model: the model, as the reference runs it.

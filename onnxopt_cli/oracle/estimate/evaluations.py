@@ -52,18 +52,17 @@ from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
 
 _MAX_VISITS = 20_000
-# Events that are recorded in the run of a model in its own types. In the first three events, an
-# intermediate result leaves the range of its type. NumPy reports two of these events under the
-# names below.
+# Events in which an intermediate result of a model leaves the range of its type. NumPy reports
+# overflow and underflow by these names.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
-# NaN or infinity is among the operands that a fast algorithm mixes.
+# The event that NaN or infinity is among the operands that a fast algorithm mixes.
 _SPREADS = "spreads"
-# A sum may overflow in another order of its terms.
+# The event that a sum may overflow in another order of its terms.
 _REORDERED = "reordered"
-# The set of encountered questions contains this name if a node interpolates between integers.
+# An entry of the set of encountered questions: a node of the model interpolates between integers.
 INTEGERS = "integers"
-# Normalizations with the attribute ``stash_type``, and the opset version that introduced it. Its
-# default is float32.
+# Normalizations with the attribute ``stash_type``, whose default is float32, and the opset version
+# that introduced the attribute.
 _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 _SPECIALS = (np.nan, np.inf, -np.inf)
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
@@ -78,8 +77,8 @@ class SharedState:
         encountered: receives the contested questions that nodes of the model raise.
         prefix: the nodes before the first that is reformulated.
         classes: the classes of nodes that ran, by node and types of operands.
-        unchanged: triples of a model without replaced operators, a flag that states whether it
-            computes in double, and the reference model that runs it.
+        unchanged: triples of a model without replaced operators, a flag that states whether the
+            model runs in double, and the reference model that runs the model.
     """
 
     math: str
@@ -290,7 +289,7 @@ def _perturbed_outputs(
     *,
     run_bytes: int,
 ) -> list[tuple[Any, ...]]:
-    """Return for each output its values in all perturbed runs."""
+    """Return the values of each output in all perturbed runs."""
 
     def outputs(runs: Sequence[int]) -> list[Any]:
         create_injector = partial(Injector, sites, step, runs)
@@ -330,7 +329,7 @@ def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[s
     tensors = _float_tensors(outputs)
     if any(flushed_value(tensor) is not tensor for tensor in tensors):
         yield _SUBNORMAL
-    # Outputs are seldom infinite, so they are examined before the operands.
+    # The outputs are examined before the operands, because outputs are seldom infinite.
     if any(np.isinf(tensor).any() for tensor in tensors) and all(
         np.isfinite(operand).all() for operand in _float_tensors(operands)
     ):
@@ -344,7 +343,7 @@ def _float_tensors(values: Sequence[Any]) -> list[Array]:
 def _run_with_range_events(
     native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
 ) -> list[Any]:
-    """Run a model with a visitor; replace the recorded events by the events of this run."""
+    """Run a model with a visitor, and replace the events recorded in earlier runs."""
     events.clear()
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
@@ -375,7 +374,7 @@ def _out_of_range_outputs(
 
 
 def _flushing(visitor: Visitor) -> Visitor:
-    """Return a visitor that also flushes subnormal numbers to zero."""
+    """Return a visitor that flushes subnormal numbers to zero."""
 
     def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
         outputs = visitor(node, compute, operands, index)

@@ -34,15 +34,16 @@ from onnxopt_cli.oracle.patching import corrected
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
 # The largest relative difference of a confirmed derivative from the difference quotient.
 _AGREEMENT = 1e-6
-# A derivative below this share of the largest one of its tensor is compared as if it had that size,
-# because the roundings of the function hide it.
+# A derivative below this share of the largest derivative of its tensor is compared as if it had the
+# size of that share, because the roundings of the function hide smaller derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
-# Slopes on both sides are considered equal if their relative difference is below this limit.
+# The slopes on both sides of a point are considered equal if their relative difference is below
+# this limit.
 _SAME_SLOPE = 1e-5
-# If quotients along each element would visit more nodes than this, quotients along random
-# directions are used instead.
+# If difference quotients for each single element would visit more nodes than this, quotients along
+# random directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 
@@ -56,8 +57,8 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
 
     Returns:
         For each output of the graph, whether each of its elements is unconfirmed. The mask of an
-        output of another node than Gradient is a scalar: whether it depends on any unconfirmed
-        element.
+        output that is not computed by a Gradient node is a scalar: whether the output depends on
+        any unconfirmed element.
 
     Raises:
         NodeError: if a derivative cannot be computed.
@@ -133,7 +134,7 @@ class _Function:
             graph.y,
             *(n for node in graph.nodes for n in node_inputs(node)),
         ]
-        # A function without nodes returns its input, which is then read as well.
+        # A function without nodes returns its input, so the input is also read.
         self._free = [name for name in dict.fromkeys(read) if name not in computed]
         self._graph, self._model, self._gradient = graph, model, gradient
         constant_tensors = [name for name in self._free if name not in graph.substitutes]
@@ -222,7 +223,7 @@ def _is_confirmed(
         central, gap = sum(slopes) / 2, abs(slopes[0] - slopes[1])
         if not np.isfinite(central + noise):
             continue
-        # Errors of central differences are proportional to the square of the distance.
+        # The error of a central difference is proportional to the square of the distance.
         extrapolated = (64 * central - central_before) / 63
         agrees = any(
             abs(estimate - stated) <= _AGREEMENT * scale + noise

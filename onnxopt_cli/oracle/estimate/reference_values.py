@@ -27,13 +27,15 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.widen import in_double, rounded_like, widened_value
 
-# Limits of the outputs of consecutive nodes that are computed together.
-_MAX_BYTES_OF_NODES, _SECONDS_OF_NODES = 64 << 20, 2.0
+# The largest number of bytes of the outputs of nodes that are computed together.
+_MAX_BYTES_OF_NODES = 64 << 20
+# Seconds after which no further nodes are computed together.
+_SECONDS_OF_NODES = 2.0
 _MAX_MESSAGE_CHARS = 200
 
 
 class NoReferenceError(Exception):
-    """The condition of the model cannot be estimated. The message states the reason."""
+    """Raised if the condition of a model cannot be estimated. The message states the reason."""
 
 
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
@@ -70,8 +72,8 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
     """Return the outputs of consecutive nodes, each computed as :func:`reference_values` would.
 
     Args:
-        model: nodes without subgraphs, in order; all their outputs are outputs of the model. A type
-            that an output declares is the type in which later nodes read it.
+        model: nodes without subgraphs, in order; all their outputs are outputs of the model. If an
+            output declares a type, later nodes read the output in this type.
         inputs: the inputs of the model.
 
     Returns:
@@ -107,7 +109,7 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
 
 
 def _has_type(value: Any, element: int) -> bool:
-    """Return whether a value is a tensor of a declared element type, which may be undefined."""
+    """Return whether a value is a tensor of a declared element type; UNDEFINED is any type."""
     if not isinstance(value, np.ndarray):
         return False
     if element == onnx.TensorProto.UNDEFINED:
@@ -129,12 +131,12 @@ def require_supported(model: onnx.ModelProto) -> None:
 
 def first_line(error: Exception) -> str:
     """Return the first line of the message of an error of the reference."""
-    # Further lines may list all operators of the reference.
+    # The lines after the first may list all operators of the reference.
     return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
 
 
 def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
-    """Return a model in which nodes with a formula of ours are lowered, and gradients expanded.
+    """Return a model in which primitive nodes replace nodes with a formula and Gradient nodes.
 
     A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
     backward pass. Each of these nodes has roundings of its own.

@@ -1,9 +1,9 @@
 """Reuse of a model's results in the runs of its reformulations.
 
-A reformulation computes some operators in another way. Up to the first node with a replaced
-operator, the boundary, its results are bitwise those of the model itself. Results before the
-boundary are kept, within a limit of memory, if nodes behind the boundary read them. The run of the
-reformulation begins at the boundary.
+A reformulation of a model computes some operators in another way. Before the first node with such
+an operator (the boundary), the results of the reformulation are bitwise equal to those of the
+model. Within a memory limit, results from before the boundary are kept if nodes behind the boundary
+read them. The run of the reformulation begins at the boundary.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _MAX_KEPT_BYTES = 64 << 20
 # Arrays with fewer bytes than this are kept even if no node behind a boundary reads them, because
 # they may decide control flow.
 _SMALL_BYTES = 1 << 12
-# Operators that read values without a call of the visitor.
+# Operators that read values before the visitor is called.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
-# A placeholder for an output that is not kept. None would stand for an omitted operand.
+# A placeholder for an output that is not kept. The placeholder is not None, because None stands for
+# an omitted operand.
 _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """A run executes other nodes than the first run, or reads a value that is not kept."""
+    """Raised if a run executes other nodes than the first run, or reads a value not kept."""
 
 
 @runtime_checkable
@@ -146,8 +147,8 @@ class SharedPrefix:
 
         Args:
             name: the name of the reformulation; empty for the model itself.
-            key: identifies the run; equal for corresponding runs of the model and its
-                reformulations.
+            key: identifies the run; corresponding runs of the model and its reformulations have
+                equal keys.
             model: the model or reformulation.
             inputs: its inputs.
             create_visitor: creates the visitor.

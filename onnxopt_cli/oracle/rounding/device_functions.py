@@ -15,7 +15,8 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-#: Returns the largest error of a function, given its result and its operands.
+#: A function that returns the largest error of an elementary function, given its result and
+#: operands.
 ErrorOf: TypeAlias = Callable[..., Array]
 
 _ULP = 2.0**-23
@@ -28,12 +29,12 @@ def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
 
 
 def _logarithm(near_one: float, ulps: float) -> ErrorOf:
-    """Return an error that is absolute for operands in [0.5, 2], and given in ulps for others."""
+    """Return an error that is absolute for operands in [0.5, 2], and in ulps for other operands."""
     return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
 
 
 def _periodic(error: float) -> ErrorOf:
-    """Return an absolute error for operands in [-pi, pi]; 0 for others, as for other functions."""
+    """Return an absolute error for operands in [-pi, pi], and 0 for other operands."""
     return lambda y, x: np.where(np.abs(x) <= _PI, error, 0.0) + 0 * y
 
 
@@ -67,9 +68,9 @@ def _vulkan_exp_ulps(x: Array) -> Array:
 
 
 #: Vulkan specification, "Precision of GLSL.std.450 Instructions". The specification states the
-#: errors of exp, log, sin, cos, atan and atan2. Other functions inherit theirs: tan from sin / cos,
-#: sinh and cosh from sums of exp, tanh from sinh / cosh, asin and acos from atan2, and pow(x, y)
-#: from exp2(y log2(x)). A division has an error of 2.5 ulp.
+#: errors of exp, log, sin, cos, atan and atan2. The errors of other functions follow from these:
+#: tan from sin / cos, sinh and cosh from sums of exp, tanh from sinh / cosh, asin and acos from
+#: atan2, and pow(x, y) from exp2(y log2(x)). A division has an error of 2.5 ulp.
 _VULKAN: Mapping[str, ErrorOf] = {
     "Exp": _relative(_vulkan_exp_ulps),
     "Log": _logarithm(2.0**-21, 3.0),
@@ -86,7 +87,7 @@ _VULKAN: Mapping[str, ErrorOf] = {
 }
 #: CUDA C++ Programming Guide, "Intrinsic Functions": the errors of __expf, __logf, __sinf, __cosf,
 #: __tanf, __powf, __tanhf and __log2f. The compiler option -use_fast_math maps the standard
-#: functions to these.
+#: functions to these intrinsic functions.
 _CUDA_FAST: Mapping[str, ErrorOf] = {
     "Exp": _relative(lambda x: 2 + np.floor(np.abs(1.173 * x))),
     "Log": _logarithm(2.0**-21.41, 3.0),

@@ -1,7 +1,7 @@
 """Sums of exponentials exp(x - m), where m is the largest operand, by the algorithms of runtimes.
 
 A function that sums returns m and the sum. An algorithm that computes the logarithm of the sum of
-exp(x) returns that logarithm as m, and 1 as the sum.
+exp(x) instead returns this logarithm as m, and 1 as the sum.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# Errors of a logarithm are limited to this value: a logarithm with this error has no correct digit,
-# and the exponential of the error does not overflow.
+# The errors of a logarithm are limited to this value. A logarithm with such an error has no correct
+# digit, but the exponential of the error does not overflow.
 _MAX_MOVE = 100.0
-#: Operators whose results are shares exp(x) / sum, or logarithms of shares.
+#: Operators whose results are the shares exp(x) / sum, or their logarithms.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
 #: Operators that divide by a sum of exponentials, or take its logarithm.
 OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
@@ -54,8 +54,8 @@ def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
 def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
     """Combine logarithms by ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
     terms, shape = _terms(x, axes)
-    # Represent -inf by the lowest finite number: the difference of two infinities would be NaN,
-    # while the lowest number plus log(2) is rounded to the lowest number.
+    # The lowest finite number represents -inf, because the difference of two infinities would be
+    # NaN. The lowest number plus log(2) is rounded to the lowest number.
     terms = np.maximum(terms, np.finfo(x.dtype).min)
     total = terms[0]
     for term in terms[1:]:
@@ -66,7 +66,7 @@ def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
-    """Return an array with one column of terms per sum, and the shape of the sums."""
+    """Return a matrix that has the terms of each sum in a column, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
     along = sorted(int(axis) % x.ndim for axis in places)
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))

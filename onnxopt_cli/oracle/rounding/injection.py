@@ -74,8 +74,8 @@ from onnxopt_cli.oracle.stacked import (
 )
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
-#: Unit roundoff by declared arithmetic: of the operands of products for tf32 and bf16, of sums for
-#: float16-sums.
+#: The unit roundoff by declared arithmetic: for tf32 and bf16, that of the operands of products;
+#: for float16-sums, that of sums.
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
@@ -84,17 +84,17 @@ UNITS = 16.0
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 
-# A model of doubles is perturbed by 2^27 roundings of double, 2^-26: movements by its own roundoff
-# would be hidden by the roundings of the runs themselves.
+# A model of doubles is perturbed by 2^27 roundings of double, that is, by 2^-26. The roundings of
+# the runs themselves would hide the effect of a single rounding of double.
 _DOUBLE_STEP = 2.0**27
-# The following shares of a rounding are the unit where a tolerance of 16 roundings would be too
-# wide.
+# The unit is one of the following shares of a rounding where a tolerance of 16 roundings would be
+# too wide.
 #
 # For the mean and the variance of terms, a tolerance of 16 units is 8 roundings, because the errors
 # of all observed reformulations are below 4 roundings.
 _STATISTICS_SHARE = 1 / 2
-# A coordinate is computed in at most 6 steps, and a value that is interpolated between two terms
-# along each axis in at most 8. A tolerance of 16 units is 8 roundings.
+# A coordinate is computed in at most 6 steps, and the interpolation between two terms along each
+# axis takes at most 8 steps. A tolerance of 16 units is 8 roundings.
 _COORDINATES_SHARE = 1 / 2
 # For gates, whose error is relative to the range of an activation, a tolerance of 16 units is 4
 # roundings.
@@ -102,15 +102,15 @@ _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# The largest number of elements of inputs and outputs of exact nodes that are kept. The number is
-# limited because a loop may have many iterations.
+# The largest number of elements that are kept of the inputs and outputs of exact nodes. The number
+# is limited because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
-# The largest error of rounding a subnormal number, by the roundoff of its type.
+# The largest rounding error of a subnormal number, by the unit roundoff of its type.
 _SUBNORMAL_ERRORS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
-# The smallest normal number of the type that a node computes in, by its roundoff.
+# The smallest normal number of the type in which a node computes, by the unit roundoff of the type.
 _SMALLEST_NORMAL = {
     roundoff: smallest_normal(np.dtype(dtype))
     for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
@@ -128,12 +128,12 @@ _SCALES = {
 
 
 class DifferingRunsError(Exception):
-    """Runs that visit the nodes together differ in the number of their roundings."""
+    """Raised if runs that visit the nodes together differ in the number of their roundings."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisitedNode:
-    """A node as it ran in the model's own types.
+    """A node that ran in the model's own types.
 
     Attributes:
         op_type: its operator.
@@ -202,7 +202,7 @@ class SiteRecorder:
         #: The largest error of direct evaluations of a single float32 or double node, in units of
         #: its unit roundoff; None if it is not bounded.
         self.direct_bound: Array | None = None
-        #: Whether any node is discontinuous, so that outputs may jump.
+        #: Whether any node is discontinuous, which makes jumps of outputs possible.
         self.may_jump = False
         #: The largest number of bytes of a node's operands and outputs.
         self.largest_node_bytes = 0
@@ -263,7 +263,7 @@ class SiteRecorder:
         return [*self.sites], self.may_jump, self.largest_node_bytes, self._kept_elements
 
     def resume(self, state: Any) -> None:
-        """Continue after the nodes that another recorder has visited."""
+        """Take over the nodes that another recorder has visited."""
         sites, self.may_jump, self.largest_node_bytes, self._kept_elements = state
         self.sites = [*sites]
 
@@ -275,7 +275,8 @@ class SiteRecorder:
         outputs: Sequence[Any],
         index: int,
     ) -> RoundingSite:
-        # Control flow may depend on the types, so another node may have run at this index.
+        # Control flow may depend on the types, so a different node may have run at this index in
+        # the model's own types.
         same_node = index < len(self._visited) and self._visited[index].op_type == node.op_type
         visited = self._visited[index] if same_node else None
         roundoff = visited.roundoff if visited else self._coarsest
@@ -388,11 +389,11 @@ class Injector:
         return outputs if count > 1 else [value_of_run(output, 0) for output in outputs]
 
     def state(self) -> int:
-        """Return the number of elements that were moved in each run."""
+        """Return the number of elements that each run has moved."""
         return self._moved_elements
 
     def resume(self, state: int) -> None:
-        """Continue after the nodes that another injector has visited."""
+        """Continue the count of moved elements of another injector."""
         self._moved_elements = state
 
     def _perturbed(
@@ -438,7 +439,7 @@ class Injector:
         else:
             outputs = [*compute_stacked(node, compute, moved, len(self._runs))]
         flushed = [error * roundoff for error in site.flushed]
-        # Two long sums in a graph have independent errors, even if their terms are the same.
+        # Two long sums in a graph have independent errors even if both have the same terms.
         sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
         if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
             roundoff *= _accumulated(site.node_class, site.roundoff)
@@ -492,8 +493,8 @@ class Injector:
         arrays = [*map(array_of, operands)]
         for place in movable_operands(node.op_type, arrays):
             operand = arrays[place]
-            # 16-bit scales and biases are perturbed by a rounding of their own type, while operands
-            # that are accumulated in float32 move less.
+            # 16-bit scales and biases are perturbed by a rounding of their own type. Operands that
+            # are accumulated in float32 move less.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step
@@ -587,7 +588,7 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
         computed = wider if roundoff > SINGLE_ROUNDOFF else roundoff
         in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
         declared = MATH[math] if in_short else 0.0
-        # If the statistics are inputs of the node, nothing is averaged.
+        # If the statistics are inputs of the node, the node computes no averages.
         averages = node_class.terms > 1 and roundoff <= SINGLE_ROUNDOFF
         return max(computed, declared) * (_STATISTICS_SHARE if averages else 1.0)
     if math == "float16-sums" and node_class.terms > 1 and roundoff > DOUBLE_ROUNDOFF:
@@ -605,7 +606,7 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 
 
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
-    """Return the error of a node's sums in roundings, which is 1 for outputs of 16 bits."""
+    """Return the error of a node's sums, in roundings; the error is 1 for 16-bit outputs."""
     return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
 
 
@@ -656,14 +657,14 @@ def _rounded(
     size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
     if not isfinite(size.max()):
         size = np.where(np.isfinite(size), size, 0.0)
-    # A subnormal rounding error is negligible for elements above this limit.
+    # The rounding error of a subnormal number is negligible for elements above this limit.
     visible = _VISIBLE * subnormal_error
     small = None
     if not magnitude.min() >= visible:
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
-        # A number below half of the smallest subnormal number is rounded to zero. An element that
-        # results from cancellation is an exception: its error has the size of its terms.
+        # A number below half of the smallest subnormal number is rounded to zero. The exception is
+        # an element that results from cancellation: its error is proportional to its terms.
         vanishes = size[small] < subnormal_error / step
         toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
@@ -681,12 +682,12 @@ def _rounded(
 
 
 def _is_zero(scale: Any) -> bool:
-    """Return whether a scale is the number 0, not an array."""
+    """Return whether a scale is the number 0 rather than an array."""
     return not isinstance(scale, np.ndarray) and not scale
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array as the buffer for a result; None if operand and array differ in type."""
+    """Return an array as the buffer for a result; None if its type differs from the operand's."""
     return array if operand.dtype == array.dtype else None
 
 
@@ -709,8 +710,8 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
         share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
         return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
-        # The sum is at least 1, so a rounding of the sum moves its logarithm by at most a rounding
-        # of the number 1.
+        # The sum of exponentials is at least 1, so a rounding of the sum moves its logarithm by at
+        # most a rounding of the number 1.
         return 0.0 if node.op_type == "Softmax" else 1.0
     if kind is not NodeKind.MIX:
         return 0.0

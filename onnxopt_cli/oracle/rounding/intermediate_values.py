@@ -5,12 +5,13 @@ not to its value. The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error 
 of h from H. Therefore the activations are perturbed, not the outputs.
 
 ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
-The error of these approximations is at most 4u if the operand is not clamped. For a clamped operand
-the result is not exactly 0 or 1: sigmoid(22) is 1 - 8u and tanh(22) is 1 - 10u in tract 0.23.9.
+The error of these approximations is at most 4u if the operand is not clamped. For a clamped
+operand, the result differs from the limit of the activation: in tract 0.23.9, sigmoid(22) is 1 - 8u
+and tanh(22) is 1 - 10u.
 
 A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
-elements. In a node that selects elements, an error of a coordinate may lead to another element.
-Therefore the coordinates are perturbed as well.
+elements. A node that selects elements may select another element because of an error of a
+coordinate. Therefore the coordinates are perturbed as well.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ _SATURATION = 32.0
 # 16 units, 4 roundings are accepted.
 _INTERIOR_SHARE = 1 / 4
 
-# In these modes a coordinate is a quotient by the scale, which is exact if the scale is a power of
-# two.
+# In these modes, a coordinate is the quotient of a position and the scale. The quotient is exact if
+# the scale is a power of two.
 _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # Coordinates of GridSample are exact in any order of operations if the grid has at most 12 binary
 # digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
-# For other ratios, the error of a weight is proportional to this share of the sum of the magnitudes
-# of the weight's terms.
+# If the ratio has more digits, the error of a weight is proportional to this share of the sum of
+# the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
 
-#: The index of the operand that states coordinates.
+#: The index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
 
 

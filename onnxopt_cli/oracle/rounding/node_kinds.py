@@ -22,7 +22,7 @@ from onnxopt_cli.oracle.widen import is_wide
 
 
 class NodeKind(Enum):
-    """How a node computes its outputs; this decides where roundings are injected."""
+    """Kinds of computations, which decide where the roundings of a node are injected."""
 
     #: Moves data: each output is bitwise an input or a constant.
     EXACT = auto()
@@ -100,15 +100,18 @@ _LISTED = {
     "DeformConv": NodeKind.MIX,
     # The error of 1 - z for a gate z near 1 is relative to the range of the activation, 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
-    # The terms are exponentials, whose movement is not proportional to a rounding of the operand.
+    # The terms of the sum are exponentials, whose movements are not proportional to roundings of
+    # the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike. Moving single elements does not reveal this.
+    # An error of the mean moves all elements alike. Moving single elements does not reveal such an
+    # error.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
-    # A sum of products, which cancel if the rank of the matrix is low.
+    # A determinant is a sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,
-    # Windows subtract cosines; the error is relative to the cosines, not to the difference.
+    # Window operators subtract cosines; the error is relative to the cosines, not to their
+    # difference.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # These operators subtract coordinates; the error is relative to the coordinates, not to the
+    # These operators subtract coordinates; the error is relative to the coordinates, not to their
     # difference.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # The coordinates are rounded even if the output is an element of the input.
@@ -154,14 +157,14 @@ _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
 # A double above this limit may be an integer by chance, after its digits have been rounded.
 _MAX_INTEGER = 2.0**40
-# The number of elements of an output that are compared first, because comparing all elements
-# requires sorting.
+# The number of elements of an output that are compared first. Comparing all elements is slower,
+# because it requires sorting.
 _FIRST_ELEMENTS = 4
 _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
-# Elements of an input are moved one after another, up to this number.
+# The largest number of elements of an input that are moved, one after another.
 _MAX_MOVED_ELEMENTS = 8
-# No further element is moved after this number of them have changed an output.
+# No further element is moved once this number of elements have changed an output.
 _ENOUGH_EFFECTS = 2
 
 
@@ -250,7 +253,7 @@ def _moves_data(
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
-        # An output that consists of zeros or overflows does not reveal the kind.
+        # An output that consists of zeros or that overflows does not reveal the kind of the node.
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0

@@ -29,9 +29,9 @@ NORMALIZE = frozenset(
     | {"MeanVarianceNormalization"}
 )
 _FLOAT32_BYTES = 4
-# Twice the error of sequential algorithms is allowed.
+# The allowed error is the error of sequential algorithms, times this factor.
 _OBSERVED_FACTOR = 2.0
-# With this share of the error of a shifted sum as the unit, the tolerance of 8 roundings is 5
+# The unit is this share of the error of a shifted sum, so that the tolerance of 8 roundings is 5
 # standard deviations.
 _SHIFTED_SHARE = 5 / 8
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
@@ -39,12 +39,12 @@ _MVN_EPSILON = float(np.float32(1e-9))
 
 
 def _mean_of(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return means along axes, which keep length 1."""
+    """Return means along axes, which remain as axes of length 1."""
     return np.asarray(np.mean(x, axis=axes, keepdims=True))
 
 
 def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
-    """Return variances of centred numbers along axes, which keep length 1."""
+    """Return variances of centred numbers along axes, which remain as axes of length 1."""
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
@@ -59,7 +59,7 @@ class AverageErrors:
     variance: Array = field(default_factory=lambda: np.zeros(()))
 
     def observing(self) -> AbstractContextManager[None]:
-        """Observe the errors of the statistics that are computed in a ``with`` block."""
+        """Record the errors of the statistics that are computed in a ``with`` block."""
         exact_mean = _mean_of
 
         def observed_mean(x: Array, axes: tuple[int, ...]) -> Array:
@@ -76,7 +76,7 @@ class AverageErrors:
 
 
 def _largest_error(values: Sequence[Array], exact: Array) -> Array:
-    """Return the largest finite error of each element; zero if it has no finite error."""
+    """Return the largest finite error of each element; 0 for an element without a finite error."""
     errors = np.abs([value.reshape(exact.shape) - exact for value in values])
     return np.asarray(np.where(np.isfinite(errors), errors, 0.0).max(axis=0))
 
@@ -106,7 +106,7 @@ class ErrorModel:
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
         """Return the errors of averages in this run.
 
-        Bounds are scaled by the magnitude of the rounding of this run. Observed errors are not
+        Bounds are multiplied by the magnitude of the rounding of this run. Observed errors are not
         scaled, because the observed errors of a mean and of its variance occur together.
         """
         shares = self.roundings(average)
@@ -155,7 +155,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         shifted *= _SHIFTED_SHARE * unbounded_sum_roundings(terms)
         bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
         error = errors.injected(variance, bound, errors.observed.variance)
-        # Larger errors are not needed: half or twice the variance already moves the result by more
+        # The error is limited, because half or twice the variance already moves the result by more
         # than the tolerance.
         error = np.clip(error, -variance / 2, variance)
         undetermined = (variance < mean_error**2) | (variance < bound)

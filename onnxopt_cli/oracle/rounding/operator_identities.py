@@ -1,8 +1,8 @@
 """Identities by which runtimes deliberately compute operators, at the cost of relative accuracy.
 
 The roundings of an identity are accepted, and a result that passes only because of them is marked.
-Each entry has a formula, a reason and sources. ``docs/conditioned.md`` lists these identities, and
-others that are not accepted.
+Each identity has a formula, a reason and sources. ``docs/conditioned.md`` lists these identities,
+and others that are not accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OperatorIdentity:
             and the result ``y``; constants have the operand's type.
         reason: why runtimes use it.
         sources: runtimes that use it, each with a file.
-        within: operators whose published bodies contain the operator.
+        within: other operators, whose published bodies contain the operator.
     """
 
     operator: str

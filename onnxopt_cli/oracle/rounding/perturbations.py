@@ -1,8 +1,8 @@
 """The design of the perturbed runs: the sign and size of the rounding of each place in each run.
 
 A place is the number of an element of an operand or result in the order in which elements are
-perturbed. The error of a difference of two cancelling terms becomes visible only in a run in which
-the terms move differently. The design therefore ensures that of many consecutive places no two move
+perturbed. The error of a difference of two cancelling terms is visible only in a run in which the
+two terms move differently. The design therefore ensures that no two of many consecutive places move
 alike in all runs. The design uses no random numbers.
 """
 
@@ -21,12 +21,12 @@ RUNS = 8
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
 #: The sequence of sizes repeats after this number of places. Within a period, any two places differ
 #: in size in at least one run. The period is the largest prime for which four levels and eight runs
-#: suffice. If the period divided the size of a tensor, corresponding elements would move alike; a
-#: prime number of this magnitude rarely divides the size.
+#: suffice. If the period divided the size of a tensor, elements at the same place of different
+#: tensors would move alike. A prime number of this magnitude rarely divides the size of a tensor.
 DISTINCT_PLACES = 58_967
 
-# Columns of signs, one row per run. Any two columns contain all four pairs of signs; the signs of
-# the first run are all positive.
+# The signs of roundings: a row for each run, and a column for each place. Any two columns contain
+# all four pairs of signs. The signs of the first run are all positive.
 _TRIPLES = tuple(combinations(range(1, RUNS), 3))
 _COLUMNS = np.array(
     [[1.0 if run in {0, *triple} else -1.0 for triple in _TRIPLES] for run in range(RUNS)]
@@ -51,7 +51,7 @@ def unbounded_sum_roundings(terms: float) -> float:
 def _signs() -> Array:
     """Return the signs of consecutive places, one row per run.
 
-    Places whose distance is a multiple of the number of columns also have different columns.
+    Places whose distance is a multiple of the number of columns have different columns, too.
     """
     count = len(_TRIPLES)
     places = np.arange(count**3)

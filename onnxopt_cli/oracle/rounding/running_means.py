@@ -6,13 +6,14 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# The recurrence takes a step in Python for each term of a row if the rows have at most the first
-# number of terms, or if there are at least the second number of rows. In all other cases, the steps
-# of a section are computed at once. The third number is the length of a section, and the fourth is
-# the largest number of sweeps.
+# If the rows have at most this number of terms, the recurrence takes one step in Python for each
+# term.
 _MAX_STEPS = 1 << 13
+# If there are at least this many rows, the recurrence also takes one step for each term.
 _MANY_ROWS = 32
+# The number of terms in a section. In all other cases, the steps of a section are computed at once.
 _SECTION_TERMS = 1 << 11
+# The largest number of sweeps over a section.
 _MAX_SWEEPS = 10
 
 

@@ -21,20 +21,23 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
 
-# With this share as the unit, a tolerance of 16 units is 3 standard deviations of Winograd's error,
-# computed with roundings of the largest size. Actual roundings are uniformly distributed, so that
-# the actual standard deviation is about 0.4 of the computed one.
+# The unit is this share of the standard deviation of Winograd's error, so that a tolerance of 16
+# units is 3 standard deviations. They are computed with roundings of the largest size. Actual
+# roundings are uniformly distributed, so that the actual standard deviation is about 0.4 of the
+# computed one.
 _STANDARD_DEVIATIONS = 3 / 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
-_TRANSFORM_STAGE, _CONVOLUTION_STAGE = 1 / 3, 1 / 6
+_TRANSFORM_STAGE = 1 / 3
+# The same error if the Fourier transform computes a convolution.
+_CONVOLUTION_STAGE = 1 / 6
 # A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
 # of the root mean square of the result, and of sqrt(n) / 40 roundings of its largest element.
 _ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
 # Sums of n equal terms have an error of sqrt(n) / 4 roundings of their result.
 _SUM_DIVISOR = 4
 # An angle that is computed in float32 by a product and a quotient has an error of two roundings,
-# which moves all terms of a sum. With this share as the unit, a tolerance of 16 units is two
-# roundings of the largest element.
+# which moves all terms of a sum. The unit is this share of a rounding of the largest element, so
+# that a tolerance of 16 units is two roundings of this element.
 _ANGLE_ERROR = 2 / 16
 # Winograd's interpolation points besides infinity: of F(4, 3) and F(2, 5), whose tiles have 6
 # elements, and of F(6, 3) and F(4, 5), whose tiles have 8. F(m, r) computes m outputs of a kernel
@@ -51,25 +54,25 @@ _FOLDED_SCALES = frozenset(
         "LayerNormalization",
     }
 )
-#: For each window, the coefficients of the cosines of the angle and of its double.
+#: For each window, the coefficient of the cosine of the angle and, if any, that of twice the angle.
 WINDOWS = {
     "BlackmanWindow": (0.5, 0.08),
     "HammingWindow": (1 - 25 / 46,),
     "HannWindow": (0.5,),
 }
-# With this share of an error as the unit, 16 units are twice the error.
+# The unit is this share of an error, so that a tolerance of 16 units is twice the error.
 _WINDOW_SHARE = 2 / 16
 # Binary digits of a float32 number.
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
 _MAX_CHANNELS = 16
-# Convolutions whose windows have more elements than this in total are summed over the places of
-# their kernels, without copies of all windows.
+# A convolution whose windows have more elements than this in total is summed over the places of its
+# kernels, without copies of all windows.
 _MAX_COLUMNS = 1 << 21
-# Tiles extend along the last axes; elements along other axes are summed as channels are.
+# Tiles extend along this number of last axes; elements along other axes are summed like channels.
 _TILED_AXES = 2
-# The number of times that the rows and columns of a matrix are balanced. Balancing does not
-# converge if zeros make every product of the determinant vanish.
+# The number of times that the rows and columns of a matrix are balanced. The number is limited,
+# because balancing does not converge if every product of the determinant contains a zero.
 _BALANCING_ROUNDS = 4
 # Reflections mix small rows with large ones. An increase of their error by this factor is accepted.
 _MAX_MIXING = 64.0
@@ -78,12 +81,12 @@ _MAX_MIXING = 64.0
 def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a ``DFT`` or ``STFT``, for each element of its output.
 
-    The scale is the larger of two shares: of the root mean square of a transformed line, and of the
-    largest element of the line, which leaks into the others for two reasons. A sequential sum has
-    partial sums of up to 1 / pi of the largest element, and twiddle factors have errors if their
-    angles are computed in float32. The angles are below pi for lengths that are powers of two, and
-    below 2 pi in Bluestein's chirp for other lengths. In addition, a sequential sum of n equal
-    terms has an error of sqrt(n) / 4 roundings of the sum itself.
+    The scale is a share of the root mean square of a transformed line, or a share of the largest
+    element of the line if that is larger. The largest element leaks into other elements for two
+    reasons. A sequential sum has partial sums of up to 1 / pi of the largest element, and twiddle
+    factors have errors if their angles are computed in float32. The angles are below pi for lengths
+    that are powers of two, and below 2 pi in Bluestein's chirp for other lengths. In addition, a
+    sequential sum of n equal terms has an error of sqrt(n) / 4 roundings of the sum itself.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -162,8 +165,8 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
             # The borders that are cut off are unknown here, so the largest error is used.
             error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
         scale = np.maximum(scale, error)
-    # Scales are stored as float32, because those of all nodes are in memory at once, and few digits
-    # matter.
+    # Scales are stored as float32, because the scales of all nodes are in memory at once, and few
+    # digits matter.
     return np.broadcast_to(scale.astype(np.float32), output.shape)
 
 
@@ -176,8 +179,8 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
     if the rank is low.
 
     The error of elimination and cofactors is relative to the scale of the balanced matrix. The
-    error of reflections is relative to the scale of the original matrix, which is limited to 64
-    times the scale of the balanced one.
+    error of reflections is relative to the scale of the original matrix. This scale is limited to
+    64 times that of the balanced matrix.
 
     Args:
         inputs: the matrices, in their last two axes.
@@ -237,16 +240,16 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
     """Return an output with NaN or infinity in each element to which a fast algorithm spreads it.
 
-    A fast algorithm spreads them to all elements that it mixes with an operand that is not finite.
-    An element that is NaN by a direct sum remains NaN. An infinite element may become NaN, but not
-    the infinity of the other sign.
+    A fast algorithm spreads NaN or infinity to all elements that it mixes with an operand that is
+    not finite. An element that is NaN by a direct sum remains NaN. An infinite element may become
+    NaN, but not the infinity of the other sign.
     """
     size = output.astype(np.float64)
     if node.op_type in {"DFT", "STFT"}:
         axes = (transformed_axis(node, inputs), -1)
         mixed = ~np.isfinite(size).all(axes, keepdims=True) & ~np.isnan(size)
     elif node.op_type in _FOLDED_SCALES:
-        # x f + (b - m f) subtracts an infinity from another one.
+        # x f + (b - m f) subtracts infinities from each other.
         mixed = np.isinf(size) & np.isnan(special) & _has_infinite_scale(node, inputs[1], output)
     else:
         x, w = (~np.isfinite(operand.astype(np.float64)) for operand in inputs[:2])
@@ -267,7 +270,8 @@ def _has_infinite_scale(node: Any, scale: Array, output: Array) -> Array:
     """Return which elements of the output of a normalization have an infinite scale."""
     infinite = np.isinf(scale.astype(np.float64))
     if node.op_type != "LayerNormalization":
-        # The scales are those of channels or, in GroupNormalization before version 21, of groups.
+        # There is a scale for each channel or, in GroupNormalization before version 21, for each
+        # group.
         channels = output.shape[1] if output.ndim > 1 else 0
         if infinite.ndim != 1 or not infinite.size or channels % infinite.size:
             return np.zeros(output.shape, bool)
@@ -369,7 +373,7 @@ class _Convolution:
         channels = np.unique(np.linspace(0, w.shape[1] - 1, _MAX_CHANNELS).astype(int))
         if len(channels) < w.shape[1]:
             w = w[:, channels]
-        # float32 is enough, because few digits matter and normalized squares stay in its range.
+        # float32 is sufficient, because few digits matter and normalized squares stay in its range.
         largest = np.abs(self.x).max(initial=0.0) or 1.0
         x, w = (self.x / largest).astype(np.float32), w.reshape(-1, *self.w.shape[1:])
         w = w.astype(np.float32)
@@ -389,7 +393,7 @@ class _Convolution:
             return None
         error = _STANDARD_DEVIATIONS * largest * np.sqrt(np.maximum.reduce(variances))
         error = error.reshape(len(self.x), *self.sizes[:-_TILED_AXES], *error.shape[1:])
-        # Now the axes are: batch, group, output channels of the group, space.
+        # The order of the axes is now batch, group, output channels of the group, space.
         error = np.moveaxis(error, -1 - len(kernels), 1)
         error = error.reshape(len(error), self.group, -1, *self.sizes)
         if error.shape[2] < norms.shape[1]:
@@ -476,7 +480,7 @@ def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
     largest = growth * float(np.abs(x).max(initial=0.0))
     if not 0 < largest < np.inf:
         return not largest
-    # Multiples of a unit are exact in float32 up to 2^24 units.
+    # float32 represents the multiples of a unit exactly up to 2^24 units.
     unit = 2.0 ** ceil(log2(largest) - _DIGITS) / prod(axis.grain for axis in axes)
     return bool(unit > 0 and (x % unit == 0).all())
 

@@ -21,7 +21,8 @@ from onnxopt_cli.oracle.widen import is_short, single_value
 
 # Operators that divide in the type of their scales, and return quantized values.
 _QUANTIZE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
-# Operators with several stages. Results between stages have the model's own type.
+# Operators with several stages. Results between the stages of these operators have the model's own
+# type.
 _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}
@@ -49,7 +50,7 @@ def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
 
 
 def requests_short_sums(model: onnx.ModelProto) -> bool:
-    """Return whether any node has an attribute that requires computation in 16 bits."""
+    """Return whether an attribute of any node requires computation in 16 bits."""
     return any(
         attribute.name in _TYPE_ATTRIBUTES and attribute.i in _SHORT_TYPES
         for node in all_nodes(model)
@@ -61,7 +62,7 @@ class InSingle:
     """A visitor that accumulates 16-bit operands in float32, and otherwise changes no types.
 
     Args:
-        nodes: operator and kind of each node of the exact run.
+        nodes: the operator and kind of each node of the exact run.
         types: for each of these nodes, the dtypes of its outputs in the model's own types; None for
             an output that is not a tensor.
     """

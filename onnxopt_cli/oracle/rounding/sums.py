@@ -7,14 +7,15 @@ direct evaluation.
 
 *Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the
 positive terms are added first. The specification of ONNX prescribes no order. Therefore an infinity
-is correct if the sum of the terms of its sign exceeds the range of the type, and NaN is correct if
-the sums of both signs do. A fast algorithm adds elements of a whole image or line; this sum may
-exceed the range although no output element does.
+is correct if the sum of the terms of its sign exceeds the range of the type. NaN is correct if both
+the sum of the positive terms and the sum of the negative terms exceed the range. A fast algorithm
+adds elements of a whole image or line; this sum may exceed the range although no output element
+does.
 
 *Flushed terms.* A device that flushes subnormal numbers replaces each product, and each partial
 sum, whose magnitude is below the smallest normal number by zero. A sum of n terms then has an error
-of up to n times that number, although the sum itself may be normal. If even the sum of the
-magnitudes is subnormal, the device returns zero.
+of up to n times that number, although the sum itself may be normal. If the sum of the magnitudes is
+itself subnormal, the device returns zero.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from onnxopt_cli.oracle.rounding.scales import transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# Operators that sum terms or products. A sum of n terms has n roundings, and this number of further
-# roundings: of the product or scale of a term, of the division of a mean, and of alpha, beta and C
-# of Gemm.
+# For each operator that sums terms or products, the number of roundings of a sum of n terms in
+# excess of n. The further roundings occur in the product or scale of a term, in the division of a
+# mean, and in the multiplication by alpha and beta and the addition of C in Gemm.
 _FURTHER_ROUNDINGS = {
     "AveragePool": 3,
     "CausalConvWithState": 2,
@@ -67,11 +68,11 @@ _DIRECT_KINDS = frozenset({NodeKind.COMBINE, NodeKind.MIX})
 _TILE_GROWTH = 100.0
 # Operators that sum powers of the elements.
 _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
-# Operators that return the root of their sum.
+# Operators that return the root of a sum of powers.
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
-# Kinds of nodes that multiply each element by a computed coefficient, and the assumed least
-# magnitude of this coefficient.
+# Kinds of nodes that multiply each element by a computed coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
+# The least magnitude that is assumed of such a computed coefficient.
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.COMBINE,
@@ -117,8 +118,9 @@ def direct_bound(
         return None
     bound = (terms + _FURTHER_ROUNDINGS[node.op_type]) * _sum_of_magnitudes(node, compute, operands)
     if node.op_type == "CausalConvWithState":
-        # compute() applies SiLU to the sum m of magnitudes, and SiLU(m) is at least m / 2. The
-        # derivative of SiLU is at most 1.1, so the factor is 2 * 1.1. SiLU itself also rounds.
+        # compute() returns SiLU(m), where m is the sum of magnitudes, and SiLU(m) is at least m /
+        # 2. The derivative of SiLU is at most 1.1, so the error is at most 2 * 1.1 times that of
+        # the sum. SiLU itself also rounds.
         bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
 
@@ -160,7 +162,7 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
 
 
 def _grid_bound(theta: Array, output: Array) -> Array:
-    """Return the bound of a grid: 5 roundings of each coordinate, and 3 of the sum of terms."""
+    """Return the bound of a grid: 5 roundings of each coordinate, and 3 roundings of the sum."""
     bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
     shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
     return np.broadcast_to(bound.reshape(shape), output.shape)
