@@ -445,26 +445,43 @@ def test_line_with_infinity_must_not_be_finite():
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
 
 
-@pytest.mark.parametrize(
-    ("shape", "kernels", "attributes"),
-    [
-        ((2, 4, 20), (6, 2, 5), {"group": 2, "dilations": [2]}),
-        ((1, 3, 9, 8), (4, 3, 3, 2), {"strides": [2, 1], "pads": [1, 0, 1, 1]}),
-        ((1, 4, 5, 6, 4), (4, 1, 2, 3, 2), {"group": 4}),
-    ],
-)
-def test_large_convolutions_have_the_same_tolerances(shape, kernels, attributes, monkeypatch):
-    random = np.random.default_rng(0)
-    inputs = {name: random.standard_normal(sizes).astype(np.float32)
-              for name, sizes in (("x", shape), ("w", kernels))}  # fmt: skip
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"], **attributes)],
-        "g",
-        [helper.make_tensor_value_info(name, 1, value.shape) for name, value in inputs.items()],
-        [helper.make_tensor_value_info("y", 1, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
-    (usual,) = condition(model, inputs)
-    monkeypatch.setattr("onnxopt_cli.oracle.rounding.scales._MAX_COLUMNS", 0)
-    (large,) = condition(model, inputs)
-    np.testing.assert_allclose(usual.right[0][1], large.right[0][1], rtol=1e-9)
+def fused(terms):
+    """Sum pairs of factors in float32 from the first to the last, each product unrounded."""
+    total = np.float32(0)
+    for a, b in terms:
+        total = (total + np.multiply(a, b, dtype=float)).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_long_products_whose_terms_change_their_sign_once_pass(transposed):
+    random = np.random.default_rng(3)
+    a, b = (np.abs(random.standard_normal(shape)).astype(np.float32)
+            for shape in ((40, 3000), (3000, 40)))  # fmt: skip
+    b[1500:] *= -1
+    value = fused((a[:, place, None], b[place]) for place in range(len(b)))
+    inputs = {"a": a.T.copy() if transposed else a, "b": b}
+    model = model_of("Gemm", inputs, transA=1) if transposed else model_of("MatMul", inputs)
+    shares = error_shares(model, inputs, value)
+    assert 0.1 < shares.max() <= 1
+    assert error_shares(model, inputs, value + 10 * (value - a.astype(float) @ b)).max() > 1
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_kernels_whose_places_change_their_sign_once_pass(stride):
+    random = np.random.default_rng(5)
+    x = np.abs(random.standard_normal((1, 16, 64, 64))).astype(np.float32)
+    w = np.abs(random.standard_normal((4, 16, 7, 7))).astype(np.float32)
+    w[:, :, 4:] *= -1
+    w[:, :, 3, 4:] *= -1
+    sizes = len(range(0, 58, stride))
+    # The channels of an image are its last axis: all channels of a place are added first.
+    value = fused(
+        (x[:, channel, down : down + 58 : stride, right : right + 58 : stride][:, None],
+         w[:, channel, down, right].reshape(1, -1, 1, 1))
+        for down, right, channel in np.ndindex(7, 7, 16)
+    )  # fmt: skip
+    assert value.shape == (1, 4, sizes, sizes)
+    inputs = {"x": x, "w": w}
+    model = model_of("Conv", inputs, strides=[stride, stride])
+    assert 0.1 < error_shares(model, inputs, value).max() <= 1

@@ -63,7 +63,7 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     accumulates_in_single,
     takes_exact_operands,
 )
-from onnxopt_cli.oracle.rounding.sums import direct_bound, flushed_error
+from onnxopt_cli.oracle.rounding.sums import direct_bound, flushed_error, product_scale
 from onnxopt_cli.oracle.stacked import (
     Stacked,
     array_of,
@@ -119,6 +119,7 @@ _SMALLEST_NORMAL = {
 _VISIBLE = 2.0**60
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
+_MATRIX_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
@@ -291,7 +292,7 @@ class SiteRecorder:
         if node_class.kind is NodeKind.EXACT:
             roundoff = 0.0
         operand_roundoff = _operand_roundoff(node.op_type, node_class, roundoff, self._math)
-        scales = self._scales(node, node_class.kind, compute, operands, outputs, roundoff)
+        scales = self._scales(node, node_class, compute, operands, outputs, roundoff)
         exact_run = None
         if not roundoff:
             arrays = [v for v in (*operands, *outputs) if isinstance(v, np.ndarray)]
@@ -331,13 +332,14 @@ class SiteRecorder:
     def _scales(
         self,
         node: Any,
-        kind: NodeKind,
+        node_class: NodeClass,
         compute: Compute,
         operands: Sequence[Any],
         outputs: Sequence[Any],
         roundoff: float,
     ) -> Sequence[Any]:
         """Return the scale of each output's error; empty if perturbed runs determine the errors."""
+        kind = node_class.kind
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
             return [_COORDINATES_SHARE * np.abs(output) for output in outputs_of_magnitudes]
@@ -348,11 +350,14 @@ class SiteRecorder:
         if node.op_type in CHAINED and roundoff > SINGLE_ROUNDOFF:
             units = UNITS if self._math == "float16-sums" else SHORT_UNITS
             return [_partial_sums_error(compute, operands, outputs[0]) / units]
-        scale = _SCALES.get(kind)
-        if scale is None or not outputs[0].size:
+        scale = product_scale if node.op_type in _MATRIX_PRODUCTS else _SCALES.get(kind)
+        if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
-        # 16-bit operands are accumulated in float32.
-        share = 1.0 if self._math == "float16-sums" else min(1.0, SINGLE_ROUNDOFF / roundoff)
+        # A scale counts as often as the magnitude of the output does.
+        share = 1 / _output_roundings(node_class, roundoff, in_graph=len(self._visited) > 1)
+        if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
+            # 16-bit operands are accumulated in float32.
+            share *= SINGLE_ROUNDOFF / roundoff * UNITS / SHORT_UNITS
         return [share * scale(node, operands, outputs[0])]
 
 
@@ -439,10 +444,8 @@ class Injector:
         else:
             outputs = [*compute_stacked(node, compute, moved, len(self._runs))]
         flushed = [error * roundoff for error in site.flushed]
-        # Two long sums in a graph have independent errors even if both have the same terms.
-        sums_of_graph = kind is NodeKind.COMBINE and len(self._sites) > 1
-        if sums_of_graph or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
-            roundoff *= _accumulated(site.node_class, site.roundoff)
+        in_graph = len(self._sites) > 1
+        roundoff *= _output_roundings(site.node_class, site.roundoff, in_graph=in_graph)
         subnormal_error = _SUBNORMAL_ERRORS[site.roundoff] * self._step
         rounded = partial(_rounded, subnormal_error=subnormal_error, step=self._step)
         results = []
@@ -608,6 +611,16 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
     """Return the error of a node's sums, in roundings; the error is 1 for 16-bit outputs."""
     return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
+
+
+def _output_roundings(node_class: NodeClass, roundoff: float, *, in_graph: bool) -> float:
+    """Return the error of a node's outputs, in roundings."""
+    kind = node_class.kind
+    # Two long sums in a graph have independent errors even if both have the same terms.
+    independent_sums = in_graph and kind is NodeKind.COMBINE
+    if independent_sums or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
+        return _accumulated(node_class, roundoff)
+    return 1.0
 
 
 def has_long_sums(site: RoundingSite) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise
 from math import ceil, exp, lgamma, log, log2, pi, prod, sqrt
 from operator import add, mul
 from typing import Any
@@ -20,12 +21,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
-# The unit is this share of the standard deviation of Winograd's error, so that a tolerance of 16
-# units is 3 standard deviations. They are computed with roundings of the largest size. Actual
-# roundings are uniformly distributed, so that the actual standard deviation is about 0.4 of the
-# computed one.
+# The unit is this share of the standard deviation of the error of a direct sum or of Winograd's
+# algorithm, so that a tolerance of 16 units is 3 standard deviations. They are computed with
+# roundings of the largest size. Actual roundings are uniformly distributed, so that the actual
+# standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
+# The least number of partial sums from which the error of a long sum is computed.
+_PARTIAL_SUMS = 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE = 1 / 3
 # The same error if the Fourier transform computes a convolution.
@@ -33,8 +37,6 @@ _CONVOLUTION_STAGE = 1 / 6
 # A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
 # of the root mean square of the result, and of sqrt(n) / 40 roundings of its largest element.
 _ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
-# Sums of n equal terms have an error of sqrt(n) / 4 roundings of their result.
-_SUM_DIVISOR = 4
 # An angle that is computed in float32 by a product and a quotient has an error of two roundings,
 # which moves all terms of a sum. The unit is this share of a rounding of the largest element, so
 # that a tolerance of 16 units is two roundings of this element.
@@ -66,9 +68,6 @@ _WINDOW_SHARE = 2 / 16
 _DIGITS = 24
 # Winograd's error is computed for at most this many output channels of a group.
 _MAX_CHANNELS = 16
-# A convolution whose windows have more elements than this in total is summed over the places of its
-# kernels, without copies of all windows.
-_MAX_COLUMNS = 1 << 21
 # Tiles extend along this number of last axes; elements along other axes are summed like channels.
 _TILED_AXES = 2
 # The number of times that the rows and columns of a matrix are balanced. The number is limited,
@@ -107,7 +106,7 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
         share = max(share, _ANGLE_ERROR * 2 * pi * sqrt(3))
         leaked = np.maximum(leaked, _ANGLE_ERROR * 2 * pi * _largest(power, axis))
     mixed = share * np.sqrt(power.mean(axis, keepdims=True))
-    own_error = max(0.0, sqrt(terms) / _SUM_DIVISOR - 1) * np.abs(_finite(output))
+    own_error = max(0.0, unbounded_sum_roundings(terms) - 1) * np.abs(_finite(output))
     return np.asarray(np.maximum(mixed, leaked) + own_error)
 
 
@@ -149,25 +148,32 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     attributes = {attribute.name: attribute for attribute in node.onnx_node.attribute}
     transposed = node.op_type == "ConvTranspose"
     convolution = (_transposed if transposed else _padded)(x, w, attributes)
-    scale = convolution.fourier_error()[(...,) + (None,) * (output.ndim - 2)]
+    output_of_stride_1, error = convolution.direct_error()
     tiled = convolution.winograd_error() if convolution.tiled else None
-    if tiled is not None:
-        error = tiled
-        if transposed and "output_shape" not in attributes:
-            # An algorithm may cut off the padding before or after dividing the output into tiles.
-            starts = list(attributes["pads"].ints if "pads" in attributes else ())
-            starts = (starts or [0] * (output.ndim - 2))[: output.ndim - 2]
-            error = _part(tiled, starts, output.shape[2:])
-            if any(starts) and error.shape == output.shape:
+    error = error if tiled is None else np.maximum(error, tiled)
+    rank = output.ndim - 2
+    if not transposed:
+        strides = _along(attributes, "strides", rank)
+        kept: Any = (..., *(slice(None, None, stride) for stride in strides))
+        error = error[kept]
+    elif "output_shape" not in attributes:
+        # An algorithm may cut off the padding before or after dividing the output into tiles.
+        starts = list(attributes["pads"].ints if "pads" in attributes else ())
+        starts = (starts or [0] * rank)[:rank]
+        part = _part(error, starts, output.shape[2:])
+        if part.shape == output.shape:
+            error = part
+            if any(starts) and tiled is not None:
                 cut = convolution.cut(starts, output.shape[2:]).winograd_error()
                 error = error if cut is None else np.maximum(error, cut)
-        if error.shape != output.shape:
-            # The borders that are cut off are unknown here, so the largest error is used.
-            error = tiled.max(tuple(range(2, tiled.ndim)), keepdims=True)
-        scale = np.maximum(scale, error)
+    if error.shape != output.shape:
+        # The borders that are cut off are unknown here, so the largest error is used.
+        error = error.max(tuple(range(2, error.ndim)), keepdims=True)
+    fourier_error = convolution.fourier_error(output_of_stride_1)[(...,) + (None,) * rank]
     # Scales are stored as float32, because the scales of all nodes are in memory at once, and few
     # digits matter.
-    return np.broadcast_to(scale.astype(np.float32), output.shape)
+    scale = np.maximum(fourier_error, error).astype(np.float32)
+    return np.broadcast_to(scale, output.shape)
 
 
 def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Array:
@@ -284,6 +290,37 @@ def _finite(array: Array) -> Array:
     return np.where(np.isfinite(array), array, 0.0)
 
 
+class PartialSums:
+    """Sums whose terms are added one after another, and the scale of their errors.
+
+    Each addition has a rounding error of at most u times its partial sum. The roundings are
+    independent, so the variance of the error is the sum of the squares of all partial sums, in
+    units of u^2 (running error analysis, Higham 2002, 3.3). If neighbouring terms have the same
+    sign, as those of filters and of signals do, the partial sums may be much larger than the sum.
+    """
+
+    def __init__(self) -> None:
+        self.total: Any = 0.0
+        self._terms, self._variance = 0, np.zeros(())
+
+    def add(self, block: Array, terms: int) -> None:
+        """Add the sums of the next terms, whose partial sums are as large as the sum after them."""
+        self.total = self.total + block
+        self._terms += terms
+        self._variance = self._variance + terms * np.square(self.total)
+
+    @property
+    def scale(self) -> Array:
+        """The scale of the error of each sum; 0 where perturbed operands cause a larger error.
+
+        Operands of n terms are perturbed by sqrt(n) / 4 roundings, in one run all upwards. This run
+        moves the sum by about sqrt(n) / 4 roundings of its own magnitude.
+        """
+        error = _STANDARD_DEVIATIONS * np.sqrt(self._variance)
+        moved = unbounded_sum_roundings(self._terms) * np.abs(self.total)
+        return np.where(error > moved, error, 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Convolution:
     """A convolution with stride 1 that contains all elements of a node's output.
@@ -316,43 +353,41 @@ class _Convolution:
         reach = ((kernel - 1) * dilation for kernel, dilation in axes)
         return replace(self, x=_part(self.x, starts, [*map(add, sizes, reach)]))
 
-    def fourier_error(self) -> Array:
+    def fourier_error(self, output: Array) -> Array:
         """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
 
         The errors of both transformed operands are white, with the power of the operands. The
         errors of the inverse transform have the power of the output.
+
+        Args:
+            output: the output of the convolution.
         """
         space = tuple(range(2, self.x.ndim))
         norms = _by_group(np.sum(self.w**2, axis=space), self.group)
         largest = np.max(self.x**2, axis=space).reshape(len(self.x), self.group, -1, 1)
-        power = np.mean(self._output() ** 2, axis=space)
+        power = np.mean(output**2, axis=space)
         operands = (norms @ largest).reshape(power.shape)
         stages = log2(max(2, prod(self.sizes)))
         return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
 
-    def _output(self) -> Array:
-        if len(self.x) * self.x.shape[1] * prod(self.sizes) * prod(self.w.shape[2:]) > _MAX_COLUMNS:
-            return self._output_of_places()
-        rank = self.x.ndim - 2
-        axes = zip(self.w.shape[2:], self.dilations, strict=True)
-        reach = [(kernel - 1) * dilation + 1 for kernel, dilation in axes]
-        windows = sliding_window_view(self.x, reach, tuple(range(2, self.x.ndim)))
-        dilated: Any = (..., *(slice(None, None, dilation) for dilation in self.dilations))
-        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        columns = windows[dilated].transpose(order)
-        columns = columns.reshape(len(self.x), self.group, -1, prod(self.sizes))
-        kernels = self.w.reshape(self.group, len(self.w) // self.group, -1)
-        return (kernels @ columns).reshape(len(self.x), len(self.w), *self.sizes)
+    def direct_error(self) -> tuple[Array, Array]:
+        """Return the output, and the scale of its error by a direct sum, for each element.
 
-    def _output_of_places(self) -> Array:
-        """Return the output as a sum over the places of the kernels, which needs little memory."""
-        output = np.zeros((len(self.x), len(self.w), *self.sizes))
+        The sum adds the terms of one place of the kernels after the other, as it does for images
+        whose channels are the last axis. The terms of the channels at a place are added in blocks.
+        """
+        channels = self.w.shape[1]
+        blocks = ceil(_PARTIAL_SUMS / prod(self.w.shape[2:]))
+        edges = np.linspace(0, channels, min(channels, blocks) + 1).astype(int).tolist()
+        sums = PartialSums()
         for place in np.ndindex(*self.w.shape[2:]):
             terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)
-            terms = terms.reshape(len(self.x), self.group, -1, prod(self.sizes))
+            terms = terms.reshape(len(self.x), self.group, channels, prod(self.sizes))
             kernels = _by_group(self.w[(..., *place)], self.group)
-            output += (kernels @ terms).reshape(output.shape)
-        return output
+            for start, end in pairwise(edges):
+                sums.add(kernels[..., start:end] @ terms[:, :, start:end], end - start)
+        shape = (len(self.x), len(self.w), *self.sizes)
+        return np.reshape(sums.total, shape), np.reshape(sums.scale, shape)
 
     def winograd_error(self) -> Array | None:
         """Return the scale of the error by Winograd's algorithm, for each element.

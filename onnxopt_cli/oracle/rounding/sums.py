@@ -31,7 +31,7 @@ from onnx import helper
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
-from onnxopt_cli.oracle.rounding.scales import transformed_axis
+from onnxopt_cli.oracle.rounding.scales import PartialSums, transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
@@ -123,6 +123,32 @@ def direct_bound(
         # the sum. SiLU itself also rounds.
         bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
+
+
+def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
+    """Return the scale of the error of a long sum of products, from the first term to the last.
+
+    Args:
+        node: a ``Gemm`` or ``MatMul``, as the evaluator prepares it.
+        operands: its inputs, floats as doubles.
+        output: its output.
+    """
+    a, b = (np.where(np.isfinite(operand), operand, 0.0) for operand in operands[:2])
+    count = _most_terms(node, operands, output)
+    if count <= _MAX_TERMS:
+        return 0.0
+    attributes = {item.name: item for item in node.onnx_node.attribute}
+    if node.op_type == "Gemm":
+        a, b = (
+            matrix.T if name in attributes and attributes[name].i else matrix
+            for name, matrix in (("transA", a), ("transB", b))
+        )
+    sums = PartialSums()
+    for block in np.array_split(np.arange(count), _MAX_TERMS):
+        part = slice(block[0], block[-1] + 1)
+        sums.add(a[..., part] @ (b[part] if b.ndim == 1 else b[..., part, :]), len(block))
+    factor = abs(attributes["alpha"].f) if "alpha" in attributes else 1.0
+    return factor * sums.scale
 
 
 def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
