@@ -40,8 +40,9 @@ and were tested to different extents. Later versions may have corrected a defect
   `gallery/openvino/topk_equal_values` is a single row. `onnxopt list gallery` lists all rows.
 - `python scripts/check_gallery.py openvino` compares the outputs of a runtime with its rows: each
   defect is reproduced, fixed, or different. The column *checked* of the [summary](#summary) is the
-  date on which the script reproduced every row of a runtime (Linux, x86_64). WebGPU has no adapter;
-  its row was checked by hand.
+  date on which the script reproduced every row of a runtime (Linux, x86_64). The rows of WONNX and
+  WebGPU need a driver of Vulkan; the column *setting* names the one that was used, which runs on
+  the CPU.
 
 ## How the right values were decided
 

@@ -24,10 +24,14 @@ import numpy as np
 import wonnx
 
 from onnxopt_cli.backends.glue.plain_tensors import require_tensors
+from onnxopt_cli.backends.glue.start_check import run_small_model
 
 
 class Backend:
     """Opens a session for each model."""
+
+    def __init__(self):
+        run_small_model(self)
 
     def run(self, model, inputs):
         """Return the outputs of a model, in the graph's order."""

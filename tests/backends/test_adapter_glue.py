@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types, require_tensors
+from onnxopt_cli.backends.glue.start_check import run_small_model
 from onnxopt_cli.errors import Unsupported
 
 
@@ -34,3 +37,19 @@ def test_sequences_maps_and_absent_values_are_unsupported():
     sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
     with pytest.raises(Unsupported):
         require_numpy_types(model_of(sequence))
+
+
+def test_small_model_runs_when_a_backend_starts():
+    class Backend:
+        def run(self, model, inputs):
+            onnx.checker.check_model(model)
+            return ReferenceEvaluator(model).run(None, inputs)
+
+    run_small_model(Backend())
+
+    class WithoutDevice:
+        def run(self, model, inputs):
+            raise RuntimeError("no device")
+
+    with pytest.raises(RuntimeError, match=r"^no device$"):
+        run_small_model(WithoutDevice())

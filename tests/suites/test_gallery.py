@@ -21,8 +21,6 @@ REFERENCE_ROWS = [
     if runtime.adapter == "onnx-reference"
     for row in runtime.defects
 ]
-# A browser or a build with WebGPU is needed, which no adapter installs.
-WITHOUT_ADAPTER = {"onnxruntime-webgpu"}
 SHOWN_BY = {"onnx-node", "conformance", "operators", "fuzz", "locate", "gallery"}
 
 
@@ -150,11 +148,8 @@ def test_corrected_backend_passes(onnxopt):
 def test_versions_are_those_that_the_adapters_pin(runtime):
     file = runtime.adapter.replace("-", "_") + ".py"
     adapter = REPOSITORY / "onnxopt_cli" / "adapters" / file
-    if runtime.adapter in WITHOUT_ADAPTER:
-        assert not adapter.exists()
-    else:
-        pin = f'"{runtime.distribution}=={runtime.version}"'
-        assert pin.lower() in adapter.read_text()
+    pin = f'"{runtime.distribution}=={runtime.version}"'
+    assert pin.lower() in adapter.read_text()
 
 
 def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
