@@ -1,10 +1,10 @@
-"""Batches of small cases for backends that take seconds to compile a model: option ``batch=N``.
+"""Batches of small cases, for backends that take seconds to compile a model (option ``batch=N``).
 
-The models of up to N cases are joined to one model. If the backend fails to run the joined model,
+The models of up to N cases are joined into one model. If the backend fails to run a joined model,
 each half of the batch runs again, down to single cases. The response to a case is therefore either
-its part of the outputs of a batch, or the response to the case alone. The runner repeats a case
-alone if its part of the outputs is wrong. Thus no failure is attributed to a case that did not
-cause it.
+a part of the outputs of its batch, or the backend's response to the case alone. The runner runs a
+case again alone if the outputs from its batch are wrong. Thus a failure is never attributed to a
+case that did not cause the failure.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
 
-# Cases with more bytes of inputs and expected outputs run alone.
+# A case whose inputs and expected outputs have more bytes than this runs alone.
 _MAX_CASE_BYTES = 1 << 20
-# No further whole batch is submitted while the cases that await a response have more bytes than
-# this in total.
+# No further batch is submitted while the cases that await a response have more bytes than this in
+# total.
 _MAX_BYTES_AHEAD = 64 << 20
 
 
@@ -68,8 +68,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # The sets of operators of models that failed when they ran alone, so that further models
-        # with the same set do not join a batch.
+        # Sets of operators of the models that failed when they ran alone. A further model with one
+        # of these sets does not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead
@@ -88,7 +88,7 @@ class BatchExecutor:
         return self._executor.finish()
 
     def submit(self, request: Request) -> Pending:
-        """Add a case to a batch, or begin to run it alone."""
+        """Add a case to a batch, or start to run the case alone."""
         request_bytes = total_bytes(request.inputs.values()) + request.expected_bytes
         key = None
         if request.joinable and request_bytes <= _MAX_CASE_BYTES:
@@ -129,13 +129,13 @@ class BatchExecutor:
         return batch.responses[place]
 
     def _responses(self, requests: Sequence[Request], pending: Pending) -> list[Response | str]:
-        """Return the response to each request; after a failure, run each half again."""
+        """Return the response to each request; if a joined request failed, run each half again."""
         if len(requests) == 1:
             return [self._response_alone(requests[0], pending)]
         response = pending()
         if isinstance(response, str):
             if not response.startswith(NOT_SENT):
-                # The run or the backend has ended.
+                # The run or the backend has ended, so no half can run.
                 return [response] * len(requests)
         elif parts := _parts(requests, response):
             return [*parts]
@@ -178,7 +178,9 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 
 def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
-    """Split the response to a joined request; return no parts after a failure of any kind."""
+    """Split the response to a joined request into one response per case; none if the request
+    failed.
+    """
     counts = [len(request.model.graph.output) for request in requests]
     outputs = response.outputs
     if outputs is None or len(outputs) != sum(counts):

@@ -1,4 +1,4 @@
-"""Where cases and further models run: in this process, or in worker processes."""
+"""Executors, which run cases and models on backends: in this process, or in worker processes."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# The time limit of a cluster's worker for a case is this multiple of the limits of the backends,
+# The time limit for a case on a worker of a cluster is this multiple of the backends' time limits,
 # because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: A function that waits for the response to a submitted case, and returns a reason if the response
-#: is missing.
+#: A function that waits for the response to a submitted case; the function returns a reason if
+#: there is no response.
 Pending: TypeAlias = Callable[[], Response | str]
-#: A function that returns the outputs of a model on a backend, given by its name; None if the
-#: backend fails.
+#: A function that runs a model on the backend with a given name and returns the outputs; None if
+#: the backend fails.
 ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 
@@ -94,7 +94,7 @@ class Executor(Protocol):
         """
 
     def submit(self, request: Request) -> Pending:
-        """Begin to run a case."""
+        """Start to run a case."""
 
     def renew(self) -> None:
         """Restart the backend, to discard the state of earlier cases; none may be pending."""
@@ -139,7 +139,7 @@ def open_executors(
             backend, or this system cannot run a backend in processes of its own although that is
             required.
     """
-    # A worker cannot have more memory than the system allows.
+    # A worker cannot have more memory than the operating system allows.
     limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
     execution = replace(execution, limits=limits)
     specifications = distinct_specifications(backends)
@@ -169,8 +169,8 @@ def open_model_runner(
 ) -> Iterator[ModelRunner]:
     """Yield a function that runs models on backends.
 
-    The function starts each backend again on first use. The function does not retry a start that
-    failed.
+    The function starts a backend when the backend is first used. A start that failed is not
+    repeated.
     """
     texts = {backend.name: backend.specification.given for backend in backends}
     with ExitStack() as stack:
@@ -202,7 +202,7 @@ def open_model_runner(
 
 
 def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """Return the model of a single node that performs a call, and its inputs."""
+    """Return a model of a single node that performs a call, and the inputs of the model."""
     attributes = {
         name: value for name, value in call.attributes.items() if name not in call.omitted
     }
@@ -234,7 +234,7 @@ class _Pools:
     def start(
         self, specification: Specification, execution: Execution, *, closed: bool = False
     ) -> Pool:
-        """Start the first worker of a backend; further workers start when cases need them.
+        """Start the first worker of a backend; further workers start when there are cases for them.
 
         Args:
             specification: the specification of the backend.
@@ -344,7 +344,7 @@ def require_backends(backends: Sequence[str]) -> None:
 def _installation_failure(
     specification: Specification, interruption: Interruption, open_progress: OpenProgress
 ) -> BackendUnavailable | None:
-    """Create the environment of an adapter unless it exists; return the error if that fails."""
+    """Create the environment of an adapter unless it exists; return the error if this fails."""
     if not specification.adapter:
         return None
     # Imported late, because few runs have an adapter.
@@ -397,13 +397,14 @@ def _open_remote(
 def _reference_limits(limits: Limits) -> Limits:
     from onnxopt_cli.workers.worker import forks
 
-    # A forked worker inherits the memory of this process, which counts towards its limit.
+    # A forked worker inherits the memory of this process, and the inherited memory counts towards
+    # the worker's limit.
     inherited = resident(os.getpid()) if limits.memory and forks() else 0
     return replace(limits, memory=limits.memory + inherited)
 
 
 class NotStarted:
-    """A backend that failed to start; its cases do not run.
+    """A backend that failed to start, so that none of its cases run.
 
     Args:
         specification: the specification of the backend.
@@ -426,7 +427,7 @@ class NotStarted:
 
     def submit(self, _: Request) -> Pending:
         """Return the reason why the case does not run."""
-        # The result names the backend.
+        # The result contains the backend's name, so the reason need not.
         problem = start_problem(self._error, self.name, self.specification.text)
         return lambda: f"{NOT_STARTED}{problem}"
 
@@ -434,12 +435,12 @@ class NotStarted:
         """Do nothing."""
 
     def finish(self) -> list[Incident]:
-        """Return no incident: the backend did not run."""
+        """Return no failures, because the backend did not run."""
         return []
 
 
 class NeedsWorkersError(Exception):
-    """A case needs workers, but this process must not start workers."""
+    """A case needs a worker, but this process must not start workers."""
 
 
 def refuse_workers() -> NoReturn:
@@ -495,7 +496,7 @@ class InProcess:
         """Do nothing: workers start when a case needs them."""
 
     def submit(self, request: Request) -> Pending:
-        """Begin to run a case in a worker, or return a function that runs it here."""
+        """Start to run a case in a worker, or return a function that runs it in this process."""
         isolated = not request.formula_loop and not is_formula(request)
         if isolated and self._open_pool is not None:
             self._pool = self._pool or self._open_pool()
@@ -511,7 +512,7 @@ class InProcess:
         return run
 
     def renew(self) -> None:
-        """Create the backend again; its state in modules of this process remains."""
+        """Create the backend again; state that the backend stored in imported modules remains."""
         self._host = self._start()
         if self._pool is not None:
             self._pool.renew()

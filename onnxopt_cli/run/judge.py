@@ -1,4 +1,4 @@
-"""Judging: the result of a case from its expected result and a backend's response."""
+"""Judging: a case's expected result and a backend's response determine the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
-#: Beginning of the reason of cases that are skipped because of a limit of onnxopt.
+#: The reasons of cases that are skipped because of a limit of onnxopt begin with this text.
 LIMIT = "limit of onnxopt: "
 #: Outputs of a failing case are kept only if their total size and number are within these limits.
 KEPT_BYTES = 2 << 20
@@ -89,8 +89,8 @@ def judge(
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
-        # Only a node that breaks the signature of its operator may be skipped. A hostile worker
-        # could claim a skip for any case.
+        # Only a node that violates the signature of its operator may be skipped. A hostile worker
+        # could claim for any case that it was skipped.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]
@@ -114,7 +114,8 @@ def judge(
         if problem.trajectory is not None:
             curve, summary = _course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
-        # If a trajectory ended early, its message is more specific than the shapes of its outputs.
+        # If a trajectory ended early, the response's message is more specific than the shapes of
+        # its outputs.
         if not (response.message or agrees):
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
@@ -126,10 +127,10 @@ def judge(
 def _compared(
     expected: Expected, outputs: Sequence[Value], judging: Judging
 ) -> tuple[Expected, tuple[Diff, ...], str]:
-    """Compare outputs with each correct result; return the matching one, its diffs and a note.
+    """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the result with the fewest wrong elements. Results that
-    follow the second reading of a contested question are not considered for this choice.
+    If no correct result matches, return the correct result with the fewest wrong elements. Results
+    that follow the second reading of a contested question are not considered for this choice.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -161,11 +162,11 @@ def _agreement(
     note: str,
     math: str,
 ) -> tuple[Outcome, str, str]:
-    """Return the outcome of compared outputs, a note, and the reason unless it is a plain pass.
+    """Return the outcome of compared outputs, a note, and a reason if the outcome has one.
 
-    A systematic error in outputs that are within their tolerances leads to a failure or a note. An
-    element whose tolerance reaches half of its value is inconclusive, unless the backend returned
-    exactly the expected value. If all elements are inconclusive, the case is skipped.
+    A systematic error in outputs that are within their tolerances results in a failure or a note.
+    An element whose tolerance reaches half of its value is inconclusive, unless the backend
+    returned exactly the expected value. If all elements are inconclusive, the case is skipped.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
         return Outcome.FAIL, note, ""
@@ -224,7 +225,7 @@ def _accumulation(
 def _course(
     recorded: Sequence[int], expected: Expected, actual: Sequence[Value], diffs: Sequence[Diff]
 ) -> tuple[Mapping[int, float], str]:
-    """Follow the error of stacked outputs over the recorded steps.
+    """Measure the error of stacked outputs in each recorded step.
 
     Args:
         recorded: the recorded steps, in the order of the rows.
@@ -312,17 +313,18 @@ def _result(
 
 
 def other_defect(result: Result) -> str:
-    """Return the part of a failure's message that does not describe wrong outputs; may be empty.
+    """Return the part of a failure's message that does not describe wrong outputs; possibly empty.
 
     The returned part reports a model that should have been rejected, a changed input, or a leak.
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory also summarizes its wrong steps, which is not a further fault.
+    # The message of a trajectory also contains a summary of the wrong steps, which is not another
+    # defect.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
-# The outcomes for which the text that a backend printed is not kept.
+# If a case has one of these outcomes, the text that the backend printed is not kept.
 _OUTPUT_HIDDEN = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 
@@ -332,10 +334,10 @@ def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if not len(arrays) == len(outputs) <= _KEPT_OUTPUTS or sum(map(_size, arrays)) > KEPT_BYTES:
         return ()
-    # A backend may return the same buffer at its next call.
+    # A backend may reuse the same buffer for its next outputs.
     return tuple(array.copy() for array in arrays)
 
 
 def _size(array: Array) -> int:
-    """Return the number of bytes of an array and of its strings."""
+    """Return the number of bytes of an array, including the bytes of strings."""
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == object else 0)

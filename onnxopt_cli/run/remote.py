@@ -37,8 +37,8 @@ _LOST = "its machine was lost in each attempt: "
 class Remote:
     """A backend on every worker of a cluster.
 
-    :meth:`rows` runs and judges cases on all workers at the same time. All other requests, such as
-    those of a rerun or an explanation, are sent to a single worker, in order.
+    The method :meth:`rows` runs and judges cases on all workers at the same time. All other
+    requests, such as those of a rerun or an explanation, are sent to a single worker, in order.
 
     Args:
         specifications: the specifications of all backends of the workers.
@@ -74,7 +74,7 @@ class Remote:
                 raise BackendUnavailable("the workers sent an invalid list of their backends")
 
     def submit(self, request: Request) -> Callable[[], Response | str]:
-        """Begin to run a model on a worker."""
+        """Start to run a model on a worker."""
         try:
             message, values = pack_request(request, request.model.SerializeToString())
         except UnusableOutput as error:
@@ -147,9 +147,9 @@ class Remote:
 
 
 def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return the id and the file of each case, and the paths of all files that it needs.
+    """Return the id and the file of each case, and the paths of all files that the case needs.
 
-    The file is empty for a case of a built-in suite, which each worker has.
+    The file is empty for a case of a built-in suite, because each worker has the built-in suites.
     """
     files = [sorted(map(real_place, case.files())) for case in cases]
     references = [
@@ -160,7 +160,7 @@ def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[
 
 
 def _response(answer: bytes, request: Request) -> Response | str:
-    """Parse the answer of a worker, which is not trusted."""
+    """Parse the response of a worker, which is not trusted."""
     try:
         head, _, body = answer.partition(b"\n")
         match read_json(head):

@@ -1,4 +1,4 @@
-"""Comparison of a backend with a wrong implementation: whether both return the same outputs.
+"""Comparison of a backend with a wrong implementation: do both return the same outputs?
 
 Known mistakes of an operator with a formula are evaluated in this process and compared within error
 bounds. Known mistakes of an operator without a formula are computed by onnx's corrected reference
@@ -51,29 +51,28 @@ from onnxopt_cli.workers.forked_processes import (
     time_limit,
 )
 
-#: The relative difference by rounding, in units of the machine epsilon, that is allowed for any
-#: implementation.
+#: Every implementation may have a relative rounding error of this many machine epsilons.
 MAX_EPSILONS = 4.0
 # The rounding error of a wrong implementation may exceed that of the formula by at most this
 # factor, except if rounding is its defect.
 _MAX_EXTRA_ROUNDING = 1000.0
-# An element of a wrong implementation can be within the tolerance of the correct value by chance.
-# The probability is about the ratio of this tolerance to the error bound of the implementation.
-# Ratios below this limit count as unlikely.
+# A wrong implementation can return an element within the tolerance of the correct value by chance.
+# The probability is about the ratio of the tolerance of the correct value to the error bound of the
+# wrong implementation. Ratios below this limit count as unlikely.
 _UNLIKELY = 0.01
 #: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"
 
-#: A mistake must reproduce this number of wrong elements, or be confirmed by generated nodes. An
-#: element of a boolean output counts as a quarter of an element.
+#: A mistake must reproduce this number of a backend's wrong elements, or be confirmed by generated
+#: nodes. An element of a boolean output counts as a quarter of an element.
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake reproduces a wrong element if both values differ by less than this share of the error of
-# the element.
+# A mistake reproduces a wrong element of a backend if their values differ by less than this share
+# of the element's error.
 _NEAR_SHARE = 0.02
-# The type in which a mistake computes, by the name of the mistake, if this type is coarser than the
-# tensors' types.
+# Mistakes that compute in a coarser type than the tensors' types: the name of each mistake, and
+# this type.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -101,7 +100,7 @@ class Observation:
 
     @cached_property
     def right(self) -> list[Branch]:
-        """The formula's outputs with the default error bounds, derived when first used."""
+        """The formula's outputs with the default error bounds; computed on first access."""
         derived_outputs = [*self.expected.derive().values()] if self.expected.derive else []
         if any(derived_output.factor != FACTOR for derived_output in derived_outputs):
             derived_outputs = []
@@ -114,7 +113,7 @@ def returned_arrays(result: Result) -> list[Array]:
 
 
 def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
-    """Return a backend's response in a form that can be compared with known mistakes.
+    """Convert a backend's response to a form that can be compared with known mistakes.
 
     Args:
         result: a pass, an error, or a failure.
@@ -145,7 +144,8 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         return "not readable"
     if result.outcome is not Outcome.FAIL:
         return observation
-    # A backend returns outputs in the graph's order, an implementation in the node's order.
+    # A backend returns outputs in the graph's order, whereas an implementation returns them in the
+    # node's order.
     order = [[*expected.outputs].index(name) for name in observation.expected.outputs]
     return _with_returned(observation, result, judging, order)
 
@@ -173,7 +173,7 @@ def _with_returned(
         large = total_bytes(observation.expected.outputs.values()) > KEPT_BYTES
         return "large" if large else "not kept"
     if result.diffs and not result.wrong:
-        # The case failed for another reason, for example because the backend changed its inputs.
+        # The failure has another cause than wrong outputs, for example changed inputs.
         return "with right values"
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
@@ -190,7 +190,7 @@ def _with_returned(
 def unlike_mistakes(
     result: Result, case: Case | None, judging: Judging, names: Sequence[str]
 ) -> str:
-    """Return how a failure differs from the failure of known mistakes; empty if they are equal.
+    """Return how a failure differs from the failure that known mistakes cause; empty if they agree.
 
     Args:
         result: a failure.
@@ -237,7 +237,8 @@ def agrees_with(implementation: Implementation, observation: Observation, judgin
     rounds = implementation.rounds or implementation.precision is not None
     if not rounds or len(outputs) != len(observation.expected.outputs):
         return False
-    # The mistake may have rounded to the correct value in another order of operations.
+    # In another order of operations, the outputs of the mistake may be rounded to the correct
+    # values.
     limits = _own_limits(implementation, observation.call, outputs, implementation.precision)
     right = [
         output for output in observation.expected.outputs.values() if isinstance(output, np.ndarray)
@@ -246,7 +247,7 @@ def agrees_with(implementation: Implementation, observation: Observation, judgin
 
 
 def reproduces(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether an implementation returns the backend's outputs and fails the case too."""
+    """Return whether an implementation returns the backend's outputs and also fails the case."""
     outputs = implementation.run(observation.call)
     if not _returns(implementation, outputs, observation):
         return False
@@ -257,9 +258,9 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 
 
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
-    """Return whether an implementation returns all wrong elements of a backend.
+    """Return whether an implementation reproduces all wrong elements of a backend.
 
-    Elements that are wrong in the implementation alone are ignored.
+    Elements that are wrong only in the implementation are ignored.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
@@ -316,8 +317,8 @@ def _returns(
 ) -> bool:
     """Return whether a backend returned an implementation's outputs, up to rounding.
 
-    Tolerances are tried in the order of their cost: a few epsilons, then the formula's error bound,
-    then the error bound of the mistake itself.
+    Tolerances are tried in increasing order of cost: a few epsilons, the error bound of the
+    formula, the error bound of the mistake itself.
     """
     returned = observation.returned
     if [(output.dtype, output.shape) for output in outputs] != [
@@ -327,8 +328,7 @@ def _returns(
     coarse = _coarse_type(implementation, outputs, observation.call)
     fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # If a mistake returns some outputs rounded to a coarser type, its other outputs may be
-    # unrounded.
+    # If a mistake rounds some outputs to a coarser type, the other outputs may be unrounded.
     may_have_all_digits = fits or implementation.precision is None
     if may_have_all_digits and agree([*map(Branch, outputs, limits)], returned):
         return True
@@ -337,7 +337,7 @@ def _returns(
     for index, right in enumerate(observation.right[: len(outputs)]):
         if right.limit.size == limits[index].size:
             limits[index] = limits[index] + right.limit.reshape(limits[index].shape)
-    # The error bound of the mistake takes long to compute, so first try a much wider tolerance.
+    # Deriving the error bound of the mistake takes long, so first try a much wider tolerance.
     rounds = coarse or implementation.rounds
     if not rounds and not all(map(_are_near, outputs, returned, limits)):
         return False
@@ -347,7 +347,7 @@ def _returns(
 
 
 def _are_near(output: Array, returned: Array, limit: Array) -> bool:
-    """Return whether all pairs of finite elements agree, with a very wide tolerance."""
+    """Return whether all pairs of finite elements agree within a very wide tolerance."""
     with np.errstate(all="ignore"):
         far = np.abs(output - returned) > _MAX_EXTRA_ROUNDING * limit
     return not np.any(far & np.isfinite(output) & np.isfinite(returned))
@@ -356,7 +356,7 @@ def _are_near(output: Array, returned: Array, limit: Array) -> bool:
 def _may_be_right(
     outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
 ) -> bool:
-    """Return whether other roundings could, by chance, make the outputs of a mistake correct.
+    """Return whether a mistake could, by chance, return correct outputs with other roundings.
 
     Args:
         outputs: the outputs of the mistake.
@@ -381,7 +381,7 @@ def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
 def _coarse_type(
     implementation: Implementation, outputs: Sequence[Array], call: Call[Array]
 ) -> np.dtype[Any] | None:
-    """Return the type in which a mistake computes if it is coarser than the correct one."""
+    """Return the type in which a mistake computes if it is coarser than the outputs' type."""
     if implementation.precision is not None:
         return implementation.precision
     for output, (like, _) in zip(outputs, call.sources, strict=False):
@@ -426,7 +426,7 @@ def _own_limits(
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call with floats of more precision converted to a type."""
+    """Return a call whose floats of higher precision are converted to a type."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize
@@ -437,7 +437,7 @@ def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
 
 
 def _rounding(output: Array) -> Array:
-    """Return a tolerance of a few epsilons for each finite float, and 0 for other elements."""
+    """Return a tolerance of a few epsilons for each finite float, and 0 for all other elements."""
     if kind_of(output.dtype) is not NumberKind.FLOAT:
         return np.zeros(output.shape)
     size = np.abs(np.asarray(output, np.float64))
@@ -455,10 +455,10 @@ def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 
 
 def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) -> str:
-    """Return how a failure differs from the failure of a known mistake; empty if they are equal.
+    """Return how a failure differs from the failure that a known mistake causes.
 
-    The mistake is computed by onnx's corrected reference in a forked process, since a model is not
-    trusted.
+    The text is empty if the two agree. The mistake is computed by onnx's corrected reference in a
+    forked process, since a model is not trusted.
 
     Args:
         result: a failure.
@@ -506,7 +506,9 @@ def elements_alike(
     returned: Sequence[Value],
     right: Sequence[Value],
 ) -> float:
-    """Return the number of wrong elements that a mistake and a backend share; 0 if they differ.
+    """Return the number of wrong elements that a mistake and a backend share.
+
+    The number is 0 if their outputs differ.
 
     Args:
         mistake: the mistake.
@@ -565,7 +567,7 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(wide[np.isfinite(wide)])
-    # Use the median, because a few large elements do not determine the roundings of the others.
+    # Use the median, because a few large elements do not show how all the others are rounded.
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)

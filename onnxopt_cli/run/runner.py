@@ -56,23 +56,24 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Fewer cases run in this process, because forking would take longer than it saves.
+# Fewer cases than this run in the main process, because forking would take longer than it saves.
 _MIN_PARALLEL_CASES = 20
-# Cases are distributed to forked processes in about this number of chunks, of at most this number
-# of groups each.
+# Cases are distributed to forked processes in about this number of chunks.
 _CHUNK_COUNT = 1000
+# Each chunk has at most this number of groups.
 _MAX_CHUNK_GROUPS = 32
 # While a worker is starting, at most this number of cases waits for an earlier case.
 _MAX_CASES_AHEAD = 500
-# Cases with more bytes run in this process, one at a time.
+# Cases with more bytes than this run in the main process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-# Outcomes that may depend on other cases that run at the same time; this process repeats the case.
+# Outcomes that may depend on other cases that run at the same time; the main process runs these
+# cases again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases, opened backends, and everything that judges their results.
+    """The cases, the opened backends, and everything that is needed to judge results.
 
     Attributes:
         cases: the cases, in order.
@@ -174,7 +175,7 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A case that every backend is running, unless it is invalid.
+    """A case that has been submitted to every backend, unless the case is invalid.
 
     Attributes:
         case: the case.
@@ -194,7 +195,7 @@ class _Submission:
 
 
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
-    """Submit the cases in order, before earlier cases are judged, and yield their submissions.
+    """Submit the cases in order, ahead of judging, and yield a submission for each case.
 
     Yields:
         A submission to the backends of this process, or the results from another process.
@@ -206,8 +207,8 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     with closing(finished) if finished else nullcontext():
         while True:
             submitted_count = sum(isinstance(entry, _Submission) for entry in window)
-            # A submission holds all values of a case in memory, so the number of submissions is
-            # limited. Finished rows are small.
+            # A submission holds all values of a case in memory, so the number of pending
+            # submissions is limited. Finished rows of results are small.
             while submitted_count <= (ahead := _ahead(plan)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
@@ -234,7 +235,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
         try:
             problem = case.load()
             # For large inputs, the expected result is computed after the case has been submitted,
-            # while workers compute the outputs.
+            # at the same time as the workers compute the outputs.
             is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
             is_late = is_large and problem.stored is not None
             expected = () if is_late else _expected(plan, problem)
@@ -291,8 +292,8 @@ def _run_stepwise(
 ) -> Response | str:
     """Run the steps of a trajectory, and return the outputs of the recorded steps, stacked.
 
-    Outputs of a step are inputs of the next step. The run ends at the first step whose outputs are
-    missing or cannot be inputs of the next step.
+    Outputs of one step are inputs of the next step. The run ends at the first step whose outputs
+    are missing or cannot be inputs of the next step.
 
     Args:
         executor: the backend, which is asked to keep the prepared model for the next step.
@@ -318,11 +319,11 @@ def _run_stepwise(
             return replace(total, message=f"step {step}: {response.message}")
         outputs, fault = _usable_arrays(response.outputs, names, trajectory, state)
         if fault:
-            # Return the outputs as a single row, so that the diff shows their wrong shape.
+            # Return the outputs as a single step, so that the diff shows their wrong shape.
             rows_of_step = [value[np.newaxis, ...] for value in outputs]
             return replace(total, outputs=[*rows_of_step], message=f"step {step}: {fault}")
         named = dict(zip(names, outputs, strict=True))
-        # A backend may return the same buffer at its next call.
+        # A backend may reuse the same buffer for its next outputs.
         state = {target: named[name].copy() for name, target in trajectory.feedback.items()}
         if step in recorded:
             rows.append([value.copy() for value in outputs])
@@ -330,7 +331,7 @@ def _run_stepwise(
 
 
 def _total(total: Response, response: Response) -> Response:
-    """Add the response to a step to the responses to the steps before it."""
+    """Add the response to a step to the responses to all earlier steps."""
     return replace(
         response,
         lowered=total.lowered or response.lowered,
@@ -343,7 +344,7 @@ def _total(total: Response, response: Response) -> Response:
 def _usable_arrays(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors, and the reason if the next step cannot use them."""
+    """Return the outputs that are tensors, and a reason if the next step cannot use the outputs."""
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
@@ -377,7 +378,8 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
     try:
         with suppress(MemoryError):
             expected = resolved(submission.expected[index]) if submission.expected else None
-        # Wait for the response even if the case is invalid: a busy worker cannot be shut down.
+        # Wait for the response even if the case is invalid, because a busy worker cannot be shut
+        # down.
         response = submission.responses[index]() if submission.responses else "not submitted"
         if expected is None:
             return out_of_memory_result(case, executor.name)
@@ -388,7 +390,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         math = executor.specification.math
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if response.batch and result.outcome is not Outcome.PASS:
-            # Other cases of the batch may have caused the failure.
+            # Other cases of the batch may have caused this failure.
             return _result_alone(plan, submission, index)
         if result.outcome is not Outcome.PASS:
             return result
@@ -425,7 +427,7 @@ def _noted(case: Case) -> Iterator[None]:
 
 
 def _reason_to_stop(plan: Plan, failed: int) -> str:
-    """Return why no further case may start; empty if one may."""
+    """Return the reason why no further case may start; empty if one may."""
     if plan.interruption.signal:
         return INTERRUPTED_REASON
     if 0 < plan.max_fail <= failed:
@@ -434,30 +436,32 @@ def _reason_to_stop(plan: Plan, failed: int) -> str:
 
 
 def _fails(results: Sequence[Result]) -> bool:
-    """Return whether a case counts towards ``max_fail``: whether a backend ran it and failed."""
+    """Return whether a case counts towards ``max_fail``: a backend ran the case and failed."""
     return any(not result.conforms and not result.not_started for result in results)
 
 
 def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
-    """Return the results of each case from other machines or forked processes.
+    """Return, for each case, the results from other machines or forked processes.
 
-    A row is None if this process must run the case.
+    A row is None if the main process must run the case.
     """
     return plan.remote.rows(plan.cases) if plan.remote else _forked(plan)
 
 
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
-    """Yield the results of each case from a forked process; None if this process must run it.
+    """Yield the results of each case from a forked process.
 
-    Forked processes run only formulas on the backend ``numpy``, and compute expected results. Any
-    other backend runs in processes of its own, which must not know the expected results.
+    If the main process must run a case, None is yielded. Forked processes run only formulas on the
+    backend ``numpy``, and compute expected results. Any other backend runs in processes of its own,
+    which must not know the expected results.
     """
     formula_backends = [
         executor.without_workers()
         for executor in plan.backends
         if isinstance(executor, InProcess) and executor.runs_only_formulas
     ]
-    # A program that uses the library may have threads, and then must not fork.
+    # A program that uses onnxopt as a library may have threads, and a process with threads must not
+    # fork.
     if len(formula_backends) < len(plan.backends) or not claimed():
         return
     reference_oracle = ReferenceOracle(plan.judging, refuse_workers)
@@ -469,7 +473,7 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         oracle=Oracles(plan.judging, reference_oracle),
     )
     # Cases at the same location share a trajectory. One process runs all cases at a location, so
-    # that the error bounds of the trajectory are derived once.
+    # that the error bounds of their trajectory are derived only once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())
@@ -480,7 +484,7 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _rows_in_fork(
     plan: Plan, parent: int, cases: Sequence[Case]
 ) -> list[tuple[Result, ...] | None]:
-    """Run and judge cases in a forked process; return None for a case that its parent must run."""
+    """Run and judge cases in a forked process; return None for cases that its parent must run."""
     is_fork = os.getpid() != parent
     return [_row_of_small_case(plan, case) if is_fork else None for case in cases]
 
@@ -502,7 +506,7 @@ def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case on behalf of another process; return None if that process must run it itself."""
+    """Run a case on behalf of another process; return None if that process must run it."""
     try:
         results = run_case(plan, case)
     except NeedsWorkersError:
@@ -512,7 +516,9 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results of another process, and replace repeated strings by those of this process."""
+    """Review results from another process, and replace their strings by equal strings of this
+    process.
+    """
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
@@ -528,7 +534,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each stage, outside of any case, in which workers of a backend failed."""
+    """Yield a result for each stage in which workers of a backend failed outside of any case."""
     for executor in plan.backends:
         # Several workers may fail in the same stage; the worst failure is kept.
         by_place: dict[str, Result] = {}

@@ -1,4 +1,4 @@
-"""The requests of a cluster's client, answered on a worker: run and judge cases, run models."""
+"""The requests of a cluster's client that a worker serves: run and judge cases, run models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_run(
     with open_plan(backends, execution, judging, Interruption()) as opened:
         for backend in opened.backends:
             backend.ready()
-        # Only the client has all cases, from which the vacuity check selects probes.
+        # Only the client has all cases; the vacuity check selects probes from all cases.
         plan = replace(opened, vacuity=VacuityCheck(_CasesAtClient()))
         executors = plan.backends
 
@@ -53,7 +53,8 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # Another module defines this request, which names the function that answers.
+                    # Another module defines this request, and the request names the function that
+                    # serves it.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()
@@ -76,7 +77,7 @@ def open_run(
 
 
 class _CasesAtClient:
-    """A placeholder for the client's cases, which a worker does not have but needs as probes.
+    """Stands in for the client's cases, which a worker lacks although they are needed as probes.
 
     Iteration raises NeedsWorkersError, so that the client runs the case that needs a probe.
     """

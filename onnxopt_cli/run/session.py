@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The machine and the versions of onnxopt, Python, and the packages on which verdicts depend.
+#: Versions on which verdicts depend: of onnxopt, Python and packages, and the machine.
 VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
@@ -86,7 +86,7 @@ VERSIONS = {
     "ml_dtypes": ml_dtypes.__version__,
 }
 _CPU_INFO = Path("/proc/cpuinfo")
-# Environment variables of CI servers; the first that is set counts.
+# Environment variables of CI servers that contain the commit; the first that is set is used.
 _COMMIT_VARIABLES = (
     "GITHUB_SHA",
     "CI_COMMIT_SHA",
@@ -106,10 +106,10 @@ _BRANCH_VARIABLES = (
 _JOB_VARIABLES = ("CI_JOB_URL", "CIRCLE_BUILD_URL", "BUILDKITE_BUILD_URL", "BUILD_URL")
 _MAX_ORIGIN_CHARS = 300
 
-#: Restarts a backend, runs cases on it in order, and returns their results.
+#: Restarts a backend, runs the given cases on the backend in order, and returns their results.
 _Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# Outcomes after which the worker is replaced, so that earlier cases have no effect on later cases.
+# After these outcomes the worker is replaced, so that earlier cases have no effect on later cases.
 _WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
@@ -150,8 +150,9 @@ def open_session(
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
-        # An unknown backend is reported before the cases are read, which may take long. With a
-        # cluster, the check happens on its machines, because other backends may be installed there.
+        # An unknown backend is reported before the cases are read, because reading cases may take
+        # long. With a cluster, the machines of the cluster check the backends, because other
+        # backends may be installed on them.
         require_backends(config.backends)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
@@ -161,7 +162,7 @@ def open_session(
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
-        # For a log, all files are hashed before any code of a backend runs.
+        # If the run has a log, all files are hashed before any code of a backend runs.
         plan = None if snapshot else stack.enter_context(opened)
         with interruption.at_once():
             collection = find()
@@ -188,7 +189,8 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # Record the ids, because other cases may have failed last when the log is resumed.
+            # Record the ids, because other cases may be the last failures by the time the log is
+            # resumed.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)
@@ -286,7 +288,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Limits of the isolation are also recorded, because verdicts may depend on them.
+        # Incomplete isolation is also recorded, because verdicts may depend on it.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
@@ -294,7 +296,7 @@ class Session:
         self._writer: LogWriter | None = None
         self._snapshot: FileSnapshot | None = None
         self.began = perf_counter()
-        # The parts of the record that are known when the run begins.
+        # The parts of the run's record that are known at its beginning.
         self._record = RunRecord(
             versions={**VERSIONS, PROCESSOR: processor(), **suite_entries, **isolation},
             backends=tuple(self._backends.values()),
@@ -308,7 +310,9 @@ class Session:
         self.plan = replace(plan, review=self._review)
 
     def begin(self, snapshot: FileSnapshot, cases: CaseList) -> None:
-        """Open the log; with ``--resume``, load its results, so that only other cases run.
+        """Open the log.
+
+        With ``--resume``, the results in the log are loaded, so that only the other cases run.
 
         Args:
             snapshot: hashes of the files of backends and cases, taken before any backend started.
@@ -349,7 +353,7 @@ class Session:
             self._writer.write({"record": "resume", "at": time_now()})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
-        """Yield the results of each case, one for each backend: resumed ones first."""
+        """Yield the results of each case, one for each backend; resumed results come first."""
         names = list(self._backends)
         resumed_ids = {case for case, _ in self.results}
         for case in [case for case in self.plan.cases if case.id in resumed_ids]:
@@ -363,14 +367,14 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # The resumed log may also have a failure outside of any case; the worse of the two
-                # is kept.
+                # The resumed log may also contain a failure outside of any case; the worse of the
+                # two failures is kept.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
 
     def rerun(self) -> Iterator[Result]:
-        """Run the cases that do not conform again, and yield their results."""
+        """Run the cases that do not conform again, and yield the new results."""
         if self._log and self._log.finished:
             return
 
@@ -438,7 +442,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load the results of cases that ran on all backends or, of a finished log, all results."""
+        """Load results of cases that ran on all backends; of a finished log, load all results."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin
@@ -474,7 +478,7 @@ class Session:
         return self.expectations.review(result, self._backends[result.backend], case)
 
     def _keep(self, result: Result, record: str) -> None:
-        """Store a result, and write it to the log, if any, as a record of the given type."""
+        """Store a result, and append it to the log, if any, as a record of the given type."""
         self.results[result.case, result.backend] = result
         if self._writer is not None:
             self._writer.write({"record": record, "result": result_to_json(result)})
@@ -560,10 +564,10 @@ def _run_again(
     restarted: _Restarted,
     times: int,
 ) -> Iterator[Result]:
-    """Yield each suspect whose outcome may change, with the reason if it is flaky.
+    """Yield each suspect whose outcome may change, with a reason if the outcome is flaky.
 
-    Each suspect runs alone, several times, and then after the cases before it. If its outcome
-    depends on the cases before it, a search finds the case that changes it.
+    Each suspect runs alone several times; then it runs after the cases that preceded it. If the
+    outcome depends on preceding cases, a search finds the case that changes the outcome.
 
     Args:
         cases: the cases of the run, in order.
@@ -573,7 +577,7 @@ def _run_again(
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # The suspects whose outcome is the same each time they run alone, with that outcome.
+    # Suspects that have the same outcome each time they run alone, with this outcome.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:
@@ -596,7 +600,8 @@ def _run_again(
         case = by_id[result.case]
         outcome_in_order = in_order.get(result.case, outcome)
         if result.case not in in_order and outcome is not result.outcome:
-            # The case ended its worker, so the rerun of all cases in order omitted it.
+            # The worker ended in this case, so the case was left out when all cases ran again in
+            # order.
             outcome_in_order = restarted([*before, case])[-1].outcome
         if outcome_in_order is not outcome:
             text = _dependence(before, case, outcome_in_order, restarted, culprits)
@@ -614,7 +619,7 @@ def _dependence(
     restarted: _Restarted,
     culprits: list[Case],
 ) -> str:
-    """Return a text that names the earlier case which causes the outcome of a case."""
+    """Return a text that names the earlier case on which the outcome of a case depends."""
 
     def same_after(prefix: Sequence[Case]) -> bool:
         return restarted([*prefix, case])[-1].outcome is outcome
@@ -626,8 +631,8 @@ def _dependence(
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only in some runs"
-    # Search for the shortest run of cases, ending just before this case, after which the outcome is
-    # the same. The culprit is its first case.
+    # Search for the shortest run of consecutive cases, ending just before this case, that leads to
+    # the same outcome. The first case of this run is the culprit.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

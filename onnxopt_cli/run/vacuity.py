@@ -49,27 +49,28 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case_template import Author
 
 
-# For an operator without a formula, at most this number of cases serve as probes of a backend.
+# At most this number of cases serve as probes of one operator without a formula.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
 # Shape of the first tensors of a plain node if the inputs of the original node cannot be used.
 _PLAIN_SHAPE = (3,)
-# Factor of the inputs of the second node of a pair. The factor is positive, so that signs do not
-# change.
+# The inputs of the first node of a pair are multiplied by this factor for the second node. The
+# factor is positive, so that signs do not change.
 _FACTOR = 1.25
-# Values of T of plain nodes.
+# Values of T for plain nodes.
 _COUNTS = (0, 1, 10)
-# Number of elements that are compared first, since different tensors usually differ in them.
+# This number of elements is compared first, since different tensors usually differ in their first
+# elements.
 _FIRST_ELEMENTS = 64
 
 
 class ProbeNotRunError(Exception):
-    """A probe was not run, because the run or the backend has ended; the message says which one."""
+    """A probe was not run: the run or the backend has ended, as the message states."""
 
 
 @dataclass(eq=False)
 class VacuityCheck:
-    """Records which operators backends compute; each backend runs each probe once.
+    """Records which operators each backend computes; a backend runs each probe only once.
 
     Attributes:
         probe_cases: cases that serve as probes of operators without a formula.
@@ -114,7 +115,7 @@ class VacuityCheck:
     ) -> str:
         """Return why a backend does not compute a pair of nodes; empty if it does.
 
-        The reason continues a sentence whose subject is the backend or the pass.
+        The reason completes a sentence whose subject is the backend or the pass.
         """
         if pair is None:
             return "no node of the operator shows whether it computes anything"
@@ -127,7 +128,7 @@ class VacuityCheck:
     def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Return why a correct result is vacuous; empty if it is not, or there is no probe."""
+        """Return why a correct result is vacuous; empty if it is not, or if no probe exists."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:
@@ -155,7 +156,7 @@ class VacuityCheck:
     def _finding_for_operator(
         self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
-        """Return why no probe shows that a backend computes the operator of a node.
+        """Return why no probe shows that a backend computes a node's operator.
 
         Args:
             executor: the backend.
@@ -177,7 +178,7 @@ class VacuityCheck:
 
                 cases = corpus("onnx-node")[0]
                 finding = _run_probe_cases(executor, node.op_type, cases, types)
-            # One computed probe is enough for all element types.
+            # One correctly computed probe is enough for all element types.
             findings[(*key, types) if finding else key] = finding
         return findings.get((*key, types), "")
 
@@ -197,7 +198,8 @@ def _run_probe_cases(
         response = _response(executor, problem.model, problem.inputs)
         if _computed(response.outputs or (), problem):
             return ""
-        # A runtime that does not support all types of an operator may report this as any error.
+        # A runtime that does not support all types of an operator may report this limitation as any
+        # error.
         has_other_types = types is not None and not _types(problem) <= types
         ignored = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if has_other_types else ())
         count += response.failure not in ignored
@@ -227,8 +229,9 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 
 
 def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
-    """Yield the cases that consist of one node of an operator and have a nontrivial output."""
-    # Most cases do not state their operators before they are loaded, and loading all takes long.
+    """Yield the cases with a single node of an operator and at least one nontrivial output."""
+    # Most cases do not state their operators before they are loaded, and loading all cases takes
+    # long.
     lower_name = name.lower()
     rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, lower_name))]
     for _, case in sorted(rated, key=itemgetter(0), reverse=True):
@@ -255,7 +258,7 @@ def _computed(outputs: Sequence[Value], problem: Problem) -> bool:
 def _varies(value: Array, problem: Problem) -> bool:
     """Return whether a tensor has at least two different elements and is not an input."""
     first = value.reshape(-1)[0]
-    has_numbers = (value == value).any()  # noqa: PLR0124 - False for NaN, of any type
+    has_numbers = (value == value).any()  # noqa: PLR0124 - False for NaN of any type
     return bool((value != first).any() and has_numbers) and not _is_an_input(value, problem.inputs)
 
 
@@ -316,11 +319,11 @@ class PlainNode(NamedTuple):
 def plain_pair(
     operator: Operator, node: onnx.NodeProto, inputs: Mapping[str, Value]
 ) -> tuple[PlainNode, PlainNode] | None:
-    """Return a nontrivial node similar to the given one, with its own and with scaled inputs.
+    """Return two nontrivial nodes similar to the given one; the second one has scaled inputs.
 
-    Attributes and inputs that violate the signature are replaced by ordinary ones. If the correct
-    outputs are still trivial (empty, constant or equal to inputs), all values are replaced, but not
-    the element types and the number of tensors.
+    Attributes and inputs that violate the signature are replaced by valid ones. If the correct
+    outputs are still trivial (empty, constant or equal to inputs), all values are replaced, whereas
+    element types and the number of tensors stay.
 
     Args:
         operator: the operator of the node.
@@ -350,13 +353,13 @@ def plain_pair(
     }
     similar.update(_allowed(operator, node, groups))
     scalars = {scalar.name for scalar in operator.scalars}
-    # Some operators change their tensors only at certain T.
+    # Some operators change their tensors only for certain values of T.
     attempts: list[tuple[Attributes, bool, int | None]] = [
         (similar, True, None),
         (similar, False, None),
         *((ordinary, False, count) for count in (None, *_COUNTS)),
     ]
-    # Outputs that depend only on signs do not change under a positive factor.
+    # Outputs that depend only on the signs of inputs do not change under a positive factor.
     for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
             operands = _operands(author, arrays, groups, count, keep=keep)
@@ -438,7 +441,7 @@ def _same(array: Array, reference: Array) -> bool:
 def _allowed(
     operator: Operator, node: onnx.NodeProto, groups: int
 ) -> Iterator[tuple[str, AttributeValue]]:
-    """Yield the node's attributes that the signature allows."""
+    """Yield those of the node's attributes that the signature allows."""
     node_attributes = {attribute.name: attribute for attribute in node.attribute}
     for attribute in operator.attributes:
         if attribute.name in node_attributes:
@@ -455,7 +458,7 @@ def _allowed(
 def _operands(
     author: Author, arrays: Mapping[str, Array], groups: int, count: int | None, *, keep: bool
 ) -> dict[str, Array]:
-    """Return a valid input for each of the operator's names.
+    """Return a valid input for each of the operator's inputs, by name.
 
     Args:
         author: provides the ordinary inputs.
@@ -490,7 +493,7 @@ def _operands(
 def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
-    """Return a value and its type; None and the first allowed type if its type is invalid."""
+    """Return a value and its type; if the type is invalid, None and the first allowed type."""
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]
@@ -503,7 +506,7 @@ def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Ar
     return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
 
 
-# The function is cached, since most rejection cases of an operator lead to the same nodes.
+# The result is cached, since most rejection cases of an operator lead to the same nodes.
 @lru_cache(maxsize=64)
 def _plain_of(
     operator: Operator,

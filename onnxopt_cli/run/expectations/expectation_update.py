@@ -41,23 +41,25 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# If the failures of one cause have more combinations of wrong outputs than this, their entries do
-# not list wrong outputs.
+# The wrong outputs of a cause are not listed in its entries if more combinations of wrong outputs
+# occur than this.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
-# Fields of an entry that describe a failure, as pairs of the field's name and its words.
+# Fields of an entry that describe a failure: pairs of the name of a field and its list of words.
 _Described: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
-# A list with more characters is written with one item per line.
+# A list with more characters than this is written with one item per line.
 _MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
-#: The least number of ids that a glob must match. Fewer ids are clearer than a glob.
+#: The least number of ids that a glob must match. If fewer ids match, a list of ids is clearer than
+#: a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# Globs are not listed for an id with more separators, because their number grows quadratically.
+# No globs are derived from an id with more separators than this, because the number of globs grows
+# quadratically.
 _MAX_SEPARATORS = 24
 
 
@@ -73,8 +75,8 @@ def update_expectations(
 
     Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed, or
     loses its date if it is still needed. An entry that contradicts the results is removed or gets
-    another outcome. For unexpected results without an entry, one entry per cause is added, with
-    globs that match no other case of the run's targets.
+    another outcome. Unexpected results without an entry get one entry per cause, whose globs match
+    no other case of the run's targets.
 
     Args:
         path: the file to update; if it exists, it is the last file of the expectations.
@@ -110,7 +112,7 @@ def update_expectations(
         ) from None
     if update.layer.text == before:
         return f"{name} is up to date"
-    # Lock the folder: the file itself is replaced.
+    # Lock the folder, because the file itself is replaced.
     with locked(path.absolute().parent, _LOCK_SECONDS):
         now = read_source(path) if path.exists() else ""
         if now != before:
@@ -146,7 +148,7 @@ class _Update:
         }
 
     def tidy(self) -> None:
-        """Remove stale and duplicate entries, and expired entries that are not needed."""
+        """Remove stale and duplicate entries, and expired entries that are no longer needed."""
         edit = _Edit(self.layer)
         seen: set[tuple[str, str, str]] = set()
         for index, entry in enumerate(self.layer.entries):
@@ -171,7 +173,7 @@ class _Update:
         self._apply(edit)
 
     def adjust(self) -> None:
-        """Change and add entries so that all results are expected, as far as possible."""
+        """Change and add entries so that as many results as possible are expected."""
         edit = _Edit(self.layer)
         current = self._current()
         places = {id(entry): place for place, entry in enumerate(self.layer.entries)}
@@ -188,8 +190,8 @@ class _Update:
             missing += self._adjust_entry(edit, place, results, current)
         self._add(edit, missing)
         self._apply(edit)
-        # An existing entry that names a case by its id takes precedence over a new glob. The case
-        # then gets a new entry for its id alone.
+        # An existing entry that names a case by its id takes precedence over a new glob. Results
+        # that the glob would not cover get a new entry for the id alone.
         edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)
@@ -216,7 +218,8 @@ class _Update:
         words = {_word(result) for result in results}
         if len(unexpected) == len(results):
             if not needed or entry.mistakes or entry.outputs:
-                # The entry describes another failure, or it is not needed.
+                # The entry describes another failure than the one that occurred, or the entry is
+                # not needed.
                 edit.remove(place)
                 self.done["removed"] += 1
                 return needed
@@ -243,7 +246,7 @@ class _Update:
         ]
 
     def _add(self, edit: _Edit, results: Sequence[Result], *, grouped: bool = True) -> None:
-        """Add entries for results: one for each cause or, if not grouped, one for each result."""
+        """Add entries for results: one entry per cause or, if not grouped, per result."""
         entries = [*self._grouped(results)] if grouped else [*map(self._plain_entry, results)]
         if entries:
             edit.append(entries)
@@ -271,11 +274,11 @@ class _Update:
                 yield entry | ({"reason": [cause]} if cause else {})
 
     def _described(self, results: Sequence[Result]) -> dict[_Described, list[Result]]:
-        """Group results by the fields that describe their failure.
+        """Group results by the entry fields that describe their failures.
 
-        The fields name the known mistakes that reproduce the failure. Without known mistakes, the
-        fields name the wrong outputs if other outputs are correct. If a cause has many combinations
-        of wrong outputs, the outputs are not listed.
+        The fields name the known mistakes that reproduce the failure. If no known mistakes
+        reproduce the failure, the fields name the wrong outputs, unless all outputs are wrong. If a
+        cause has many combinations of wrong outputs, the outputs are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
         for result in results:
@@ -365,10 +368,10 @@ class _FlowStyle(Exception):
 
 
 class _Edit:
-    """Changes of one file, which are collected and then applied together.
+    """Collects changes to one file, and applies all of them together.
 
-    All other text keeps its order, comments and formatting. A YAML library that writes the whole
-    document would not preserve them.
+    All unchanged text keeps its order, comments and formatting. A YAML library that writes the
+    whole document would not preserve comments and formatting.
 
     Attributes:
         changes: for each change, the first line (from 0), the line after the last, and the new
@@ -381,7 +384,9 @@ class _Edit:
         self.changes: list[tuple[int, int, list[str]]] = []
 
     def remove(self, index: int) -> None:
-        """Remove an entry, and the comment above it unless another entry follows directly.
+        """Remove an entry.
+
+        The comment above the entry is also removed unless another entry follows directly.
 
         Raises:
             _FlowStyle: if the entry shares a line with another.
@@ -396,9 +401,9 @@ class _Edit:
         self.changes.append((start, end, []))
 
     def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
-        """Replace the value of an existing field by one word or a list of words.
+        """Replace the value of an existing field with one word or a list of words.
 
-        Without words, the field is removed.
+        If no words are given, the field is removed.
 
         Raises:
             _FlowStyle: if the field shares a line with another.
@@ -442,21 +447,23 @@ class _Edit:
         start = next((key for key in keys if self._lines[key].startswith("suites")), count)
         end = next((key for key in keys if key > start), count)
         if start == end:
-            # The first key is the version of the format; the new line follows it.
+            # The first key states the version of the format, so the new line is inserted after this
+            # key.
             start = end = (keys[0] if keys else -1) + 1
         self.changes.append((start, end, [new_line]))
 
     def text(self) -> str:
         """Return the changed text."""
         lines = list(self._lines)
-        # Apply changes backwards, so that the numbers of earlier lines remain valid.
+        # Apply the changes from the last line to the first, so that the numbers of earlier lines
+        # remain valid.
         for start, end, new in sorted(self.changes, key=lambda change: change[:2], reverse=True):
             lines[start:end] = new
         line_end = "\r\n" if "\r\n" in self._layer.text else "\n"
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return the place for the first entries of a file, and lines that must precede them."""
+        """Return the line at which to insert the first entries, and any lines before them."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):
@@ -465,7 +472,7 @@ class _Edit:
         return len(self._lines), [f"{_LIST}:"]
 
     def _span(self, index: int) -> tuple[int, int]:
-        """Return the first line of an entry, counted from 0, and the line after its last."""
+        """Return the first line of an entry (counted from 0) and the line after its last line."""
         starts = [entry.node.line - 1 for entry in self._layer.entries]
         start = starts[index]
         if not self._lines[start].lstrip().startswith("- ") or starts.count(start) > 1:
@@ -503,7 +510,7 @@ class _Edit:
 
 
 def _value(words: Sequence[str], indent: str) -> list[str]:
-    """Return the rest of the line of a field, and lines for the items of a long list."""
+    """Return the text after the name of a field, and the lines for the items of a long list."""
     tokens = list(map(text_token, words))
     if len(tokens) == 1:
         return [f" {tokens[0]}"]
@@ -521,8 +528,8 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     """Return globs and ids that together match the given ids and no other ids.
 
     A glob consists of a prefix, one ``*`` and possibly a suffix, as in ``suite/adam/*_double``. The
-    prefix ends, and the suffix begins, with a separator of words. All globs of this form that match
-    an id can be listed, which is faster than comparing every glob with every id.
+    prefix ends, and the suffix begins, with a separator of words. Listing all globs of this form
+    that match an id is faster than comparing every glob with every id.
 
     Args:
         ids: the ids to match.
@@ -557,13 +564,13 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
 
 
 def _globs(case: str) -> list[str]:
-    """Return all globs with one ``*`` that match an id; none if there are too many."""
+    """Return all globs with one ``*`` that match an id; none if the id has too many separators."""
     places = [match.start() for match in _SEPARATOR.finditer(case)]
     return [*_at(case, places)] if len(places) <= _MAX_SEPARATORS else []
 
 
 def _at(case: str, places: Sequence[int]) -> Iterator[str]:
-    """Yield the globs of an id, given the places of its separators."""
+    """Yield the globs that match an id, given the positions of the separators in the id."""
     for number, start in enumerate(places):
         prefix = f"{escape(case[: start + 1])}*"
         yield prefix

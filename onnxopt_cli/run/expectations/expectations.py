@@ -41,7 +41,7 @@ from onnxopt_cli.suites.collect import require_version
 
 T = TypeVar("T")
 
-#: The word for the expectation of an unstable outcome.
+#: The word by which an entry allows an unstable outcome.
 FLAKY = "flaky"
 
 _GLOB = frozenset("*?[")
@@ -50,7 +50,7 @@ _PATH_SEPARATORS = re.compile(r"[/\\]")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An id or a glob over ids, and its line in the file."""
+    """An id or a glob that matches ids, with its line in the file."""
 
     text: str
     line: int
@@ -98,17 +98,17 @@ class Entry:
 
     @property
     def sole(self) -> bool:
-        """Whether the entry names a single id and so takes precedence over others in its file."""
+        """Whether the entry names a single id, and so takes precedence within its file."""
         return len(self.patterns) == 1 and self.patterns[0].exact
 
     def matches(self, case: str) -> bool:
-        """Return whether an id matches one of the patterns."""
+        """Return whether an id matches one of the entry's patterns."""
         return any(pattern.matches(case) for pattern in self.patterns)
 
     def applies_to(self, backend: BackendIdentity) -> bool:
         """Return whether the entry applies to a backend.
 
-        A backend that does not report its version is outside of every version range.
+        A backend that does not report its version is in no version range.
         """
         if not self.names(backend):
             return False
@@ -143,7 +143,7 @@ class Entry:
 
 
 def _version_number(backend: BackendIdentity) -> str:
-    """Return the number in a backend's version, as in ``onnxruntime 1.31.1``; empty if unknown."""
+    """Return the number in a backend's version, as in ``onnxruntime 1.31.1``; else ""."""
     from packaging.version import InvalidVersion, Version
 
     number = backend.version.rpartition(" ")[2]
@@ -203,7 +203,7 @@ def parse_layer(text: str, path: Path) -> Layer:
 
 
 def _entry(node: Node, path: Path) -> Entry:
-    """Return the entry at a node that the schema accepts.
+    """Return the entry at a node of the file; the node must conform to the schema.
 
     Raises:
         FormatError: if its version range or date is invalid, or it describes a failure without
@@ -273,8 +273,8 @@ class Expectations:
     """The entries of all expectation files of a run.
 
     If several entries apply to a result, an entry of a later file takes precedence. Within a file,
-    an entry that names only this case, by its id, takes precedence, then the last entry. Expired
-    entries are ignored.
+    an entry that names only this case, by its id, takes precedence over all other entries;
+    otherwise the last entry does. Expired entries are ignored.
 
     Attributes:
         layers: the files, in order of increasing precedence.
@@ -319,7 +319,7 @@ class Expectations:
         return blake2b(digests, digest_size=16).hexdigest()
 
     def require_suites(self, suites: Mapping[str, str], beside: Path | None = None) -> None:
-        """Require that the files were written for these versions of suites.
+        """Require that the expectation files were written for the given versions of suites.
 
         Args:
             suites: versions of the suites that run.
@@ -335,7 +335,7 @@ class Expectations:
 
     @property
     def without(self) -> dict[str, str]:
-        """The excluded capabilities, with the reason."""
+        """The excluded capabilities, with the reason for each."""
         return {name: reason for layer in self.layers for name, reason in layer.without.items()}
 
     def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
@@ -352,7 +352,7 @@ class Expectations:
                         yield Fault(entry.where, printable(message))
 
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
-        """Return a result with its standing, and with the entry that applies to it.
+        """Return a result with its standing and with the entry that applies to the result.
 
         If there are no files, only flaky results have a standing. A case that was not run has no
         standing.
@@ -389,9 +389,10 @@ class Expectations:
         return replace(result, standing=standing, expectation=expectation)
 
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
-        """Return how an allowed result differs from the failure that its entry describes.
+        """Return how a result that an entry allows differs from the failure which the entry
+        describes.
 
-        The text is empty if both agree, or if the entry does not describe a failure.
+        The text is empty if the two agree, or if the entry does not describe a failure.
         """
         if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
             return ""
@@ -403,7 +404,10 @@ class Expectations:
         return self.unlike_mistakes(case, result, entry.mistakes) if entry.mistakes else ""
 
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
-        """Return how a failure differs from the failure of known mistakes; empty if they agree."""
+        """Return how a failure differs from the failure that known mistakes cause.
+
+        The text is empty if the two agree.
+        """
         # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes
 
@@ -457,7 +461,8 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return the pattern to suggest if a name resembles that of a backend; empty if it does not.
+    """Return a pattern to suggest if the given name resembles that of a backend; else an empty
+    string.
 
     For commands or modules with the same last component, such as ``exec:./adapter`` and
     ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
@@ -476,7 +481,7 @@ def _like(written: str, name: str) -> str:
 
 
 def _duplicates(layer: Layer) -> Iterator[Fault]:
-    """Yield a fault for each pattern that is repeated for the same backends and versions."""
+    """Yield a fault for each pattern that several entries repeat for equal backends and versions."""
     first: dict[tuple[str, str, str], int] = {}
     keyed = [
         ((pattern.text, entry.backend, entry.version), pattern)

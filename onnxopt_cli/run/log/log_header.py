@@ -1,7 +1,7 @@
 """The first record of a log, which identifies the run: cases, files, backends and options.
 
-The record has a digest of each file that the run depends on. The digest is computed once. Later the
-file is read again only if its signature (such as size and modification time) differs. A file that
+The record has a digest of each file that the run depends on. A digest is computed once. Later the
+file is read again only if its signature (size, modification time and the like) differs. A file that
 was touched but has the same content counts as unchanged.
 """
 
@@ -41,16 +41,16 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: The version that a log's header states.
+#: The version of the log format, as stated in the header of a log.
 SCHEMA = "onnxopt.log/1"
 _CHUNK_BYTES = 1 << 20
-# If a run depends on more files than this, its log has one digest for each folder instead of each
-# file.
+# If a run depends on more files than this, its log contains one digest per folder instead of one
+# per file.
 _MAX_LISTED_FILES = 5_000
-# Larger files are identified by size and modification time instead of content.
+# Files with more bytes than this are identified by size and modification time instead of content.
 _MAX_FILE_BYTES = 4 << 30
-#: When this total number of bytes has been hashed, further files are also identified by size and
-#: modification time.
+#: When more bytes than this have been hashed in total, further files are also identified by size
+#: and modification time.
 MAX_HASHED_BYTES = 16 << 30
 # A message names at most this number of files.
 _MAX_NAMED_FILES = 5
@@ -76,7 +76,7 @@ class Contents:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Contents) -> list[str]:
-        """Name the files that differ; empty if the runs have no path in common."""
+        """Return the names of the files that differ; empty if the runs have no path in common."""
         if not self.files.keys() & other.files.keys():
             return []
         names = [
@@ -100,7 +100,7 @@ class FileSnapshot:
         self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:
-        """Record the files of backends, before any of their code runs, and of operators.
+        """Record the files of operators, and the files of backends before any of their code runs.
 
         Raises:
             UsageError: if the specification of a backend is invalid.
@@ -116,7 +116,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file as it was at the first call.
+        """Return the digest of a file as it was when this method was first called for the file.
 
         Args:
             path: the file; an unreadable file also has a digest.
@@ -174,7 +174,7 @@ class FileSnapshot:
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:
-        """Yield a fault for each file that has changed."""
+        """Yield a fault for each recorded file that has changed."""
         for path, (known, digest) in self._known.items():
             if _signature(path) != known and self._look(path)[1] != digest:
                 yield Fault(shown_path(Path(path)), _CHANGED)
@@ -196,13 +196,15 @@ class FileSnapshot:
         signature_now, digest_now = self._look(path)
         if signature_now != now or digest_now != digest:
             return True
-        # The file was touched, not modified.
+        # The file has a new signature, but the same content.
         self._known[path] = now, digest
         return False
 
 
 def _look(path: str, most: int) -> tuple[Signature, bytes]:
-    """Return a file's signature and digest; for an unreadable file, the digest of the reason.
+    """Return a file's signature and digest.
+
+    The digest of an unreadable file is that of the error message.
 
     Args:
         path: the file.
@@ -250,7 +252,7 @@ class CaseList:
         """Identify cases by their ids and the contents of their files.
 
         The folders of the files are ignored, because shards may run on several machines. Cases that
-        are part of onnx or onnxopt are identified by the version of the package.
+        are part of onnx or onnxopt are identified by the version of that package.
 
         Raises:
             UsageError: if a file has changed since the cases were found.
@@ -327,7 +329,7 @@ class Header:
             backends=tuple(BackendIdentity(**backend) for backend in data["backends"]),
             cases=CaseList(**data["cases"]),
             shard=None if shard is None else Shard(**shard),
-            # Older logs lack these fields.
+            # Logs of earlier versions lack these fields.
             left_out=data.get("left_out", {}),
             hostname=data.get("hostname", ""),
             origin=data.get("origin", {}),
@@ -345,7 +347,7 @@ class Header:
             differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             differences.append("the content of the expectation files")
-        # Every entry of the versions except the processor may affect a verdict.
+        # The processor is the only entry of the versions that cannot affect a verdict.
         for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))
             differences += _change(name, *versions)

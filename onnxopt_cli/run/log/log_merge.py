@@ -128,7 +128,8 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
-    # Several shards can have a result with the same key only for failures outside of cases.
+    # Several shards can have a result with the same key only if the result is a failure outside of
+    # any case.
     results: dict[tuple[str, str], Result] = {}
     for log in logs:
         for key, result in log.results.items():

@@ -1,7 +1,7 @@
 """Reading a log of a finished or unfinished run, and the rules for its records.
 
 The rules detect the log of a run that was killed, a log that was truncated, and logs that were
-mixed. The rules cannot detect results that were forged consistently.
+mixed. The rules cannot detect a log whose results were forged consistently.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ if TYPE_CHECKING:
 # The first bytes of every log. A file that ends within these bytes is also recognized as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
-#: The id of a case, and the name of a backend.
+#: A key of a result: the id of a case, and the name of a backend.
 Key: TypeAlias = tuple[str, str]
-# The exit codes of a run that was not interrupted.
+# The exit codes of runs that were not interrupted.
 _ENDS = frozenset({0, 1, 2, 5})
-# The outcomes with differences: those of the backend's outputs, or of invalid stored outputs.
+# Results with these outcomes have differences: of the backend's outputs, or of invalid stored
+# outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
-# The outcomes with outputs that were compared.
+# In cases with these outcomes, outputs were compared.
 _COMPARED = _WITH_WRONG_OUTPUTS | {Outcome.PASS, Outcome.VACUOUS, Outcome.SKIP, Outcome.LEAK}
-# The outcomes of cases that may not have been started.
+# Cases with these outcomes may not have been started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
@@ -89,7 +90,7 @@ class Log:
 
     @property
     def record(self) -> RunRecord:
-        """The run as data."""
+        """The run that the log records, as data."""
         footer = self.footer or {}
         return RunRecord(
             versions=self.header.versions,
@@ -152,7 +153,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # The consumer requests the next record only after it has accepted this one.
+            # The consumer requests the next record only after it has accepted the current one.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 
@@ -166,7 +167,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
 
 
 def log_of(path: Path, records: Iterator[Any]) -> Log:
-    """Return the log with these records.
+    """Return a log that consists of the given records.
 
     Args:
         path: the file.
@@ -237,7 +238,7 @@ def _malformed(path: Path, line: int, what: str) -> UsageError:
 
 
 def _check_record(record: object) -> str:
-    """Check one record, and return its kind.
+    """Check one record, and return the kind of record.
 
     Raises:
         ValueError: naming the field that contradicts the schema.
@@ -267,7 +268,7 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
 
 
 class _Rules:
-    """Checks whether a record may follow the previous ones.
+    """Checks whether a record may follow the records before it.
 
     Args:
         header: the header of the log.
@@ -325,15 +326,15 @@ class _Rules:
         self._rerun.add(key)
 
     def resume(self) -> None:
-        """Allow new results of cases that did not run on every backend."""
+        """Allow new results for cases that do not have a result on every backend."""
         rows = [complete_row(self._results, case, self._backends) for case in self._cases]
         self._closed = {(result.case, result.backend) for row in rows for result in row}
 
     def footer(self, record: dict[str, Any], *, finished: bool) -> None:
-        """Check the last record.
+        """Check the footer.
 
         Raises:
-            ValueError: if it contradicts the results.
+            ValueError: if the footer contradicts the results.
         """
         counts = Counter(result.outcome.value for result in self._results.values())
         if dict(counts) != record["counts"]:
@@ -367,7 +368,7 @@ class _Rules:
                 raise ValueError(f"found explanations of more cases of {operator} than fail")
 
     def _require_possible(self, result: Result) -> None:
-        """Check that a result has only fields that a run records for its outcome."""
+        """Check that a result has only fields that a run records for this outcome."""
         where = f"found a result of {result.case} on {result.backend}"
         outcome, diffs = result.outcome, result.diffs
         if diffs and outcome not in _COMPARED:
@@ -395,7 +396,7 @@ class _Rules:
 def complete_row(
     results: Mapping[Key, Result], case: str, backends: Collection[str]
 ) -> list[Result]:
-    """Return a case's results on all backends; empty if it did not run on each of them."""
+    """Return a case's results on all backends; empty if the case lacks a result on any backend."""
     row = [results[case, name] for name in backends if (case, name) in results]
     ran = [result for result in row if result.outcome is not Outcome.NOT_RUN]
     return ran if len(ran) == len(backends) else []

@@ -20,34 +20,36 @@ from onnxopt_cli.core.record import RunRecord, explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# The time between synchronisations of the file with the disk. A power failure may lose the records
+# Seconds between synchronisations of the file with the disk. A power failure may lose the records
 # since the last synchronisation.
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20
-#: Longer logs are neither written nor read, since readers hold a log in memory.
+#: Logs with more bytes than this are neither written nor read, since readers hold a log in memory.
 MAX_BYTES = 256 << 20
-#: First bytes of the lines of a log; no report begins with them.
+#: Each line of a log begins with these bytes; no report does.
 LOG_LINE = b'{"record":'
-#: The record that marks a log as unreliable.
+#: This record marks a log as unreliable.
 SPOILED = "spoiled"
 
-# Error numbers of a call that the system or file system does not support, or a container forbids.
+# Error numbers of calls that the system or file system does not support, or that a container
+# forbids.
 _LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-# Opening a device must not block, nor make a terminal the controlling terminal.
+# When a device is opened, the call must not block, and a terminal must not become the controlling
+# terminal.
 _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 class LogWriter:
-    """An open log, which is locked if the system has locks.
+    """An open log file, which is locked if the system supports file locks.
 
-    An error while a record is written raises no exception: it is stored in :attr:`failure`, and the
-    run continues, so that its verdict is shown. A write by another program is also stored as a
-    failure. The writer detects other programs by the file's size before each record, and by the
-    file's content at the end. A last record then marks the log as spoiled, and readers reject the
-    log.
+    If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
+    and the run continues, so that its verdict is shown. A write by another program is also stored
+    as a failure. To detect such a write, the writer compares the file's size before each record,
+    and the file's content at the end. In that case the last record marks the log as spoiled, and
+    readers reject the log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.
@@ -80,7 +82,7 @@ class LogWriter:
 
     @classmethod
     def append(cls, path: Path, size: int, digest: bytes = b"") -> LogWriter:
-        """Open a log to append after its first ``size`` bytes, which must have the digest.
+        """Open a log to append to its first ``size`` bytes, whose digest must equal the given one.
 
         Raises:
             UsageError: if the log cannot be written, another run is writing it, or it has changed
@@ -95,7 +97,7 @@ class LogWriter:
         return writer
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record; after a failure nothing more is written."""
+        """Append a record, unless an earlier record could not be written."""
         if self.failure:
             return
         line = record_line(record)
@@ -147,7 +149,7 @@ class LogWriter:
         return not self._regular or os.fstat(self._descriptor).st_size == size
 
     def _is_ours(self) -> bool:
-        """Return whether the file at the path is still the open one, with the written content."""
+        """Return whether the path still leads to the open file with the written content."""
         status = os.fstat(self._descriptor)
         try:
             status_at_path = self._path.stat()
@@ -158,7 +160,7 @@ class LogWriter:
         return _hashed(self._descriptor, self._size).digest() == self._digest.digest()
 
     def _mark_as_foreign(self) -> None:
-        """Mark the log as unreliable, by a record on a new line."""
+        """Mark the log as unreliable by adding a record on a new line."""
         self.failure = _FOREIGN
         with contextlib.suppress(OSError):
             os.write(self._descriptor, b"\n" + record_line({"record": SPOILED, "why": _FOREIGN}))
@@ -199,7 +201,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
 
 
 def _hashed(descriptor: int, size: int) -> blake2b:
-    """Return the hash of the first ``size`` bytes of a file, or of all if it is shorter."""
+    """Return the hash of the first ``size`` bytes of a file; of all bytes if the file is shorter."""
     digest = blake2b()
     # The file is open for appending, so its position does not affect later writes.
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -211,7 +213,7 @@ def _hashed(descriptor: int, size: int) -> blake2b:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open and lock a file for a log; close it again after an error."""
+    """Open and lock a file for a log; if an error occurs, close the file again."""
     try:
         if flags & os.O_CREAT:
             create_last_folder(path.parent)
@@ -252,6 +254,7 @@ def _lock(descriptor: int, path: Path) -> None:
     except BlockingIOError:
         raise UsageError(f"another run is writing {printable(str(path))}") from None
     except OSError as error:
-        # If the file system or container has no locks, write without a lock, as on Windows.
+        # If the file system or container does not support locks, the log is written without a lock,
+        # as on Windows.
         if error.errno not in _LACKING:
             raise
