@@ -1,4 +1,4 @@
-"""The hooks of the pytest plugin in a session with ``--onnxopt``: cases as pytest items."""
+"""The hooks of the pytest plugin that are used with ``--onnxopt``: cases become pytest items."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SELECTION: pytest.StashKey[_Selection] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of capabilities, and check the options early; see pytest."""
+    """Register the markers of capabilities, and check the options early; a hook of pytest."""
     for name, about in CAPABILITIES.items():
         config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
-        # With xdist, check the options in the controller: the workers, which collect the tests,
-        # cannot report usage errors.
+        # With xdist, the options are checked in the controller, because its workers, which collect
+        # the tests, cannot report usage errors.
         _select(config)
 
 
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Add the cases, before pytest applies -k and -m; see pytest."""
+    """Add the cases before pytest applies -k and -m; a hook of pytest."""
     root = _Cases.from_parent(session, name=MARKER, nodeid=MARKER, selection=_select(config))
     items += session.genitems(root)
 
@@ -60,7 +60,7 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Explain the failures of all cases together; see pytest."""
+    """Explain the failures of all cases together; a hook of pytest."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     saved = [report.onnxopt_result for report in reports if hasattr(report, "onnxopt_result")]
     if not saved:
@@ -122,7 +122,7 @@ class _Cases(pytest.Collector):
         self.cases, self._backends, self._without = selection
 
     def collect(self) -> Iterator[CaseItem]:
-        """Yield an item for each case on each backend; see pytest."""
+        """Yield an item for each case on each backend; overrides a method of pytest."""
         for case in self.cases:
             needs = capabilities_of(case)
             for backend in self._backends:
@@ -151,7 +151,7 @@ class CaseItem(pytest.Item):
         self.keywords.update(dict.fromkeys((*(case.operators or ()), *case.tags), True))
 
     def runtest(self) -> None:
-        """Run the case; see pytest."""
+        """Run the case; overrides a method of pytest."""
         try:
             expect = self.config.getoption("--onnxopt-expect")
             result = self.result = api.check(self._case, self._backend, expect=expect)
@@ -169,14 +169,14 @@ class CaseItem(pytest.Item):
             pytest.xfail(result.expectation or result.message)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the differences; see pytest."""
+        """Return the differences; overrides a method of pytest."""
         error = excinfo.value
         if not isinstance(error, api.NotConformingError):
             return super().repr_failure(excinfo, style)
         return str(error)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Return the location of the case; see pytest."""
+        """Return the location of the case; overrides a method of pytest."""
         location = self._case.location
         # pytest counts lines from 0, and requires a line for skipped items.
         return location.path, (location.line or 1) - 1, self.name

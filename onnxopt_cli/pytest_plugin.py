@@ -1,9 +1,9 @@
-"""pytest plugin that runs cases as tests.
+"""A pytest plugin that runs cases as tests.
 
 Usage: ``pytest --onnxopt conformance --onnxopt-backend onnxruntime``.
 
-pytest loads this module wherever onnxopt is installed. Only ``--onnxopt`` loads the rest of the
-package, with the hooks of :mod:`onnxopt_cli.pytest_cases`.
+pytest loads this module wherever onnxopt is installed. Only the option ``--onnxopt`` loads the rest
+of the package, with the hooks of :mod:`onnxopt_cli.pytest_cases`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from importlib import import_module
 
 import pytest
 
-#: The marker of tests that are cases.
+#: The pytest marker of tests that are cases.
 MARKER = "onnxopt"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options; see pytest."""
+    """Add the options; a hook of pytest."""
     group = parser.getgroup("onnxopt", "conformance of ONNX operators")
     for name, metavar, about in (
         ("--onnxopt", "PATH|SUITE|ID", "Also run these cases, each as a test."),
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and, with ``--onnxopt``, the other hooks; see pytest."""
+    """Register the marker and, with ``--onnxopt``, the other hooks; a hook of pytest."""
     config.addinivalue_line("markers", f"{MARKER}: a conformance case of onnxopt")
     if config.getoption("--onnxopt"):
         config.pluginmanager.register(import_module("onnxopt_cli.pytest_cases"), "onnxopt-cases")

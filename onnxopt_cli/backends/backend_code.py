@@ -1,11 +1,11 @@
-"""The files of a backend, found without running it: its source snapshot, and all code it can run.
+"""The files of a backend, found without running it: its source snapshot, and all its code.
 
-The source snapshot of a Python file has the file itself and the modules beside it that it imports,
-recursively. The snapshot of a module in a package has all code of the package. The snapshot of a
-command has its program and its arguments that are files or have the form ``--config=FILE``. The
-snapshot of an adapter has its file, the modules beside a user's own file, programs in JavaScript
-with the same name, and its locks. Files that are loaded in another way, such as weights and
-libraries, are not found.
+The source snapshot of a Python file consists of the file itself and the modules beside it that it
+imports, recursively. The snapshot of a module in a package consists of all code of the package. The
+snapshot of a command consists of its program and those of its arguments that are files or have the
+form ``--config=FILE``. The snapshot of an adapter consists of its file, the modules beside a user's
+own file, JavaScript programs with the same name, and its locks. Other files that the backend loads,
+such as weights and libraries, are not found.
 
 Checks of owners cover all files from which a specification can run code: bytecode that Python loads
 in place of a source file, modules in the current folder, modules and folders that a command runs,
@@ -38,13 +38,15 @@ from onnxopt_cli.backends.specification import (
 )
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
-# Folders of installed modules. The neighbours of an installed module are unrelated packages, which
-# are not included.
+# Names of folders with installed modules. Modules beside an installed module belong to unrelated
+# packages, which are not included.
 _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
-# Suffixes of code; other files of a package, such as caches, may change from run to run.
+# Suffixes of files with code; other files of a package, such as caches, may change from run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
-# Limits of a package; the first files in the order of their names are included.
+# The snapshot of a package has at most this number of files; the first files in the order of their
+# names are included.
 _MAX_FILES = 20_000
+# At most this number of folders of a package is searched.
 _MAX_FOLDERS = 20_000
 _MAX_SOURCE_BYTES = 16 * 2**20
 
@@ -96,7 +98,7 @@ def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
 
 
 def _module_files(name: str) -> Iterable[tuple[str, Path]]:
-    """Return the files of a module's top-level package, or of a module outside of packages."""
+    """Return the files of a module's top-level package, or of a module that is not in a package."""
     path = _find(name.partition(".")[0])
     if path is None:
         return ()
@@ -106,9 +108,10 @@ def _module_files(name: str) -> Iterable[tuple[str, Path]]:
 def _find(top: str) -> Path | None:
     """Return the file of a module or the folder of a package."""
     specification = None
-    # Third-party finders may raise any exception; the later import reports the error.
+    # Third-party finders may raise any exception; a later import reports the error.
     with suppress(Exception):
-        # find_spec includes the finders of editable installations, which PathFinder does not.
+        # The function find_spec includes the finders of editable installations, which PathFinder
+        # does not.
         specification = find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if specification is None:
         return None
@@ -132,7 +135,7 @@ def _code_below(folder: Path) -> Iterator[Path]:
 
 
 def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
-    """Yield a file and the modules of its folder that it imports, recursively."""
+    """Yield a file, and the modules in the same folder that the file imports, recursively."""
     folder = Path(os.path.realpath(file)).parent
     seen_names = {file.name}
     unread = [file]
@@ -147,7 +150,7 @@ def _with_neighbours(file: Path) -> Iterator[tuple[str, Path]]:
             for module in (f"{top}{suffix}" for suffix in all_suffixes()):
                 if module not in seen_names and (folder / module).is_file():
                     seen_names.add(module)
-                    # Keep the path as the user wrote it: `folder` has links resolved.
+                    # Keep the path as the user wrote it, because links are resolved in `folder`.
                     unread.append(file.parent / module)
 
 
@@ -160,7 +163,7 @@ def _imported(path: Path) -> set[str]:
             warnings.simplefilter("ignore")
             tree = ast.parse(read_regular_file(path, _MAX_SOURCE_BYTES))
     except (Malformed, SyntaxError, ValueError, RecursionError, MemoryError):
-        # The later import reports the error.
+        # A later import reports the error.
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -184,12 +187,13 @@ def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
                 yield f"{place}/{name}", path
 
 
-# Variables with the paths of programs, libraries and modules, or of an interpreter's start files.
+# Variables that contain the paths of programs, libraries, modules or start files of an interpreter.
 _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables with options of an interpreter, which name files in forms such as `--require=./x`.
+# Variables that contain options of an interpreter; the options name files in forms such as
+# `--require=./x`.
 _HOLDS_OPTIONS = re.compile(r"\w*(OPTIONS|OPTS?|FLAGS|ARGS)|OPENSSL_CONF|OPENSSL_(ENGINES|MODULES)")
 # The environment of an interpreter below its prefix.
 _SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
@@ -234,7 +238,7 @@ def named_code(text: str) -> Iterator[Path]:
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, the bytecode that Python loads instead of them, and the folders of bytecode."""
+    """Yield files, the bytecode that Python loads in place of the files, and its folders."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file
@@ -246,14 +250,17 @@ def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
             continue
         yield folder
         for entry in _listed(folder):
-            # The stem precedes the interpreter's tag (`name.cpython-311.pyc`) and may have dots.
+            # The stem precedes the interpreter's tag (`name.cpython-311.pyc`) and may contain dots.
             names = {entry.name[: dot.start()] for dot in re.finditer(r"\.", entry.name)}
             if entry.suffix == ".pyc" and names & folder_stems:
                 yield entry
 
 
 def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, and the code beside each Python file, which can import it by a computed name."""
+    """Yield files, and the code beside each Python file.
+
+    A Python file can import code beside it by a computed name.
+    """
     folders = set()
     for file in files:
         yield file
@@ -264,7 +271,7 @@ def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
 
 
 def _module_code(name: str, folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of a module or package in each of the folders, with the code beside it."""
+    """Yield the files of a module or package in each folder, with the code beside the files."""
     top = name.partition(".")[0]
     for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
         spec = None
@@ -291,7 +298,7 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
             if all(part.isidentifier() for part in name.split(".")):
                 yield from _module_code(name, folders)
         for text in (argument, argument.partition("=")[2]):
-            if text and os.path.isdir(text):  # noqa: PTH112 - takes any text
+            if text and os.path.isdir(text):  # noqa: PTH112 - accepts any text
                 yield from _run_folder(Path(text))
         for path in _files_of_option(argument):
             yield from _interpreter(path)
@@ -318,7 +325,7 @@ def _files_of_option(option: str) -> Iterator[Path]:
 def _run_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder with its files, and the modules that its ``__main__.py`` imports.
 
-    A shared folder such as ``/tmp`` is not itself included, because it holds unrelated files.
+    A shared folder such as ``/tmp`` itself is not yielded, because it contains unrelated files.
     """
     main = folder / "__main__.py"
     if _mode(main):
@@ -340,7 +347,7 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
         if not _NAMES_CODE.fullmatch(name):
             continue
         for path in _entries(value.replace(" ", os.pathsep) if "PRELOAD" in name else value):
-            # Folders of PATH hold unrelated programs; `named_code` yields only the program that
+            # Folders of PATH contain unrelated programs; `named_code` yields only the program that
             # runs.
             if stat.S_ISDIR(_mode(path)) and name != "PATH":
                 yield from _searched(path)
@@ -349,7 +356,7 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _interpreter(program: Path) -> Iterator[Path]:
-    """Yield a program; if it is Python, also its environment and the modules it imports first."""
+    """Yield a program; if the program is Python, also the code that it loads at its start."""
     yield program
     if not re.match(r"python|pypy", program.name, re.IGNORECASE):
         return
@@ -369,7 +376,7 @@ def _installed_below(prefix: Path) -> Iterator[Path]:
 
 
 def _searched(folder: Path) -> Iterator[Path]:
-    """Yield a folder from which modules or libraries are loaded, and the code in it."""
+    """Yield a folder from which modules or libraries are loaded, and the code in the folder."""
     yield folder
     yield from _code_in(folder)
 

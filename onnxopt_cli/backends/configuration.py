@@ -43,10 +43,11 @@ from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, foreign, read_regular_file, user_name
 from onnxopt_cli.errors import UsageError
 
-# Environment variable with the path of the file to use; empty to use no file.
+# Environment variable with the path of the configuration file; with an empty value, no file is
+# used.
 _VARIABLE = "ONNXOPT_CONFIG"
 _PARTS = {"backends", "profiles"}
-#: Fields of a backend's table; its other options are in the subtable `options`.
+#: Fields of the table of a backend; the backend's other options are in the subtable `options`.
 BACKEND_FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
 _MAX_FILE_BYTES = 1 << 20
 
@@ -70,7 +71,7 @@ class Configuration:
     profiles: Mapping[str, Mapping[str, object]]
 
     def chosen(self, profile: str | None) -> dict[str, tuple[object, str]]:
-        """Return the value of each option that is set, with its ``file:line``.
+        """Return the value of each option that is set, with the ``file:line`` of the value.
 
         Raises:
             UsageError: if the profile does not exist.
@@ -92,7 +93,7 @@ class Configuration:
         return [Path(relative(self.path.parent, path)) for path in paths]
 
     def code(self) -> Iterator[Path]:
-        """Yield the files with code of the named operators, backends and interpreters.
+        """Yield the files of named operators, backends and interpreters that contain code.
 
         Folders from which code is imported are included.
         """
@@ -152,7 +153,8 @@ def find_configuration() -> Path | None:
         return None
     for folder in searched_folders(current):
         onnxopt_toml, pyproject = folder / "onnxopt.toml", folder / "pyproject.toml"
-        # lexists: an unreadable file or a dangling link is an error, not a missing file.
+        # The function lexists is used because an unreadable file or a dangling link is an error,
+        # not a missing file.
         if os.path.lexists(onnxopt_toml):
             path = onnxopt_toml
         elif has_settings(pyproject):
@@ -200,7 +202,7 @@ def has_settings(path: Path) -> bool:
 
 
 def _require_own(file: Path, configuration: Path) -> None:
-    """Reject a file that contains or names code if another user may have written it.
+    """Reject a file if another user may have written it, or code that it names.
 
     Raises:
         UsageError: naming the file and its owner.
@@ -276,9 +278,10 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         problems.append(f"{place_of_key(path, text, *keys)}: {problem}")
 
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
-        """Return a table; report it if it is not a table, and each key outside of ``known``.
+        """Return a table.
 
-        Every key is accepted if ``known`` is empty.
+        If the value is not a table, or the table has keys outside of ``known``, errors are
+        recorded. Every key is accepted if ``known`` is empty.
         """
         if not isinstance(value, dict):
             report(f"{'.'.join(keys) or 'tool.onnxopt'} is not a table", *keys)
@@ -317,7 +320,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
 
 
 def _listed(value: Any) -> list[str]:
-    """Return the texts of an option that is one text or a list; ignore values of other types."""
+    """Return the texts of an option, which is a text or a list; ignore other types."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [item for item in items if isinstance(item, str)]
 
@@ -369,7 +372,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     looks_like_path = kind in {"python", "adapter"} and ("/" in source or ".py" in source)
     if colon and (looks_like_path or (kind == "exec" and "/" in program)):
         path = relative(folder, program)
-        # A command without a slash would be looked up on PATH.
+        # A command without a slash would be searched for on PATH.
         backend = f"{kind}:{path if '/' in path else f'./{path}'}{space}{arguments}"
     options = {
         f"{ENVIRONMENT}{name}": value for name, value in _table(written, "environment").items()
@@ -400,7 +403,7 @@ def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def place_of_key(path: Path, text: str, *keys: str) -> str:
-    """Return ``file:line`` of a key; a table's line is its header's."""
+    """Return ``file:line`` of a key; the line of a table is that of its header."""
     dotted_key = [*(("tool", "onnxopt") if path.name == "pyproject.toml" else ()), *keys]
     table: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -415,5 +418,5 @@ def place_of_key(path: Path, text: str, *keys: str) -> str:
 
 
 def relative(folder: Path, path: str) -> str:
-    """Convert a path that is relative to ``folder`` to a path relative to the current folder."""
+    """Convert a path relative to ``folder`` to a path relative to the current folder."""
     return path if Path(path).is_absolute() else os.path.relpath(folder / path)

@@ -1,10 +1,11 @@
-"""Requests to an untrusted process, a worker or a command, and its responses.
+"""Sends requests to an untrusted process (a worker or a command), and reads its responses.
 
-Each request has a number and a deadline. Output without a request, before the request is complete,
-or after the response violates the protocol, so that no output is mistaken for the response to
-another request. After a violation, an exit or a timeout, the caller kills the process.
+Each request has a number and a deadline. Output that arrives without a request, before the request
+is complete, or after the response violates the protocol, so that no output is mistaken for the
+response to another request. After a violation, an exit or a timeout, the caller kills the process.
 
-Messages describe the behaviour of the process without naming it: "did not respond within 5 s".
+Messages describe the behaviour of the process without naming the process: "did not respond within 5
+s".
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
 )
 
-#: Interval at which an idle loop checks the clock.
+#: Seconds between checks of the clock in an idle loop.
 TICK_SECONDS = 0.05
 
-# A process that closed its channel has this time to end, so that its exit code can be reported.
+# A process that has closed its channel has this number of seconds to end, so that its exit code can
+# be reported.
 _DYING_SECONDS = 1.0
 # The type in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")
-# Maximum number of buffers in one call of writev; systems limit it.
+# Maximum number of buffers in one call of writev; systems limit this number.
 _MAX_BUFFERS = 64
 # Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)
@@ -49,7 +51,7 @@ _numbers = count(1)
 
 @dataclass(eq=False)
 class Conversation:
-    """A channel to a process for requests and responses; only :meth:`wait` blocks.
+    """A channel to a process for requests and responses; only the method :meth:`wait` blocks.
 
     Attributes:
         process: the process.
@@ -71,9 +73,9 @@ class Conversation:
     pending: int = 0
     reader: MessageReader = field(default_factory=MessageReader)
     _ending: bool = False
-    # Buffers that did not fit into the channel yet.
+    # Buffers that have not fitted into the channel yet.
     _unsent: deque[memoryview] = field(default_factory=deque)
-    # Bytes of the last request that were written to the channel.
+    # Number of bytes of the last request that were written to the channel.
     _sent: int = 0
     _seconds: float = float("inf")
     _deadline: float = float("inf")
@@ -127,8 +129,8 @@ class Conversation:
             BackendDied: if it has ended, or closed its channel and does not end.
             BackendHangs: if it did not respond in time.
         """
-        # The exit is checked before reading, so that output from before the exit is still read
-        # below.
+        # The exit is checked before the channel is read, so that output from before the exit is
+        # still read.
         code = self.process.poll()
         if self._unsent:
             self._flush()
@@ -148,7 +150,7 @@ class Conversation:
         return None
 
     def wait(self) -> tuple[dict[str, Any], memoryview]:
-        """Wait for the response and return it with its raw bytes.
+        """Wait for the response, and return the response with its raw bytes.
 
         Raises:
             ProtocolBreach, BackendDied, BackendHangs: as :meth:`poll` does.
@@ -202,7 +204,7 @@ class Conversation:
         except BlockingIOError:
             return None
         except ProtocolBreach:
-            # Unrequested output is reported as such by `poll`, even if it is malformed.
+            # Unrequested output is reported as such by `poll`, even if the output is malformed.
             if self.pending:
                 raise
             return None
@@ -228,7 +230,7 @@ class Conversation:
         return message, payload
 
     def _flush(self) -> None:
-        """Write unsent data without blocking; register for writing if some remains."""
+        """Write unsent data without blocking; if some remains, register the channel for writing."""
         try:
             while self._unsent:
                 sent = os.writev(self.writing, list(islice(self._unsent, _MAX_BUFFERS)))
@@ -240,7 +242,7 @@ class Conversation:
         except BlockingIOError:
             pass
         except OSError:
-            # The process closed its input, but its output may still hold a response.
+            # The process has closed its input, but its output may still contain a response.
             self._unsent.clear()
         if bool(self._unsent) != (self.writing in self.selector.get_map()):
             if self._unsent:

@@ -1,6 +1,6 @@
-"""Requests to a backend, its responses before they are judged, and the host that serves one.
+"""Requests to a backend, the backend's responses, and the host that runs the requests.
 
-The host runs a model as it is and, if the backend lacks a feature, in an older opset or lowered to
+The host runs a model unchanged or, if the backend lacks a feature, in an older opset or lowered to
 primitive operators.
 """
 
@@ -57,7 +57,7 @@ _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
 }
-#: Outcomes that the process of a backend can report instead of outputs.
+#: The process of a backend can report these outcomes instead of outputs.
 FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
 
 
@@ -141,7 +141,7 @@ class Incident:
 
 
 def is_formula(request: Request) -> bool:
-    """Return whether the model of a request consists of one node of an operator with a formula."""
+    """Return whether the model of a request is one node of an operator with a formula."""
     return request.call is not None or sole_operator(request.model) is not None
 
 
@@ -166,7 +166,10 @@ class Host:
         self.version = self._backend.version
 
     def respond(self, request: Request) -> Response:
-        """Run a request; exceptions of the backend, except KeyboardInterrupt, become responses."""
+        """Run a request.
+
+        Exceptions of the backend, except KeyboardInterrupt, become responses.
+        """
         inputs = request.inputs
         # Formulas do not modify their inputs.
         if not (isinstance(self._backend, NumpyBackend) and is_formula(request)):
@@ -209,14 +212,14 @@ class Host:
         return None
 
 
-#: Folders of installed code, as opposed to a backend under development.
+#: Folders that contain installed code, as opposed to a backend under development.
 _INSTALLED_FOLDERS = (str(Path(__file__).parents[1]), *sysconfig.get_paths().values())
 
 
 def _error_source() -> str:
-    """Return the file and line of the user's code that raised the error; empty if none did."""
-    # error.__traceback__ is not used, because an exception class of the backend may override this
-    # attribute.
+    """Return the file and line of the user's code that raised the error; may be empty."""
+    # The attribute error.__traceback__ is not used, because an exception class of the backend may
+    # override it.
     traceback = sys.exc_info()[2]
     places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(traceback))
     own_places = [place for place in places if not place[0].startswith(("<", *_INSTALLED_FOLDERS))]
@@ -255,7 +258,7 @@ def same_bits(before: Value, after: Value) -> bool:
         return False
     if before.dtype == object:
         return bool(np.array_equal(before, after))
-    # Compare bits: NaN equals itself, and 0.0 differs from -0.0.
+    # Bits are compared, so that NaN equals itself, and 0.0 differs from -0.0.
     old_bytes, new_bytes = (
         np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (before, after)
     )
@@ -265,18 +268,18 @@ def same_bits(before: Value, after: Value) -> bool:
     return all(np.array_equal(old_bytes[block], new_bytes[block]) for block in blocks)
 
 
-# The prepared model by form: "original", "opset N" or "lowered".
+# The prepared model for each form: "original", "opset N" or "lowered".
 _PreparedForms: TypeAlias = "dict[str, Prepared]"
 
 # The reason why a case does not apply to a backend that runs primitive operators.
 _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did not run it"
 
-# Models of older IR versions have no opset imports.
+# Models with an older IR version have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
 # The last opset that models of this IR version may use; few runtimes support earlier opsets.
 _MIN_OPSET = 8
-# The first opset of each IR version. The table begins with the oldest row, and the last entry with
-# a key wins in a dict, hence `reversed`.
+# The first opset of each IR version. The table begins with the oldest row; because a dict keeps the
+# last value of a key, the rows are reversed.
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
@@ -297,9 +300,10 @@ class ModelRunner:
     older_opsets: bool = False
     lowered: bool = False
     opset: int = 0
-    # The backend's message for each unsupported operator; later models skip the failing attempt.
+    # The backend's message for each unsupported operator; for later models with the operator, the
+    # failing attempt is skipped.
     _unsupported: dict[str, str] = field(default_factory=dict)
-    # The last model that was requested with `keep`, and its prepared forms.
+    # The last model that was requested with `keep`, and the prepared forms of the model.
     _kept: tuple[onnx.ModelProto, _PreparedForms] = field(
         default_factory=lambda: (onnx.ModelProto(), {})
     )
@@ -385,7 +389,7 @@ class ModelRunner:
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
-    # The module is imported lazily: a backend that supports all operators never needs it.
+    # The module is imported late, because a backend that supports all operators never needs it.
     from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
     return formula_operators(model)
@@ -404,7 +408,7 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
     if model.ir_version < _FIRST_IR_WITH_IMPORTS or default & imported:
         return model
     if any(node.domain in default for node in nodes_within(model.graph.node)):
-        # Do not repair an invalid model that uses a domain without an import.
+        # Do not add an import for an invalid model that uses a domain without importing it.
         return model
     function_imports = chain.from_iterable(function.opset_import for function in model.functions)
     versions = [opset.version for opset in function_imports if opset.domain in default]
@@ -421,7 +425,7 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
     try:
         return lower(model).model
     except NodeError as error:
-        # A node that breaks its signature was rejected by lowering, not by the backend. If
+        # If the node breaks its operator's signature, the lowering rejected it, not the backend. If
         # lowering fails for another reason, such as an opset that is too old, the backend's error
         # is reported.
         if breaks_signature(model, inputs):
@@ -439,7 +443,7 @@ def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> boo
 
 
 class _Unlowerable(Unsupported):
-    """The model cannot be lowered, so the backend did not run it."""
+    """The model cannot be lowered, so the backend did not run the model."""
 
 
 def _joined(*parts: str) -> str:

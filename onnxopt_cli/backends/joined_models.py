@@ -1,4 +1,4 @@
-"""Join independent models into one model, which returns the outputs of all of them in order."""
+"""Joins independent models into one model, which returns the outputs of all of them in order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# Larger models are not joined, because joining saves time only in the compilation of small models.
+# Models with more bytes than this are not joined, because joining saves time only in the
+# compilation of small models.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
-    """Return a key that is equal for models that can be joined; None if a model cannot be joined.
+    """Return a key that is equal for models that can be joined; None if a model cannot be.
 
     Models with functions, training information, sparse initializers, quantization annotations,
     external data or device configurations are not joined; nor are models with ``Gradient``, whose
@@ -71,7 +72,7 @@ def _prefix_names(graph: onnx.GraphProto, index: int) -> None:
         if node.name:
             node.name = joined_name(index, node.name)
         for names in (node.input, node.output):
-            # An omitted input or output has an empty name.
+            # The name of an omitted input or output is empty.
             names[:] = [name and joined_name(index, name) for name in names]
         for subgraph in subgraphs(node):
             _prefix_names(subgraph, index)
@@ -100,6 +101,6 @@ def _dimensions(kind: onnx.TypeProto) -> Iterable[onnx.TensorShapeProto.Dimensio
 
 
 def operators_of(model: onnx.ModelProto) -> frozenset[tuple[str, str]]:
-    """Return domain and name of each operator of a model and its subgraphs."""
+    """Return the domain and name of each operator in a model and its subgraphs."""
     nodes = nodes_within(model.graph.node)
     return frozenset((plain_domain(node.domain), node.op_type) for node in nodes)

@@ -34,10 +34,10 @@ _MIN_OPSET = 7
 _FIRST_IR_WITH_INITIALIZERS = 4
 
 _NEGATIVE_AXES = {11}
-# Versions of operators that changed the meaning of some nodes, without a difference that the
-# comparison of schemas finds.
+# Versions in which an operator changed the meaning of some nodes, although the comparison of
+# schemas finds no difference.
 _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
-    # Before 11, negative axes and indices were invalid.
+    # Before version 11, negative axes and indices were invalid.
     **dict.fromkeys(
         (
             "ArgMax", "ArgMin", "Compress", "Concat", "Flatten", "Gather", "GatherElements",
@@ -47,21 +47,23 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Before 14, the number of outputs selected training. For those versions, onnx's reference
-    # always trains.
+    # Before version 14, the number of outputs selected training. For these earlier versions, onnx's
+    # reference always trains.
     "BatchNormalization": {14},
     # Version 9 added conversions from and to strings. Version 13 defined the conversion of values
     # out of range.
     "Cast": {9, 13},
     "ConvTranspose": {11},
-    # Before 13, scales were scalars.
+    # Before version 13, scales were scalars.
     "DequantizeLinear": {13},
     "QuantizeLinear": {13},
     # Version 20 renamed the values of `mode`.
     "GridSample": {20},
-    # Before 21, scale and bias had one element for each group; since 21, one for each channel.
+    # Before version 21, scale and bias had one element per group; since version 21, they have one
+    # per channel.
     "GroupNormalization": {21},
-    # Before 11, negative axes were invalid; before 13, the input was reshaped to a matrix.
+    # Before version 11, negative axes were invalid; before version 13, the input was reshaped to a
+    # matrix.
     "Hardmax": {11, 13},
     "LogSoftmax": {11, 13},
     "Softmax": {11, 13},
@@ -71,10 +73,10 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
     "Min": {8},
     "Sum": {8},
     "NonMaxSuppression": {11},
-    # These versions changed the default coordinate transformation and the rounding of sizes.
+    # These versions changed the default coordinate transformation, and how sizes are rounded.
     "Resize": {11, 13, 18},
     "RoiAlign": {16},
-    # Before 9, the first axis was the batch axis.
+    # Before version 9, the first axis was the batch axis.
     "Scan": {9, 11},
     "Upsample": {9},
 }  # fmt: skip
@@ -97,7 +99,8 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
     if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    # The oldest examined opset with the same versions of all operators, and their schemas.
+    # The oldest opset examined so far in which all operators have the same versions, and the
+    # schemas of the operators.
     oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
         older = _schemas(nodes, candidate)
@@ -165,7 +168,7 @@ def _same_attributes(node: onnx.NodeProto, new: OpSchema, old: OpSchema) -> bool
 
 
 def _same_defaults(names: Iterable[str], new: OpSchema, old: OpSchema) -> bool:
-    """Return whether attributes that a node does not set have the same default in two schemas."""
+    """Return whether the attributes that a node omits have equal defaults in two schemas."""
     for name in names:
         declared = old.attributes[name]
         if name in new.attributes:
@@ -240,7 +243,7 @@ def _admits(
 def _leading(
     new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
 ) -> int:
-    """Return how many leading values both schemas identify by position, not by name."""
+    """Return how many leading values both schemas identify by position instead of name."""
     count = 0
     for new_role, old_role in zip(new, old, strict=False):
         single = OpSchema.FormalParameterOption.Single
@@ -304,7 +307,7 @@ def _written(value: TypeProto) -> str:
 
 
 def _converted(model: onnx.ModelProto, version: int, schemas: list[OpSchema]) -> onnx.ModelProto:
-    """Return the model with another version of the default domain, and a fitting IR version."""
+    """Return the model with another version of the default domain and a matching IR version."""
     older = deepcopy(model)
     for entry in older.opset_import:
         if entry.domain in _DEFAULT_DOMAIN:

@@ -4,7 +4,8 @@ ONNX Runtime's Python interface supports NumPy arrays of NumPy's own types. Tens
 (bfloat16, float8, int4, ...) are passed as OrtValue, whose bytes this module writes and reads.
 
 Status codes do not identify unsupported features: an unknown operator is a generic FAIL, or an
-INVALID_GRAPH. Only the messages listed here count as unsupported; every other error is a failure.
+INVALID_GRAPH. An error means an unsupported feature only if its message is listed in this module;
+every other error is a failure.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ _OPTIONS = (
     "config.KEY",
     "unsupported",
 )
-# Log fatal errors only: errors are raised as exceptions.
+# The log contains fatal errors only, because other errors are raised as exceptions.
 _FATAL = 4
 _MAX_THREADS = 1024
-# A model without nodes, which every provider supports: the input is the output.
+# A model that every provider supports, because it has no nodes: the input is the output.
 _PROBE = '<ir_version: 7, opset_import: ["" : 13]> probe (float[1] x) => (float[1] x) {}'
 
 # The value of numpy.dtype.isbuiltin for a type that another package has registered.
@@ -54,11 +55,11 @@ _REGISTERED = 2
 _FAIL = r"\[ONNXRuntimeError\] : 1 : FAIL : "
 _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 
-# The complete message for each unsupported feature. The group ``words`` is the relevant part;
-# ``name`` and ``domain``, or ``operator``, identify a missing operator.
+# The complete message for each kind of unsupported feature. The group ``words`` is the relevant
+# part; ``name`` and ``domain``, or ``operator``, identify a missing operator.
 _MESSAGES = {
     "an operator, or a domain": _FAIL
-    # The message repeats this part for each If, Loop or Scan around the node.
+    # The message repeats this part for each If, Loop or Scan that encloses the node.
     + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
     r"Graph attribute inferencing failed: )*"
     r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
@@ -79,7 +80,8 @@ _MESSAGES = {
         r"\[ONNXRuntimeError\] : (?:1 : FAIL|2 : INVALID_ARGUMENT|6 : RUNTIME_EXCEPTION) : "
         r"(?:Exception during initialization: |Non-zero status code returned while running \w+ "
         r"node\. Name:'[^']*' Status Message: )"
-        # This part of the message states the place in the source and the condition that is not met.
+        # This part of the message states the place in the source code and the condition that is not
+        # met.
         r"(?:\S+\.(?:h|cc):\d+ (?:\w+ (?=')|.*? was false\. ))?"
         r"(?P<words>(?!.*onnxruntime_src)"
         r".*\b(?:(?:is|are) not supported|not supported (?:for|now)|does not support"
@@ -97,8 +99,8 @@ _MESSAGES = {
         r"(?P<words>No corresponding Numpy type for Tensor Type\. \S+)"
     ),
 }
-#: Patterns of complete messages by unsupported feature, from ONNX Runtime 1.31's source and
-#: behaviour.
+#: Patterns for complete messages by kind of unsupported feature, from the source code and behaviour
+#: of ONNX Runtime 1.31.
 PATTERNS = {
     feature: re.compile(message + r"\s*", re.DOTALL) for feature, message in _MESSAGES.items()
 }
@@ -152,7 +154,7 @@ class OnnxRuntimeBackend(Backend):
         )
 
     def _probe(self) -> None:
-        """Check that a session gets its providers: ONNX Runtime drops them without an error."""
+        """Check that a session has its providers, since ONNX Runtime drops some without error."""
         session = self._open(parser.parse_model(_PROBE))
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
@@ -166,7 +168,7 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     foreign = list(map(_foreign_dtype, types))
     arguments = {name: _argument(value) for name, value in inputs.items()}
     # OrtValues are used for tensors of element types that NumPy lacks. OrtValues do not support
-    # strings, sequences and maps, for which arrays, lists and dicts are used.
+    # strings, sequences and maps; arrays, lists and dicts are used for these.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = _as_ort_values(arguments)
         if values is not None:
@@ -239,7 +241,7 @@ def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Convert results of :func:`_argument` to OrtValues; None if one is not a numeric tensor."""
+    """Convert results of :func:`_argument` to OrtValues; None if one is no numeric tensor."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}
@@ -254,7 +256,7 @@ def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
 
 
 def _restored(returned: object, dtype: np.dtype[Any] | None) -> object:
-    """Return an output with its float8 dtype if ONNX Runtime returned its bytes as uint8."""
+    """Return an output, converted to its float8 dtype if ONNX Runtime returned bytes as uint8."""
     if dtype is None or not isinstance(returned, np.ndarray) or returned.dtype != np.uint8:
         return returned
     return returned.view(dtype)
@@ -271,19 +273,19 @@ def _array_of(value: Any) -> Array:
 
 
 def _argument(value: Value) -> object:
-    """Return an input in the form of ``InferenceSession.run``, without a copy if possible."""
+    """Return an input in the form for ``InferenceSession.run``, if possible without a copy."""
     if value is None:
         return None
     if isinstance(value, list):
         return [item if item is None else _plain(item) for item in value]  # type: ignore[arg-type]
     if isinstance(value, dict):
-        # ONNX Runtime expects the values of a map as numbers or strings, not as tensors.
+        # ONNX Runtime needs the values of a map as numbers or strings, not as tensors.
         return {key: np.asarray(item).item() for key, item in value.items()}
     return _ort_value(value) if _is_foreign(value.dtype) else _plain(value)
 
 
 def _plain(array: Array) -> Array:
-    """Convert byte orders and ``U`` strings, which ONNX Runtime misreads."""
+    """Convert arrays whose byte order or ``U`` strings ONNX Runtime would misread."""
     dtype = np.dtype(object) if is_string(array.dtype) else array.dtype.newbyteorder("=")
     return np.asarray(array, dtype=dtype)
 
@@ -304,12 +306,12 @@ def _ort_value(array: Array) -> Any:
 
 
 def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Return whether a type is not NumPy's own, but registered by ml_dtypes."""
+    """Return whether ml_dtypes has registered a type, so that it is not NumPy's own."""
     return dtype.isbuiltin == _REGISTERED
 
 
 def unsupported_by_onnxruntime(error: BaseException) -> Unsupported | None:
-    """Convert an error about an unsupported feature to Unsupported; return None for a failure."""
+    """Return Unsupported for an error about an unsupported feature; return None for a failure."""
     message = str(error)
     for pattern in PATTERNS.values():
         match = pattern.fullmatch(message)

@@ -16,8 +16,9 @@ plugin's attribute of that name.
 
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
-If an import of the file's name finds the file, it is loaded under this name, so that processes
-which it spawns find its functions. Otherwise the file is loaded under a unique name.
+If the import system finds the file under the file's name, the file is loaded under this name, so
+that processes which it spawns find its functions. Otherwise, the file is loaded under a unique
+name.
 """
 
 from __future__ import annotations
@@ -108,11 +109,11 @@ class _RunPlugin(Backend):
         self.version = version
         self._plugin = plugin
         stated = getattr(plugin, "unsupported", None)
-        # A plugin may have a method of this name for another purpose.
+        # A plugin may have a method with this name for another purpose.
         self.unsupported = None if callable(stated) else stated
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
-        # The plugin may modify the model, which the caller uses again.
+        # The plugin may modify the model, and the caller uses the model again.
         model = deepcopy(model)
         run = self._plugin.run
         return Prepared(reporting(_unsupported)(lambda inputs: run(model, dict(inputs))))
@@ -160,7 +161,7 @@ def _instance(plugin: object, method: str) -> object:
 
 
 def _unsupported(error: BaseException) -> Unsupported | None:
-    # The module is imported lazily: most runs never need it.
+    # Imported late, because most runs never need this module.
     from unittest import SkipTest
 
     is_unsupported = isinstance(error, (NotImplementedError, SkipTest))
@@ -226,7 +227,7 @@ def _imports_its_own_name(path: Path) -> bool:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
-        # Running the file reports the error.
+        # The error is reported when the file runs.
         return False
     names = [
         alias.name
@@ -255,10 +256,10 @@ class _FinderElsewhere:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of a module of that name outside of the plugin's folder.
+        """Return the specification of a module with that name outside of the plugin's folder.
 
         Raises:
-            ModuleNotFoundError: if no such module exists. The plugin's file would otherwise import
+            ModuleNotFoundError: if no such module exists. Otherwise the plugin's file would import
                 itself.
         """
         if name != self._path.stem:
@@ -301,7 +302,7 @@ def _import_module(backend: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A missing dependency of the plugin is an error of the plugin.
+        # If a dependency of the plugin is missing, the error is one of the plugin.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = "is it installed here? a file is written python:path/to/file.py:attribute"

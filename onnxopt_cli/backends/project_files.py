@@ -33,13 +33,13 @@ _SETTINGS = "onnxopt.toml"
 _EXPECTED = "onnxopt-expected.yaml"
 _REPORT = "onnxopt-report"
 _WORKFLOW = ".github/workflows/onnxopt.yml"
-#: This command creates or updates the expectation file.
+#: The command that creates or updates the expectation file.
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
-# Options of a specification for which the table of a backend has separate keys.
+# Options of a specification that have separate keys in the table of a backend.
 _OWN_KEYS = ("python", "math", "unsupported")
-# This name stands for the backend until the user names a backend.
+# Until the user names a backend, this name is used.
 _REFERENCE = "numpy"
-# A key of TOML that needs no quotes.
+# Matches keys of TOML that need no quotes.
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 _SETTINGS_TEXT = """\
@@ -169,7 +169,7 @@ def write_project_files(
 
 
 def missing_file(backend: str) -> str:
-    """Return the path of the plugin or adapter in a specification if that file does not exist.
+    """Return the path of a specification's plugin or adapter if the file does not exist.
 
     Otherwise the result is empty.
     """
@@ -205,7 +205,7 @@ def _require_known(specification: Specification) -> None:
 
 
 def _short_name(specification: Specification) -> str:
-    """Return a name for the settings: that of the file, module, command or adapter."""
+    """Return a name for the settings: the name of the file, module, command or adapter."""
     source = specification.source or specification.adapter or specification.name
     if specification.command:
         source = specification.command[0]
@@ -249,7 +249,7 @@ def _toml(text: str) -> str:
 
 
 def _without_options(specification: Specification) -> str:
-    """Return the part of a specification before its options."""
+    """Return the part of a specification that precedes its options."""
     text = specification.text.strip()
     bare = replace(specification, options={}, label="")
     for match in re.finditer(",", text):
@@ -267,7 +267,7 @@ def _workflow(
             raise UsageError(f"{printable(repr(requirement))} is not a requirement for pip")
     inner = PurePath(os.path.relpath(folder.absolute(), root)).as_posix()
     is_root = inner == "."
-    # The suites are part of onnxopt, so another version may have other cases.
+    # The suites are part of onnxopt, so another version of onnxopt may have other cases.
     extra = ""
     if specification.adapter:
         extra = "[adapters]"

@@ -1,7 +1,7 @@
 """The interface of a backend, the conversion of its outputs, and its errors about missing features.
 
-An output that has a dtype keeps it. Python numbers have no dtype, and get the declared element type
-if it can represent their values; a float type may round them.
+An output that has a dtype keeps this dtype. Python numbers, which have no dtype, get the declared
+element type if it can represent their values; a float type may round them.
 
 A regular expression recognises the backend's own errors about unsupported features. The option
 ``unsupported`` states the expression, or the backend declares it. The expression is searched for in
@@ -47,7 +47,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-# Longer specifications of backends are shortened in messages.
+# In messages, specifications of backends with more characters than this are shortened.
 _MAX_BACKEND_CHARS = 300
 
 
@@ -98,7 +98,7 @@ class Backend:
 
 @contextmanager
 def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Iterator[None]:
-    """Raise Unsupported instead of exceptions that report an unsupported feature.
+    """Convert exceptions that report an unsupported feature to Unsupported.
 
     Args:
         unsupported: returns Unsupported for such an exception, and None for any other.
@@ -123,7 +123,7 @@ def unavailable(backend: str, problem: str, hint: str = "") -> BackendUnavailabl
 
 
 def start_problem(error: BackendUnavailable, *names: str) -> str:
-    """Return why a backend does not start, without the name of the backend.
+    """Return the reason why a backend does not start, without the backend's name.
 
     Args:
         error: the error.
@@ -151,12 +151,12 @@ def starting(backend: str) -> Iterator[None]:
         raise unavailable(backend, f" does not start: {exception_text(error)}") from error
 
 
-#: Errors by which a backend fails to respond at all.
+#: If a backend raises one of these errors, it failed to respond at all.
 BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 _PYTHON = (bool, int, float, complex, str, bytes)
 _TEXT = (str, bytes, np.str_, np.bytes_)
-# Each kind of numbers includes the kinds of lower rank.
+# Kinds of numbers in increasing rank; each kind includes the kinds of lower rank.
 _WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, NumberKind.COMPLEX: 3}
 
 
@@ -231,7 +231,7 @@ def _array(returned: object, element_type: int) -> Array:
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     leaves = list(_leaves(returned))
     if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
-        # NumPy's own string types drop zero characters at the end.
+        # The string types of NumPy drop zero characters at the end.
         return np.array(returned, dtype=object)
     array = np.asarray(returned)
     if not element_type or any(type(leaf) not in _PYTHON for leaf in leaves):
@@ -254,7 +254,8 @@ def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
         typed = array.astype(dtype)
     if declared_kind is not NumberKind.INTEGER:
         return typed
-    # Compare signs as well: a negative number survives the round trip through an unsigned type.
+    # The signs are also compared, because a negative number survives the round trip through an
+    # unsigned type.
     same = np.array_equal(typed.astype(array.dtype), array)
     return typed if same and np.array_equal(typed < 0, array < 0) else array
 
@@ -277,25 +278,26 @@ def _key(key: object, place: str) -> int | str:
 
 Patterns = Sequence[re.Pattern[str]]
 
-# Texts of exceptions that C++ code raises where Python code raises MemoryError.
+# Matches the texts of exceptions that C++ code raises where Python code raises MemoryError.
 _OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
 _NEVER_CONVERTED = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _MAX_PATTERN_CHARS = 1000
 _MAX_SEARCHED_CHARS = 4000
-# The search of 4,000 characters takes microseconds, unless the pattern backtracks exponentially.
+# At most this number of characters is searched, which takes microseconds unless the pattern
+# backtracks exponentially.
 _SEARCH_SECONDS = 1.0
 
 
 class Recognised(Unsupported):
-    """A backend's error that a pattern for unsupported features matches."""
+    """An error of a backend that matches a pattern for unsupported features."""
 
 
 def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
     """Compile a regular expression.
 
     Raises:
-        ValueError: if it is invalid, or matches the empty text and hence every text. The message
-            describes the error and, if known, its position.
+        ValueError: if the text is invalid, or matches the empty text and hence every text. The
+            message describes the error and, if known, its position.
     """
     if len(written) > _MAX_PATTERN_CHARS:
         raise ValueError(f"is longer than {_MAX_PATTERN_CHARS} characters")
@@ -314,7 +316,7 @@ def compile_pattern(written: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def with_patterns(backend: Backend, written: Sequence[str]) -> Backend:
-    """Return the backend, wrapped in :class:`Recognising` if there is a pattern for its errors.
+    """Return the backend, wrapped in :class:`Recognising` if there are patterns for its errors.
 
     Args:
         backend: the backend.
@@ -346,7 +348,7 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error reports that memory was exhausted."""
     text = error_text(error)
-    # A command in Python reports a MemoryError as text.
+    # A Python command reports a MemoryError as text.
     by_command = isinstance(error, BackendFailure) and re.match(r"\w*MemoryError\b", text)
     return isinstance(error, MemoryError) or bool(by_command or _OUT_OF_MEMORY.search(text))
 
@@ -381,7 +383,7 @@ def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
 
 
 class Recognising(Backend):
-    """A backend whose errors are converted to Recognised if a pattern matches.
+    """A backend whose errors are converted to Recognised if a pattern matches them.
 
     Args:
         backend: the wrapped backend.
@@ -406,12 +408,15 @@ class Recognising(Backend):
 
 
 class _TooLong(BaseException):
-    """The search for a pattern exceeds its time limit."""
+    """The search for a pattern takes longer than its time limit."""
 
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """Raise _TooLong after a second, but only in the main thread, which receives signals."""
+    """Raise _TooLong after a second.
+
+    This works only in the main thread, which receives signals.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):

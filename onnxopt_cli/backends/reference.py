@@ -1,4 +1,4 @@
-"""The backends ``numpy`` and ``onnx-reference``, which run in Python.
+"""The backends ``numpy`` and ``onnx-reference``, which run in this Python interpreter.
 
 ``numpy`` computes operators with a formula by the formula, and all other operators with onnx's
 reference evaluator. ``onnx-reference`` is onnx's evaluator without changes.
@@ -82,33 +82,33 @@ def _evaluated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[obje
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    # sole_call does not return None here: `prepare` passes only models that are one node of an
-    # operator with a formula.
+    # At this point sole_call does not return None, because `prepare` passes only models that are
+    # one node of an operator with a formula.
     return compute_node(model, cast("Call[Array]", sole_call(model, inputs)))
 
 
 def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
-    """Return the outputs, in the graph's order, of a model that is one node with this call."""
+    """Return the outputs of a model that is one node with this call, in the graph's order."""
     outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
     return [outputs[output.name] for output in model.graph.output]
 
 
-# The evaluator's messages about operators that it does not implement. Most of these errors are of
-# type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
+# Matches the evaluator's messages about operators that it does not implement. Most of these errors
+# are of type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
 _UNKNOWN_OPERATOR = re.compile(
     r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
     r"No implementation for operator|No implementation was found for node type) "
     r"'(?P<name>.*?)' (?:and |from |)domain '(?P<domain>.*?)'"
     r"(?: is unknown,| and version |,|\.| in\n)"
 )
-# The evaluator's list of all its implementations, at the end of some messages.
+# Matches the list of all implementations of the evaluator, with which some messages end.
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
 
 class ReferenceBackend(Backend):
     """The backend ``onnx-reference``.
 
-    If the implementation of an operator raises NotImplementedError, for a mode or an attribute, the
+    If the implementation of an operator raises NotImplementedError for a mode or an attribute, the
     node is unsupported. Any other exception of an implementation counts as a failure.
     """
 
@@ -158,7 +158,7 @@ def _unsupported(error: BaseException) -> Unsupported | None:
 
 
 def unimplemented_operator(error: BaseException) -> str:
-    """Return the operator, as ``domain:name``, that an error of onnx's evaluator reports missing.
+    """Return the operator, as ``domain:name``, that an error of onnx's evaluator says is missing.
 
     The result is empty for any other error.
     """
@@ -217,7 +217,8 @@ def _node_class(operator: Operator) -> type[OpRun]:
         """A node of an operator with a formula."""
 
         op_domain = operator.domain
-        #: Defaults and checks of attributes come from our signature, not from onnx's schema.
+        #: Defaults and checks of attributes come from the signature in onnxopt, not from onnx's
+        #: schema.
         op_schema = None
 
         def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any]) -> None:
@@ -237,15 +238,18 @@ def _node_class(operator: Operator) -> type[OpRun]:
             return tuple(value if name else None for name, value in values)
 
         def _run(self, *_operands: Any, **_attributes: Any) -> None:
-            """Do nothing; the base class requires this method, but nothing calls it."""
+            """Do nothing.
 
-    # The evaluator looks an operator up by the name of its class.
+            The base class requires this method, but nothing calls it.
+            """
+
+    # The evaluator looks up an operator by the name of its class.
     FormulaNode.__name__ = operator.name
     return FormulaNode
 
 
 def _resolved(node: onnx.NodeProto, linked: Mapping[str, Any]) -> onnx.NodeProto:
-    """Return a node of a function with references to the function's attributes resolved."""
+    """Return a node of a function with the references to the function's attributes resolved."""
     resolved = deepcopy(node)
     for attribute in resolved.attribute:
         if attribute.ref_attr_name:

@@ -32,27 +32,27 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.operators.registry import registry
 
-# importlib.metadata and each kind of backend are imported where they are used, for a fast start.
+# To start fast, importlib.metadata and each kind of backend are imported where they are used.
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-# The entry-point group in which installed packages register backends by name.
+# In this entry-point group, installed packages register backends by name.
 _ENTRY_POINTS = "onnxopt.backends"
 
 #: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
-# The words before the colon of backends that have no name of their own.
+# Words before the colon of backends that have no name of their own.
 _KINDS = ("python", "exec", "adapter")
-# Suffixes of the distributions that contain the package onnxruntime.
+# Suffixes of the names of distributions that contain the package onnxruntime.
 _ONNXRUNTIME_BUILDS = ("", "-gpu", "-directml", "-openvino", "-qnn", "-training")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBackend:
-    """A backend with a name.
+    """A backend with a name, such as a built-in backend.
 
     Attributes:
         name: the name to write after ``-b``.
@@ -91,7 +91,8 @@ def create_backend(specification: Specification) -> Backend:
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
-    # Other backends may validate or infer shapes with onnx, which needs the operators' schemas.
+    # Other backends may validate models or infer shapes with onnx, which needs the schemas of the
+    # operators.
     registry().register_schemas()
     options = {
         name: value
@@ -102,7 +103,8 @@ def create_backend(specification: Specification) -> Backend:
     if specification.adapter:
         from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-        # The variables set below concern the backend, not the search for its environment.
+        # The environment variables that are set below concern the backend, not the search for its
+        # environment.
         environment = AdapterEnvironment.of(replace(specification, options=options))
     for name, value in specification.options.items():
         if name.startswith(ENVIRONMENT):
@@ -119,7 +121,7 @@ def create_backend(specification: Specification) -> Backend:
 
 
 def _option(specification: Specification) -> list[str]:
-    """Return the regular expression of the option ``unsupported``, if it is given."""
+    """Return the regular expression of the option ``unsupported``, if the option is given."""
     option = specification.options.get("unsupported")
     return [] if option is None else [option]
 
@@ -158,7 +160,7 @@ def _backend(specification: Specification) -> Backend:
 
 
 def require_known_name(specification: Specification) -> None:
-    """Require that a backend given by its name exists, without importing it.
+    """Require that a named backend exists, without importing the backend.
 
     Raises:
         UsageError: if it does not exist.
@@ -183,7 +185,7 @@ def _unknown_backend(name: str, names: Sequence[str]) -> UsageError:
 
 
 def _other_kind(name: str) -> str:
-    """Return a hint if a name resembles a plugin, a command or an adapter; otherwise no text."""
+    """Return a hint if a name resembles a plugin, command or adapter; otherwise no text."""
     from difflib import get_close_matches
 
     prefix, colon, rest = name.partition(":")
@@ -197,7 +199,7 @@ def _other_kind(name: str) -> str:
 
 
 def known_backends() -> list[KnownBackend]:
-    """Return all backends with a name, without importing them."""
+    """Return all named backends, without importing them."""
     return [
         KnownBackend("numpy", "built in", f"numpy {version('numpy')}"),
         _known_onnxruntime(),
@@ -207,7 +209,10 @@ def known_backends() -> list[KnownBackend]:
 
 
 def known_adapters() -> list[KnownBackend]:
-    """Return the shipped adapters; the version of an adapter is that of its runtime."""
+    """Return the shipped adapters.
+
+    The version of an adapter is the version of its runtime.
+    """
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
     from onnxopt_cli.backends.adapter.adapter_file import read_adapter, shipped_adapters
 
@@ -231,7 +236,10 @@ def known_adapters() -> list[KnownBackend]:
 
 
 def entry_points_by_name() -> dict[str, EntryPoint]:
-    """Return the entry points by name; the first on ``sys.path`` if several share a name."""
+    """Return the entry points by name.
+
+    If several entry points share a name, the first one on ``sys.path`` is returned.
+    """
     by_name: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=_ENTRY_POINTS):
         if entry_point.name not in BUILT_IN:

@@ -12,9 +12,9 @@ from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Replaced by the name of the new backend, in the files and in their names.
+# In the files and in their names, this word is replaced with the name of the new backend.
 _PLACEHOLDER = "my_backend"
-# Files that get the executable bit.
+# Names of the files that are made executable.
 _EXECUTABLE = frozenset({"adapter"})
 
 
@@ -66,7 +66,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
 
 def _package_name(folder: Path) -> str:
     name = re.sub(r"[\s.-]+", "_", folder.resolve().name).lower()
-    # A name that is valid for pip, Python and a shell.
+    # Matches names that are valid for pip, Python and a shell.
     if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or iskeyword(name):
         raise UsageError(
             f"{printable(folder.name)!r} cannot be the name of a backend",

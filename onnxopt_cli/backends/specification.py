@@ -16,8 +16,8 @@ r"""The syntax of backend specifications: a name, attribute, command or adapter,
 the specification identifies the backend. The colon between a module or file and its attribute is
 the first colon that only an attribute and options of the form ``name=value`` follow. Drive letters,
 and commas and colons in a path, therefore need no quotes. The value of an option contains no comma.
-The exception is ``unsupported``, which must be the last option: all text after it is a regular
-expression, with commas and quotes.
+The option ``unsupported`` is an exception: it must be the last option, and all text after it is a
+regular expression, in which commas and quotes are allowed.
 
 A command is split as by a POSIX shell, without expansions. If its last argument ends in
 ``,name=value``, quotes around the argument keep this ending from being parsed as an option.
@@ -36,20 +36,20 @@ from onnxopt_cli.backends.protocol import compile_pattern, misused
 from onnxopt_cli.core.text import nearest, printable
 
 _LABEL = r"[A-Za-z][\w.-]{0,59}"
-#: The form of a user's name for a backend, in words.
+#: Describes in words which names a user may give to a backend.
 LABEL_FORM = "a letter, then up to 59 letters, digits, '.', '_' and '-'"
 _NAMED = re.compile(rf"(?P<label>{_LABEL})=(?P<text>.+)", re.DOTALL)
 _PLUGIN = "python:"
 _COMMAND = "exec:"
-#: Beginning of the specification of an adapter.
+#: The specification of an adapter begins with this text.
 ADAPTER = "adapter:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
-# This option must be the last option, because its value may contain commas.
+# This option must be the last one, because its value may contain commas.
 _LAST = "unsupported="
-#: Beginning of an option that sets an environment variable before the backend is imported.
+#: An option with this prefix sets an environment variable before the backend is imported.
 ENVIRONMENT = "env."
-#: Options that onnxopt itself uses, and does not pass to the backend.
+#: Options that onnxopt itself uses and does not pass to the backend.
 OWN_OPTIONS = ("math", "opset", "batch")
 #: Kinds of arithmetic that a backend may declare with the option ``math``.
 MATH = ("tf32", "bf16", "float16-sums", "vulkan", "cuda-fast")
@@ -154,7 +154,7 @@ def is_label(text: str) -> bool:
 
 
 def is_path(source: str) -> bool:
-    """Return whether the text before a plugin's attribute, or after ``adapter:``, is a file."""
+    """Return whether the source of a plugin or adapter is a file."""
     return source.endswith(".py") or "/" in source or "\\" in source
 
 
@@ -214,7 +214,7 @@ def _command(text: str) -> Specification:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """Split the option ``unsupported`` off a command, unless the text is within quotes."""
+    """Split the option ``unsupported`` off a command, unless the option is within quotes."""
     for match in re.finditer(f",{_LAST}", text):
         with suppress(ValueError):
             # shlex.split raises ValueError if the option is inside quotes.
@@ -224,7 +224,10 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 def _options(text: str, written: str) -> dict[str, str]:
-    """Return options by name; a comma precedes each option."""
+    """Return the options by name.
+
+    In the text, a comma precedes each option.
+    """
     options: dict[str, str] = {}
     before, last, pattern = written.partition(f",{_LAST}")
     for option in before.split(",")[1:]:

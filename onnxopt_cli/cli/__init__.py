@@ -37,7 +37,7 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
-# The summaries are kept here so that --help does not import the modules of the commands.
+# The summaries are written here, so that --help does not import the modules of the commands.
 _COMMANDS = {
     "init": "Write settings, a GitHub workflow and an expectation file.",
     "run": "Run cases on a backend and judge every output.",
@@ -56,8 +56,8 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# Commands that are defined in the module of a related command: the name of the module, and the name
-# of the function in it.
+# Commands that the module of a related command defines: the name of that module, and the name of
+# the function in it.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),
@@ -75,7 +75,7 @@ class _Commands(click.Group):
     """Loads the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        # In this package, the name "list" may refer to a command instead of the type.
+        # Within this package, the name "list" can denote the command instead of the type.
         return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -93,7 +93,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # click would print an empty line and not use the number of the signal in the exit code.
+            # Otherwise click would print an empty line and not include the number of the signal in
+            # the exit code.
             return _interrupted(stop)
 
     def resolve_command(
@@ -136,13 +137,13 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented exit code."""
-    # The imports of a run create over 50,000 long-lived objects. A garbage collection that scans
-    # them during a short run takes 20 ms and frees nothing.
+    # The imports of a run create over 50,000 long-lived objects, and none of these is garbage. A
+    # garbage collection that scans them takes 20 ms of a short run.
     gc.set_threshold(100_000)
     guard_streams()
     try:
         if arguments is None:
-            # The process was started as the command, so no other code uses the process.
+            # The process was started as the command, so it runs no other code.
             stop_by_raising()
 
             claim_process()
@@ -157,7 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
         code = _USAGE
     if arguments is None:
-        # Skip the garbage collection at exit, which takes almost a fifth of a short run.
+        # Skip the garbage collection at exit, which takes almost a fifth of the time of a short
+        # run.
         gc.freeze()
     sys.exit(code)
 
@@ -167,7 +169,7 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    """Run the command and turn exceptions into messages."""
+    """Run the command, and turn exceptions into messages."""
     # The command's registry of operators stays in use until the message has been composed.
     with ExitStack() as stack:
         return _run(arguments, stack)
@@ -175,7 +177,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
 
 def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     stream = sys.stdout
-    # np.mean in a formula warns about an empty slice although NaN is the expected result.
+    # In a formula, np.mean warns about an empty slice although NaN is the expected result.
     warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
@@ -200,7 +202,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
             return _refused(refusal)
         if os.environ.get("ONNXOPT_DEBUG"):
             raise
-        # A note names the case that was being processed.
+        # A note of the exception names the case that was being processed.
         notes = (printable(note) for note in getattr(error, "__notes__", ()))
         description = " ".join((exception_text(error), *dict.fromkeys(notes)))
         click.echo(f"internal error: {description}", err=True)
@@ -210,7 +212,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
 
 
 def _fault_of_operator(error: Exception) -> UsageError | None:
-    """Return a usage error if the exception was raised by the formula of a user's operator."""
+    """Return a usage error if the formula of a user's operator raised the exception."""
     from onnxopt_cli.operators.operator_file import failing_line, fault_in
     from onnxopt_cli.operators.registry import registry
 

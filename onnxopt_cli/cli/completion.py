@@ -18,7 +18,7 @@ _Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 
 
 def _offering(words: Callable[[click.Context], Iterable[str]]) -> _Completer:
-    """Return a completer that offers those words that begin with the typed text."""
+    """Return a completer that offers those of the words that begin with the typed text."""
     return lambda context, _parameter, typed: _beginning(words(context), typed)
 
 
@@ -93,7 +93,7 @@ def complete_operator(_context: click.Context) -> Iterable[str]:
 
 @_offering
 def complete_backend(context: click.Context) -> Iterable[str]:
-    """Offer backends that have a name: built in, installed, or from the configuration file."""
+    """Offer named backends: built in, installed, or from the configuration file."""
     from onnxopt_cli.backends.adapter.adapter_file import shipped_adapters
     from onnxopt_cli.backends.resolve import known_backends
     from onnxopt_cli.backends.specification import ADAPTER

@@ -1,4 +1,4 @@
-"""Settings of a configuration file as defaults of a command's options."""
+"""Uses settings of a configuration file as defaults of a command's options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Metavars of parameters that are not of the type path, but whose values may be paths or end in a
-# path after "=".
+# Metavars of parameters whose type is not path, but whose values may be paths or end in a path
+# after "=".
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
@@ -89,7 +89,8 @@ def apply_configuration(
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             several = isinstance(value, list) and len(value) != 1
-            # If the file has several values and the command accepts one, the user has to choose.
+            # If the file has several values but the command accepts only one, the user has to
+            # choose.
             if value is not None and (_takes_many(parameter) or not several):
                 default = _checked(context, parameter, value, place, configuration)
                 defaults[str(parameter.name)] = default
@@ -139,7 +140,7 @@ def _own_path(folder: Path, value: object) -> str:
 
 def _is_of_suite(text: str) -> bool:
     """Return whether a text may be the name of a suite or the id of one of its cases."""
-    # Imported late, because existing paths do not need it.
+    # Imported late, because this import is not needed for existing paths.
     from onnxopt_cli.suites.catalogue import suite_names
 
     name, slash, _ = text.partition("/")

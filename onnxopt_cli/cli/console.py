@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-# A width that exceeds that of any table.
+# A width that exceeds the width of any table.
 _WIDE_COLUMNS = 10_000
-# A valid value of the variable COLUMNS.
+# Matches valid values of the variable COLUMNS.
 _COLUMNS = re.compile("[0-9]{1,4}")
-# Widths of a stream that is not a terminal: the default, and the minimum.
+# The default width of a stream that is not a terminal.
 _PIPE_COLUMNS = 80
+# The minimum width of a stream that is not a terminal.
 _MIN_COLUMNS = 20
-#: The interval of progress lines, which replace the bar if the stream is not a terminal.
+#: Seconds between progress lines, which replace the bar if the stream is not a terminal.
 TELL_SECONDS = 15.0
 
 
@@ -43,7 +44,7 @@ class _Console(Console):
     """
 
     def on_broken_pipe(self) -> None:
-        """Raise the error; ``main`` chooses the exit code."""
+        """Raise the error, so that ``main`` chooses the exit code."""
         raise BrokenPipeError
 
     def print_line(self, text: Text | str) -> None:
@@ -51,7 +52,7 @@ class _Console(Console):
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text) -> None:
-        """Print text; wrap its lines unless the text forbids it.
+        """Print text, and wrap its lines unless the text forbids wrapping.
 
         Blanks at the ends of lines, which rich would leave, are removed.
         """
@@ -60,7 +61,10 @@ class _Console(Console):
             self.print(line, soft_wrap=True)
 
     def print_table(self, table: Table) -> None:
-        """Print a table. In a pipe, rows are not truncated, so that they can be searched."""
+        """Print a table.
+
+        In a pipe, rows are not truncated, so that other programs can search them.
+        """
         if not self.is_terminal:
             table.width = self.measure(
                 table, options=self.options.update(max_width=_WIDE_COLUMNS)
@@ -72,7 +76,7 @@ class _Console(Console):
 def _console(*, stderr: bool) -> _Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        # A pipe has no width, and the text must not depend on the terminal of the reader.
+        # A pipe has no width, and the text must not depend on the width of a reader's terminal.
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if _COLUMNS.fullmatch(columns) else _PIPE_COLUMNS
         console.width = max(width, _MIN_COLUMNS)
@@ -107,7 +111,7 @@ class ProgressDisplay(Progress):
         cluster: Cluster | None = None,
         seconds: float | None = None,
     ) -> None:
-        # The column wraps on a narrow terminal.
+        # On a narrow terminal, the text of the column wraps.
         text = TextColumn("{task.description}", table_column=Column())
         disable = not console.is_terminal
         super().__init__(BarColumn(12), text, console=console, transient=True, disable=disable)
@@ -149,17 +153,18 @@ class ProgressDisplay(Progress):
 def show_progress(
     doing: str, things: str, cluster: Cluster | None = None
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of a long task; yield a callback that takes the done and total counts.
+    """Show the progress of a long task.
 
-    The total is None if it is unknown.
+    A callback is yielded, which accepts the number of finished items and the number of all items.
+    The number of all items is None if it is unknown.
 
     Args:
         doing: name of the task.
         things: plural noun of its items.
         cluster: cluster that runs the task; None for this machine.
     """
-    # The console keeps the present sys.stderr, because the task may redirect sys.stderr to hide
-    # output of libraries.
+    # The console keeps the current value of sys.stderr, because the task may redirect sys.stderr to
+    # hide output of libraries.
     with ProgressDisplay(
         Console(file=sys.stderr, highlight=False), doing, things, cluster
     ) as display:

@@ -20,7 +20,7 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
-# Hints for errors of the operating system.
+# Hints for error numbers of the operating system.
 _HINTS = {
     errno.EMFILE: "raise the limit of open files: ulimit -n 256",
     errno.ENFILE: "raise this machine's limit of open files",
@@ -41,7 +41,7 @@ _HINTS = {
     errno.ENXIO: "the path is a socket or pipe; name a regular file",
 }
 
-# Code that loads the libraries of most commands and the schemas of onnx.
+# This code loads the libraries of most commands, and the schemas of onnx.
 _LOAD_LIBRARIES = (
     "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"
@@ -51,8 +51,8 @@ _LOAD_LIBRARIES = (
 def require_memory() -> None:
     """Require that the memory limits allow the needed libraries to be loaded.
 
-    Some libraries end the process if an allocation fails, with an exit code that means something
-    else for onnxopt. Therefore a separate process tries to load the libraries.
+    If an allocation fails, some libraries end the process with an exit code that has another
+    meaning in onnxopt. Therefore a separate process tries to load the libraries.
 
     Raises:
         UsageError: if the libraries cannot be loaded.
@@ -62,7 +62,7 @@ def require_memory() -> None:
     except ImportError:
         return
     if {"numpy", "onnx"} <= sys.modules.keys():
-        # A calling program has loaded them already.
+        # The calling program has already loaded the libraries.
         return
     limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
     try:
@@ -92,8 +92,8 @@ def fault_of_environment(error: Exception) -> UsageError | None:
     if isinstance(error, OSError):
         return _fault_of_system(error)
     for number, hint in _HINTS.items():
-        # The import of a library and the start of a thread raise these exceptions with the text of
-        # the system's error.
+        # If the import of a library or the start of a thread fails, the exception contains the text
+        # of the system's error.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
             return UsageError(f"system error: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
@@ -102,7 +102,7 @@ def fault_of_environment(error: Exception) -> UsageError | None:
 
 
 def _fault_of_system(error: OSError) -> UsageError | None:
-    """Return a usage error for a failed system call; None if it may be a fault of onnxopt."""
+    """Return a usage error for a failed system call; None if onnxopt may have caused it."""
     if error.errno == errno.ENOENT and not working_folder():
         return UsageError("the current folder no longer exists", hint="change to an existing one")
     if "temporary directory" in str(error):
@@ -140,7 +140,7 @@ def _unfit_package(error: Exception) -> UsageError | None:
 
 
 class _Stream(io.FileIO):
-    """A stream that records its first error, and may discard all output after it.
+    """A stream that records its first error, and may discard all later output.
 
     Args:
         descriptor: the file descriptor to write to, which is not closed.
@@ -169,8 +169,8 @@ class _Stream(io.FileIO):
 class _Lines(io.TextIOWrapper):
     """A text stream that changes lines which a CI server would interpret as commands.
 
-    Lines are changed here, where other code has already wrapped them. Data for programs, such as a
-    report, is written as bytes and is not changed.
+    The lines are changed in this class, because other code has already wrapped them. Data for
+    programs, such as a report, is written as bytes and is not changed.
     """
 
     _line_is_open = False
@@ -213,7 +213,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """Ignore later errors of standard output, so that the command still writes its files."""
+    """Ignore later errors of standard output, so that the command can write its files."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None

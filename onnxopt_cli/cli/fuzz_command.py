@@ -31,12 +31,12 @@ from onnxopt_cli.workers.interruption import interruptible
 if TYPE_CHECKING:
     from onnxopt_cli.fuzz.search import Chosen
 
-#: Number of examples if neither --examples nor --time is given.
+#: Number of examples to try if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: The default time limit of an example in seconds. The limit is short because examples are small,
-#: and because each step of shrinking an example that hangs takes this time.
+#: The default number of seconds that an example may take. The limit is short because examples are
+#: small, and because each step of shrinking a hanging example takes this time.
 _TIMEOUT = 10.0
-#: The default time limit in seconds of the search for an explanation, longer than a search takes.
+#: The default number of seconds for the search for an explanation; a search usually takes less.
 #: Failures with the same explanation are grouped, so a search that is stopped early can change the
 #: findings of a seed.
 _EXPLAIN_TIME = 60.0
@@ -177,8 +177,8 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
 def _chosen(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> Chosen:
-    """Return the operators to test; none for random graphs, whose generator chooses operators."""
-    # Imported late, as in the command: help and completion do not need the search.
+    """Return the operators to test; none for random graphs, which contain any operators."""
+    # Imported late, because help and completion do not need this slow import.
     from onnxopt_cli.fuzz.search import Chosen, chosen_operators
 
     if not options["graphs"]:
@@ -194,7 +194,7 @@ def _chosen(
 def _command_line(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> str:
-    """Return the command of this search; kept cases name it as their source."""
+    """Return the command that repeats this search; kept cases state it as their source."""
     words = ["onnxopt fuzz"]
     words += [f"--operator {name}" for name in operators]
     words += [f"--exclude-operator {name}" for name in excluded]

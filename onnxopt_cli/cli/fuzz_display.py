@@ -1,4 +1,4 @@
-"""Output of ``onnxopt fuzz`` during and after the search."""
+"""Shows the progress and the results of ``onnxopt fuzz``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FuzzDisplay:
-    """Prints findings to standard output, with a progress bar if that is a terminal.
+    """Prints findings to standard output, and shows a progress bar on a terminal.
 
     Args:
         examples: number of examples; None for no limit.
@@ -56,7 +56,7 @@ class FuzzDisplay:
         self._show("searching")
 
     def shrinking(self, kind: FailureKind) -> None:
-        """Show that a failure is being made smaller."""
+        """Show that a failing example is being made smaller."""
         self._show(f"shrinking {printable(kind.subject)}")
 
     def _show(self, doing: str) -> None:
@@ -75,7 +75,8 @@ class FuzzDisplay:
         self._console.print_line(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = " and ".join(map(repr, names))
-        # The search explains only operators with a formula; `onnxopt run` explains all operators.
+        # The search explains only failures of operators with a formula; `onnxopt run` explains
+        # those of all operators.
         if not cause and registry().named(finding.subject) is not None:
             cause = "not explained"
         group = f"{finding.subject}, {cause}" if cause else finding.subject
@@ -92,7 +93,7 @@ class FuzzDisplay:
         self._console.print_line(head.append(f"  {printable(incident.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any], *, interrupted: bool) -> None:
-        """Print the summary, and the command that runs the failures again.
+        """Print a summary, and a command that runs the failing cases again.
 
         Args:
             tried: number of examples.

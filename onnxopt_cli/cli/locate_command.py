@@ -106,9 +106,9 @@ def command(
 def _failing_case(
     context: click.Context, saved: Path, case_id: str | None, options: Mapping[str, Any]
 ) -> tuple[Case, LocateConfig]:
-    """Return a failing case of a saved run, and the settings of that run for the search.
+    """Return a failing case of a saved run, and the settings of the run, which the search uses.
 
-    Options on the command line take precedence over the settings of the run. The file is not
+    Options on the command line take precedence over the settings of the run. The saved run is not
     trusted: it chooses no code and does not weaken the isolation.
 
     Args:

@@ -49,14 +49,17 @@ def command(source: Path, target: Path) -> None:
     except NodeError as error:
         problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
-    # A failure of this check is a bug of onnxopt; then no file is written.
+    # If this check fails, onnxopt has a bug, and no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)
 
 
 def _writable(source: Path, target: Path) -> Path:
-    """Return the target with links resolved; reject the source itself and non-regular files."""
+    """Return the target with links resolved.
+
+    The source itself and files that are not regular are rejected.
+    """
     try:
         target = target.resolve()
         if target.exists():
@@ -99,7 +102,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names the undefined operators; an empty text if all are defined."""
+    """Return a line that names the undefined operators; empty if all are defined."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

@@ -18,15 +18,15 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import UsageError
 
-# Longer commands are shortened for display.
+# Commands with more characters than this are shortened for display.
 _MAX_COMMAND_CHARS = 2000
 
 
 class _Parts(click.Command):
-    """A command whose help lists its options by section."""
+    """A command whose help groups the options in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options; see click."""
+        """Write the options to the help; overrides a method of click."""
         sections = {declared.name: declared.section for declared in RunConfig.declared()}
         rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
@@ -56,15 +56,15 @@ def command(context: click.Context, **options: Any) -> int:
 
     config = RunConfig.of(options)
     named = context.get_parameter_source("targets") is ParameterSource.COMMANDLINE
-    # Use the targets of the log, unless the command line names targets: the configuration file may
-    # name targets of other runs.
+    # Use the targets of the log unless the command line names targets, because the configuration
+    # file may name targets of other runs.
     if config.resume and not (config.targets and named):
         config = RunConfig.of(options | _options_of_log(context, config.resume))
     return execute(config)
 
 
 def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
-    """Return the options that the log records and the command line does not set.
+    """Return the options that the log records and that the command line does not set.
 
     A log is not trusted: it must not choose code to run or files to write. A log may name only
     built-in backends, and cannot load operators or weaken the isolation. The options that are taken

@@ -1,4 +1,4 @@
-"""``onnxopt run``: opens a session, prints its results, and returns the exit code."""
+"""The command ``onnxopt run``: opens a session, prints its results, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# The number of causes that are shown with an example unless -v is given.
+# This number of causes is shown with an example unless -v is given.
 _EXAMPLES = 3
-# The number of reasons that are shown unless -v is given.
+# At most this number of reasons is shown unless -v is given.
 _MAX_REASONS = 5
-# The default time limit of the search for the first wrong node of a model.
+# The default number of seconds for the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
-# The outcomes that do not show whether the backend knows the operator.
+# These outcomes do not show whether the backend knows the operator.
 _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
@@ -108,7 +108,7 @@ class Display:
             self.print(terminal.heading(names, self._id_width))
 
     def show(self, results: Sequence[Result]) -> None:
-        """Count a case, and under -v print its line and its outputs."""
+        """Count a case; with -v, also print its line and its outputs."""
         self._done += 1
         self._nonconforming += not all(result.conforms for result in results)
         status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
@@ -157,10 +157,10 @@ class Display:
             self._console.print()
             self._console.print(table)
         self._console.print()
-        # A result may be unexpected because an expectation file misspells the backend.
+        # A result may be unexpected because an expectation file misspells the backend's name.
         failing = not all(result.conforms for result in results)
         near_misses = self._expectations.near_misses(record.backends) if failing else ()
-        # The problems in the plan were shown when the run began.
+        # The problems of the plan were already shown when the run began.
         new = [problem for problem in record.problems if problem not in self._plan.problems]
         for line in (
             *terminal.verdict(view, seconds, explaining),
@@ -176,14 +176,14 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, view: RunView) -> Iterable[Text]:
-        """Return lines for explanations: all with -v or -q, otherwise the incomplete ones."""
+        """Return lines for explanations: for all with -v or -q, else for the incomplete ones."""
         prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
             view.record.explanations if prints_all else view.open_explanations
         )
 
     def _failures(self, view: RunView) -> None:
-        """Print the causes of failures and an example of each; with -v all failures."""
+        """Print the causes of failures with an example of each; with -v, print all failures."""
         failed, groups = view.failures, view.causes
         if not failed:
             return
@@ -253,7 +253,8 @@ def execute(config: RunConfig) -> int:
     targets = _targets(config)
     execution, memory = config.execution, config.execution.limits.memory
     each = None
-    # Forking is unsafe if a backend in this process or a calling program may have threads.
+    # Forking is unsafe if the process may have threads, of a backend in this process or of a
+    # calling program.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
     find = partial(collect, targets, memory, each, show_progress, config.model_inputs)
@@ -262,8 +263,9 @@ def execute(config: RunConfig) -> int:
         interruption = stack.enter_context(interruptible())
         cluster = None
         if config.machines.cluster:
-            # Collect the cases before the client starts threads, after which forking is unsafe. The
-            # contents of the cases are not read here, because the workers read them.
+            # Collect the cases before the client starts threads, because a process with threads
+            # cannot fork safely. This process does not read the contents of the cases, because the
+            # workers read them.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
                 collection = collect(
@@ -288,20 +290,21 @@ def execute(config: RunConfig) -> int:
 
 
 def _targets(config: RunConfig) -> Sequence[str]:
-    """Return the targets of a run; reduce the gallery to the cases of the runtimes under test."""
+    """Return the targets of a run; of the gallery, only the cases of the tested runtimes."""
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets
-    # Imported late, because other runs do not need it.
+    # Imported late, because other runs do not need this import.
     from onnxopt_cli.suites.gallery.gallery_suite import targets_for
 
     return targets_for(targets, config.backends)
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
-    """Require, before the run, that its files can be written."""
+    """Check before the run that its files can be written."""
     if config.log:
-        # The folder for artifacts may be in the folder of the log, which is created here.
+        # The folder for artifacts may be inside the folder of the log, which is created at this
+        # point.
         require_writable_file("--log", config.log)
     if config.artifacts:
         check_folder(config.artifacts)
@@ -314,7 +317,7 @@ def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> N
 
 
 def _files_beside(config: RunConfig) -> Iterator[Path]:
-    """Yield the files other than reports that the run reads or writes."""
+    """Yield the files, except reports, that the run reads or writes."""
     named = (config.log, config.resume, config.update_expect, find_configuration())
     yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
     yield from registry().files
@@ -368,7 +371,7 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     try:
         with interruption.at_once(), stderr().status("looking for the first wrong node"):
             for pair in api.first_wrong_nodes(session, seconds):
-                # Results that precede an interruption are kept.
+                # Results from before an interruption are kept.
                 found.append(pair)  # noqa: PERF402
     except KeyboardInterrupt:
         note("interrupted while looking for the first wrong node")

@@ -1,4 +1,4 @@
-"""Options that several commands share, made from the declarations of the settings."""
+"""Options that several commands share, derived from the declarations of the settings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Return a click type from a parser that raises ValueError."""
+    """Return a click type for a parser that raises ValueError."""
 
     def convert(written: str) -> int:
         try:
@@ -60,7 +60,7 @@ class FiniteNumber(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; see click."""
+        """Return the number; overrides a method of click."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not finite", param, ctx)
@@ -71,7 +71,7 @@ _Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _together(*options: _Option) -> _Option:
-    """Return a decorator that adds the options to a command in this order."""
+    """Return a decorator that adds the options to a command in the given order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -82,7 +82,7 @@ def _together(*options: _Option) -> _Option:
 
 
 def option(written: str, about: str, name: str | None = None, **others: Any) -> _Option:
-    """Return an option from its form in the help, such as ``-o, --output DIR``.
+    """Return an option, given as the help shows it, for example ``-o, --output DIR``.
 
     Args:
         written: the spellings, with the metavar of the value unless click derives it from the type.
@@ -96,7 +96,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# The shell completion for each kind of name that the value of an option can be.
+# The shell completion for each kind of name that can be the value of an option.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,
@@ -169,7 +169,7 @@ def _click_type(kind: Text) -> Any:
         case OneOf():
             return click.Choice([*map(str, kind.members)])
         case File():
-            # Files that need not exist are checked where they are opened.
+            # Files that need not exist are checked when they are opened.
             return click.Path(
                 exists=kind.exists, dir_okay=kind.folder, readable=kind.exists, path_type=Path
             )
@@ -223,7 +223,7 @@ _REGISTRY = "onnxopt registry"
 def _apply(context: click.Context, _parameter: click.Parameter, profile: str | None) -> None:
     from onnxopt_cli.backends.configuration import find_configuration
 
-    # resilient_parsing is set during shell completion.
+    # During shell completion, click sets resilient_parsing.
     if context.resilient_parsing or not (profile or find_configuration()):
         return
     from onnxopt_cli.cli.configured_defaults import apply_configuration, configuration_here
@@ -235,7 +235,7 @@ def _apply(context: click.Context, _parameter: click.Parameter, profile: str | N
 
 
 def expand_backend(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Replace the name of a backend in the configuration file by its specification.
+    """Replace the name of a backend in the configuration file with its specification.
 
     Raises:
         BackendUnavailable: if the file, not the command line, chooses an adapter that is not
@@ -279,19 +279,19 @@ def require_built_in(backends: Iterable[BackendIdentity]) -> None:
 def expand_installable(
     context: click.Context, _parameter: click.Parameter, value: Sequence[str]
 ) -> Sequence[str]:
-    """Replace names of backends like :func:`expand_backend`; adapters need not be installed."""
+    """Replace backend names like :func:`expand_backend`; adapters need not be installed."""
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     return [configuration.backend(text) for text in value] if configuration else value
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     """Use a registry with the operators of the environment and of files until the command ends."""
-    # Imported here because the import is slow, and help and completion do not need it.
+    # Imported late, because the import is slow, and help and completion do not need it.
     from onnxopt_cli.operators.registry import Registry, registry
 
     try:
         if not context.meta.get(_REGISTRY):
-            # A second context of the command, which parses options from a log, shares the registry.
+            # The command's second context, which parses options from a log, shares the registry.
             context.meta[_REGISTRY] = new_registry = Registry.of_environment()
             root = context.find_root()
             enter = (
@@ -309,8 +309,8 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Options of every command that uses operators. These options are processed first, because the
-# others are checked against the operators and the configuration.
+# Options of every command that depends on operators. These options are processed first, because the
+# values of other options are checked against the operators and the configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),

@@ -1,4 +1,4 @@
-"""``onnxopt show`` and ``onnxopt list``."""
+"""The commands ``onnxopt show`` and ``onnxopt list``."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def list_command(targets: tuple[str, ...], **filters: Any) -> int:
     if console.is_terminal:
         console.print(case_table(chosen))
     else:
-        # For other programs, print one id per line.
+        # In a pipe, print one id per line, for other programs.
         for case in chosen:
             click.echo(printable(case.id))
     return 2 if problems else 0

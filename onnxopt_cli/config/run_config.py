@@ -1,7 +1,7 @@
 """The settings of ``onnxopt run`` and ``onnxopt locate``.
 
-Settings that are passed on together form a group, such as the limits of a worker. A new setting is
-declared here and nowhere else. The order of declarations is the order of the help.
+Settings that are passed on together form a group, such as the limits of a worker. A new setting has
+to be declared only in this module. The help lists the settings in the order of their declarations.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from onnxopt_cli.config.settings import (
 )
 from onnxopt_cli.errors import UsageError
 
-#: A derived tolerance is this multiple of the error bound by default.
+#: By default, a derived tolerance is this multiple of the error bound.
 FACTOR = 4.0
-#: For each format of reports, the module in ``report/`` that is imported on first use, and the
-#: module's function that renders a run.
+#: For each report format, the module in ``report/`` that is imported on first use, and the function
+#: in that module that renders a run.
 REPORT_FORMATS = {
     "json": ("saved_run", "json_report"),
     "junit": ("junit", "junit_report"),
@@ -46,7 +46,8 @@ _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
 # Settings that select cases, backends or expectations. A resumed or merged run may spell these
-# settings differently, because the selected cases, backends and expectations are compared instead.
+# settings differently, because not these settings but the selected cases, backends and expectations
+# are compared.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -60,7 +61,7 @@ class Isolation(StrEnum):
 
 
 class LoweringMode(StrEnum):
-    """When operators with a formula are replaced by primitive operators for a backend."""
+    """States when operators with a formula are replaced with primitive operators for a backend."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -68,7 +69,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """A rule for the tolerances of all cases; it takes precedence over the cases' tolerances."""
+    """A rule for the tolerances of all cases, which precedes the cases' own tolerances."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -79,7 +80,7 @@ class ToleranceRule(StrEnum):
 class Shard:
     """Part ``index`` of ``count``, counted from 1.
 
-    The part of a case depends on its id alone, so adding or removing cases moves no other case to
+    The id of a case alone determines its part, so adding or removing cases moves no other case to
     another part.
     """
 
@@ -119,7 +120,7 @@ class Shard:
 
 
 class _ShardText(Text):
-    """A shard, typed as I/N."""
+    """A shard in the form I/N."""
 
     __slots__ = ()
 
@@ -186,7 +187,7 @@ class ModelInputs(Settings):
         return sizes
 
 
-#: Inputs that are drawn from the default seed.
+#: The inputs of a model file, drawn from the default seed.
 DRAWN_INPUTS = ModelInputs()
 
 
@@ -309,7 +310,7 @@ class Execution(Settings):
 
 @dataclass(frozen=True)
 class ClusterConfig(Settings):
-    """The cluster to use, if any.
+    """The cluster that runs the backends, if any.
 
     Attributes:
         cluster: ``local``, ``local:N``, the address of a scheduler, or its file; None for no
@@ -355,7 +356,9 @@ class ClusterConfig(Settings):
 
 @dataclass(frozen=True)
 class Judging(Settings):
-    """How outputs are judged. A tolerance given here takes precedence over tolerances of cases.
+    """How outputs are judged.
+
+    A tolerance among these settings takes precedence over the tolerances of cases.
 
     Attributes:
         tolerance: the rule for the tolerances of all cases; None for the cases' tolerances.
@@ -597,11 +600,14 @@ class RunConfig(Settings):
 
     @property
     def log_file(self) -> Path | None:
-        """The log that the run writes, new or resumed."""
+        """The log that the run writes, whether new or resumed."""
         return self.resume or self.log
 
     def expectation_files(self) -> tuple[Path, ...]:
-        """Return the expectation files to read; the one to update, if it exists, is the last."""
+        """Return the expectation files to read.
+
+        The file to update, if it exists, is the last one.
+        """
         update = self.update_expect
         if update is None:
             return self.expect

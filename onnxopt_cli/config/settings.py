@@ -29,7 +29,7 @@ _OPTION, _GROUP, _SECTION = "option", "group", "section"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The kind of values that are text; base class of the other kinds.
+    """A text value; base class of the other kinds of values.
 
     Attributes:
         of: kind of name for completion in a shell: ``backend``, ``operator``; may be empty.
@@ -48,7 +48,7 @@ class Text:
         return value
 
     def word(self, value: Any) -> str:
-        """Return a value as it is typed on the command line."""
+        """Return a value in the form in which a user types it on the command line."""
         return str(value)
 
     def json(self, value: Any) -> Any:
@@ -57,12 +57,12 @@ class Text:
 
 
 class Flag(Text):
-    """True or false; the option takes no value."""
+    """True or false; the option has no value on the command line."""
 
     __slots__ = ()
 
     def check(self, value: object) -> Any:
-        """Return the value; see :class:`Text`."""
+        """Return the value; implements :meth:`Text.check`."""
         if not isinstance(value, bool):
             raise ValueError("true or false")  # noqa: TRY004 - one error for all wrong values
         return value
@@ -89,7 +89,7 @@ class Number(Text):
     whole: bool = False
 
     def check(self, value: object) -> Any:
-        """Return the number; see :class:`Text`."""
+        """Return the number; implements :meth:`Text.check`."""
         numbers = int if self.whole else int | float
         if isinstance(value, bool) or not isinstance(value, numbers) or not self._holds(value):
             kind = "a whole number" if self.whole else "a number"
@@ -120,7 +120,7 @@ class OneOf(Text):
     members: type[StrEnum] = StrEnum
 
     def check(self, value: object) -> Any:
-        """Return the member; see :class:`Text`."""
+        """Return the member; implements :meth:`Text.check`."""
         try:
             return self.members(str(value))
         except ValueError:
@@ -132,13 +132,13 @@ class Size(Text):
 
     __slots__ = ()
 
-    #: The least memory with which a worker can start.
+    #: The least number of bytes of memory with which a worker can start.
     MIN_BYTES = 64 << 20
     _UNITS: ClassVar = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
     _TYPED: ClassVar = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
 
     def check(self, value: object) -> Any:
-        """Return the number of bytes; see :class:`Text`."""
+        """Return the number of bytes; implements :meth:`Text.check`."""
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError("a number of bytes")
         return value
@@ -160,7 +160,7 @@ class Size(Text):
         return size
 
     def word(self, value: Any) -> str:
-        """Return the size in the largest unit that divides it."""
+        """Return the size as a multiple of the largest unit that divides it."""
         if value == 0:
             return "none"
         if not isinstance(value, int) or value % (1 << 20):
@@ -206,7 +206,7 @@ class File(Text):
     folder: bool = True
 
     def check(self, value: object) -> Any:
-        """Return the path; see :class:`Text`."""
+        """Return the path; implements :meth:`Text.check`."""
         if not isinstance(value, str | os.PathLike):
             raise ValueError("a path")  # noqa: TRY004 - one error for all wrong values
         return Path(value)
@@ -243,7 +243,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The longest spelling, as ``--jobs``; for a pair of flags, the flag for false."""
+        """The longest spelling, such as ``--jobs``; for a pair of flags, the flag for false."""
         last = self.written.rpartition(", ")[2].partition(" ")[0]
         return last.rpartition("/")[2]
 
@@ -259,9 +259,9 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return the words to type for a value, valid or not; no words for None."""
+        """Return the words to type for a value, which may be invalid; no words for None."""
         if isinstance(self.kind, Flag):
-            # Of a pair of flags, self.flag is the flag for false, because true is the default.
+            # For a pair of flags, self.flag is the flag for false, because true is the default.
             return [self.flag] if value is ("/" not in self.written) else []
         if value is None:
             return []
@@ -325,13 +325,13 @@ Group = TypeVar("Group", bound="Settings")
 
 
 def group(kind: type[Group], section: str = "") -> Group:
-    """Declare a field of :class:`Settings` that is itself a group of settings."""
+    """Declare a field of :class:`Settings` that is a group of settings itself."""
     made: Group = field(default_factory=kind, metadata={_GROUP: kind, _SECTION: section})
     return made
 
 
 class Settings:
-    """Base of frozen dataclasses whose fields are settings, or groups of settings.
+    """Base class of frozen dataclasses whose fields are settings or groups of settings.
 
     Raises:
         UsageError: if a value of a setting is invalid.
@@ -354,7 +354,7 @@ class Settings:
 
     @classmethod
     def declared(cls) -> tuple[Declared, ...]:
-        """Return all settings, including those of groups, in the order of declaration."""
+        """Return all settings, including the settings of groups, in the order of declaration."""
         return tuple(_settings_of(cls, ""))
 
     @classmethod
@@ -397,7 +397,7 @@ class Settings:
             return cls(**groups)
 
     def values(self) -> dict[str, Any]:
-        """Return the values of all settings by name, including those of groups."""
+        """Return the values of all settings by name, including the settings of groups."""
         found: dict[str, Any] = {}
         for member in fields(self):
             value = getattr(self, member.name)

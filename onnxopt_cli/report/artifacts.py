@@ -62,7 +62,7 @@ def write_artifacts(
         UsageError: if a file cannot be written. No file is overwritten.
     """
     if view.nonconforming:
-        # Another run may have written to the folder since this one began.
+        # Another run may have written to the folder since this run began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
     folders = {backend.name: folder / free(file_name(backend.name)) for backend in view.backends}
@@ -73,7 +73,7 @@ def write_artifacts(
         parent = folders[result.backend]
         target = parent / f"test_{free(file_name(result.case), parent.name)}"
         try:
-            # If the folder exists and was not created here, it belongs to another run.
+            # If the folder exists but was not created by this run, it belongs to another run.
             parent.mkdir(exist_ok=parent in created)
             created.add(parent)
             for part, data in files.items():
@@ -99,14 +99,15 @@ def _files(result: Result, case: Case | None, oracles: Oracles) -> dict[str, byt
     except (InvalidCase, UsageError):
         return {}
     for index, value in enumerate(result.returned):
-        # TensorProto cannot store some element types.
+        # TensorProto cannot store all element types.
         with suppress(ValueError):
             tensor = tensor_of(value)  # type: ignore[arg-type] # results keep only arrays
             actual = tensor.SerializeToString(deterministic=True)
             files[f"test_data_set_0/actual_{index}.pb"] = actual
     if not problem.must_reject:
         return files
-    # A directory without outputs must not be mistaken for a case.
+    # The files get other names, because a directory without expected outputs must not be mistaken
+    # for a case.
     return {f"refused_{name}": data for name, data in files.items()}
 
 

@@ -35,7 +35,7 @@ _MAX_SHOWN_SURVIVORS = 12
 
 
 def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
-    """Yield an operator's mutation score: a table, survivors and false alarms, then details."""
+    """Yield an operator's mutation score: a table, survivors and false alarms, details."""
     count = len(score.trials)
     cases = "1 case" if count == 1 else f"{count} cases"
     yield Text.assemble((score.operator.name, "bold"), f"  {cases}{_share(score)}")
@@ -89,10 +89,14 @@ def _counts(score: MutationScore) -> Table:
 
 
 def _smallest_margin(score: MutationScore) -> str:
-    """Name the killed mutant that exceeds the tolerance least, if its error is finite."""
+    """Return the name of the killed mutant whose error exceeds its tolerance the least.
+
+    Mutants with an infinite error are ignored.
+    """
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # The ratio is infinite for an output that must be exact; it then says nothing about the margin.
+    # The ratio is infinite for an output that must be exact, and an infinite ratio says nothing
+    # about the margin.
     if nearest is None or not math.isfinite(nearest.largest):
         return ""
     excess = short_error(nearest.largest)
@@ -120,7 +124,7 @@ def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType
 
 
 def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return the number of errors, and the shares caught by ONNX's tolerance and by ours."""
+    """Return the number of injected errors, and the shares that ONNX's tolerance and ours catch."""
     if not injected:
         return "", "", ""
     caught = (
@@ -162,7 +166,7 @@ def _survivor(verdict: Verdict) -> Text:
 
 
 def _share(score: MutationScore) -> str:
-    """Return the mutation score as text, rounded down, for an operator without a formula."""
+    """Return the mutation score of an operator without a formula as text, rounded down."""
     if isinstance(score.operator, Operator) or score.value is None:
         return ""
     return f", mutation score {math.floor(1000 * score.value) / 10:g} %"
@@ -177,7 +181,10 @@ def _attribute(value: Any) -> str:
 
 
 def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return attributes and inputs as text, after their common type if they have one."""
+    """Return attributes and inputs as text.
+
+    An element type that all inputs share is stated once, at the beginning.
+    """
     arrays = [value for value in inputs.values() if isinstance(value, np.ndarray)]
     kinds = {value.dtype.name for value in arrays if value.dtype.kind == "f"}
     pairs = [f"{name} {_attribute(value)}" for name, value in attributes.items()]

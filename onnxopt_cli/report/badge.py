@@ -1,4 +1,4 @@
-"""Report a run as a shields.io endpoint badge: counts of outcomes, in a color for the verdict."""
+"""A shields.io endpoint badge for a run: counts of outcomes, with a color for the verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def badge_report(view: RunView) -> str:
     The badge is yellow if the run conforms with expected failures, green if it conforms and has
     passes, grey if it conforms but has no pass, such as a shard without cases, and red otherwise.
     The badge shows counts if all cases have been judged, otherwise the verdict. The text ends with
-    the excluded capabilities, and with a declared precision that widens tolerances.
+    the excluded capabilities, and with the backend's declared precision if that precision widens
+    tolerances.
     """
     good = view.record.exit_code == 0
     color = "red"

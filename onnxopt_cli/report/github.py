@@ -1,7 +1,7 @@
-"""Report failures as workflow commands, which GitHub shows beside lines of the repository.
+"""Report failures as workflow commands, which GitHub shows beside the relevant lines of code.
 
-An error is shown beside the line of code that raised it, if that line is known and belongs to the
-repository. Every other failure is shown beside its case.
+An error is shown beside the line of code that raised the error, if that line is known and belongs
+to the repository. Every other failure is shown beside its case.
 
 Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -23,23 +23,23 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView, failure_t
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import in_words
 
-#: GitHub shows this many commands of a step, and silently drops the others.
+#: GitHub shows this many commands of a step, and drops further ones without a message.
 _MAX_COMMANDS = 10
-#: Messages are shortened to this length, because GitHub truncates long ones.
+#: Messages are shortened to this number of characters, because GitHub truncates long messages.
 _MAX_MESSAGE_CHARS = 4000
-# Outcomes whose traceback shows the cause.
+# For these outcomes, the traceback shows the cause.
 _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
-# The place of an exception, as :mod:`onnxopt_cli.backends.host` states it, or a frame of a Python
-# traceback.
+# Matches the place of an exception in the form of :mod:`onnxopt_cli.backends.host`, or a frame of a
+# Python traceback.
 _FRAME = re.compile(
     rf"^(?:{RAISED_AT}(?P<path>.+):(?P<line>\d{{1,7}})"
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# Words in the output of Python's faulthandler, which lists the innermost frame first.
+# Python's faulthandler prints these words; it lists the innermost frame first.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
-# Folders with code that is not part of the repository, such as environments.
+# Folders with these names, such as environments, contain code that is not part of the repository.
 _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 
 
@@ -62,7 +62,7 @@ def github_report(view: RunView) -> str:
             title = f"{item.word}: {result.case} on {result.backend}"
             raising_line = _raising_line(result)
             if raising_line and result.printed == f"{RAISED_AT}{raising_line}":
-                # GitHub shows the annotation at this line.
+                # GitHub shows the notice at this line.
                 result = replace(result, printed="")
             text = clipped(failure_text(result, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
             again = f"again: {printable(item.again)}"
@@ -83,7 +83,7 @@ def _notices(view: RunView) -> list[str]:
 
 
 def _raising_line(result: Result) -> Location | None:
-    """Return the innermost line of the repository in the traceback of an error; None without one.
+    """Return the innermost frame of a traceback that lies in the repository; None without one.
 
     A backend may print any text, so a frame counts only if the repository has its file and line.
     """

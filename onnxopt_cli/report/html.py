@@ -1,9 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
 The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
-harmful characters become visible escapes. A template that forgets to escape text is therefore
-harmless. In addition, the page's content security policy admits only one script and one style, by
-their hashes.
+harmful characters become visible escapes. A template that omits the escaping is therefore harmless.
+In addition, the page's content security policy admits only one script and one style, by their
+hashes.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ from onnxopt_cli.report.view.verdict import (
     label,
 )
 
-# The table of outcomes shows this number of cases, because a browser needs seconds to lay out more.
-# The filter of the page also finds the remaining cases.
+# The table of outcomes shows at most this number of cases, because a browser needs seconds to lay
+# out a longer table. The filter of the page also finds the cases that are not shown.
 _MAX_ROWS = 1000
-# At most this number of passes have a section with details.
+# At most this number of passes have a section with details of their own.
 _MAX_PASSES = 5000
 # The chart of error / tolerance shows at most this number of outputs.
 _MAX_CHART_ROWS = 16
-# CSS classes of verdicts; the class of every other verdict is ``bad``.
+# CSS classes of verdicts; every other verdict has the class ``bad``.
 _LOOKS = {
     Conformity.CONFORMS.value: "good",
     Conformity.EXPECTED_FAILURES.value: "known",
 }
 _PAGE = files("onnxopt_cli.report") / "page"
-# The width of every chart in user units of SVG, each about a pixel of a narrow page.
+# The width of every chart in SVG user units, each of which is about a pixel of a narrow page.
 _CHART_WIDTH = 400
 # The edges of the plot area of a chart with two axes.
 _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# Bars end at this error / tolerance, a little beyond the limit of 1, even if the value is larger.
+# Bars of larger values end at this error / tolerance, a little beyond the limit of 1.
 _MAX_DRAWN_SHARE = 1.15
-# Distances in ulp with more bits are labelled as powers of two.
+# Distances in ulp with more bits than this are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
-# A chart has room for at least this number of bars, so that a few bars are not too wide.
+# A chart has room for at least this number of bars, so that a chart with few bars has no wide ones.
 _MIN_BARS = 8
 _MAX_TICKS = 8
 # Values of error / tolerance are clipped to this range.
 _MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
-# Step numbers of a saved run may be any integer, and are clipped to this limit.
+# The step numbers of a saved run may be any integers, and are clipped to this limit.
 _MAX_STEP = 10**12
 
 
@@ -87,7 +87,7 @@ class _Row:
 
 
 def html_report(view: RunView) -> str:
-    """Return a run as HTML text."""
+    """Return an HTML document that reports a run."""
     environment = page_environment()
     rows = _rows(view)
     hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
@@ -131,7 +131,7 @@ def page_parts() -> dict[str, Markup]:
 
 
 def page_environment() -> Environment:
-    """Return the environment of the templates of a report and of the page of ``locate``."""
+    """Return the environment for the templates of a report and of the page of ``locate``."""
     environment = template_environment("onnxopt_cli.report", "page")
     environment.globals.update(
         anchor=anchor,
@@ -147,14 +147,14 @@ def page_environment() -> Environment:
 
 
 def template_environment(package: str, folder: str) -> Environment:
-    """Return a Jinja environment for the templates in a folder of a package, which escapes text."""
+    """Return a Jinja environment for a package's folder of templates; it escapes inserted text."""
     environment = Environment(
         loader=PackageLoader(package, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Markup, a subclass of str, is trusted.
+        # Markup is trusted; it is a subclass of str.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))
@@ -198,7 +198,7 @@ def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _rows(view: RunView) -> list[_Row]:
-    """Return each case with its result on each backend."""
+    """Return each case with the case's result on each backend."""
     by_case: dict[str, dict[str, Result]] = {}
     for result in view.record.results:
         by_case.setdefault(result.case, {})[result.backend] = result
@@ -214,10 +214,10 @@ def _rows(view: RunView) -> list[_Row]:
 
 
 def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
-    """Return rows and their cells as data, which a browser reads many times faster than HTML.
+    """Return rows and cells as data, which a browser reads many times faster than HTML.
 
-    A row consists of case, operator, capabilities and the number of the cell of each backend. The
-    cells are listed by number, each with its column; cells that look alike have one number.
+    A row consists of the case, its operator and capabilities, and a cell number for each backend.
+    The cells are listed by number, each with its column; cells that look alike share one number.
     """
     cells: dict[object, tuple[int, int, Result | None]] = {}
     data: list[list[Any]] = []
@@ -256,13 +256,13 @@ def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _by_operator(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
-    """Return results grouped by operator, in alphabetical order."""
+    """Return results grouped by operator, with the operators in alphabetical order."""
     ordered = sorted(results, key=operator_of)
     return [(operator, [*group]) for operator, group in groupby(ordered, key=operator_of)]
 
 
 def _measured(view: RunView) -> Iterator[tuple[str, list[Accuracy], list[dict[str, Any]]]]:
-    """Yield each backend with the rows and the charts of its accuracy."""
+    """Yield the rows and the charts of each backend's accuracy."""
     for backend, group in groupby(view.accuracy, key=lambda row: row.backend):
         rows = list(group)
         curves = {
@@ -321,7 +321,7 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
-    """Return a histogram of the distances, in ulp, from the expected result.
+    """Return a histogram of the distances from the expected result, in ulp.
 
     Args:
         rows: the outputs of one backend, at least one.
@@ -332,7 +332,7 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
         says += f" {not_finite} are finite on one side only."
-    # The label of a bar is the smallest distance with its number of bits.
+    # The label of a bar is the smallest distance whose number of bits is that of the bar.
     bars = [
         (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
         for bits, count in enumerate(counts)
@@ -384,7 +384,7 @@ def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
     lines = []
     for curve in drawn:
-        # If several steps have the same x coordinate, the worst one is drawn.
+        # If several steps have the same x coordinate, the step with the largest value is drawn.
         places: dict[int, float] = {}
         for step, share in curve.items():
             places[x(step)] = max(share, places.get(x(step), 0.0))
@@ -404,7 +404,7 @@ def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
 
 def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return the function from a number to its y coordinate on a logarithmic axis, and ticks."""
+    """Return a function from numbers to y coordinates on a logarithmic axis, and ticks."""
     low, high = math.log10(least), math.log10(max(most, 10 * least))
 
     def y(number: float) -> float:
@@ -413,5 +413,5 @@ def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], lis
 
     powers = range(math.ceil(low), math.floor(high) + 1)
     step = math.ceil(len(powers) / _MAX_TICKS)
-    # Ticks are counted from 10^0, so that 1 always has a tick.
+    # Ticks are counted from 10^0, so that the value 1 always has a tick.
     return y, [10.0**power for power in powers if power % step == 0]

@@ -1,6 +1,6 @@
 """Report a run as JUnit XML, which every CI server reads.
 
-The form of the document follows from its readers:
+The following requirements of readers determine the form of the document:
 
 - GitLab identifies a case by ``classname`` and ``name`` without its suite, and keeps only one of
   several cases with the same pair. Each pair is therefore unique; ``classname`` contains the
@@ -72,7 +72,7 @@ def junit_report(view: RunView, *, places: bool = True) -> str:
             error.text = printable(str(problem), lines=True)
         _count(suite, 0)
     _count(root, sum(result.seconds for result in record.results))
-    # In the schemas, the root element has no attribute ``skipped``.
+    # In the schemas, the root element cannot have an attribute ``skipped``.
     del root.attrib["skipped"]
     for case in () if places else root.iter("testcase"):
         for name in ("file", "line"):
@@ -81,12 +81,12 @@ def junit_report(view: RunView, *, places: bool = True) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(root, encoding="unicode") + "\n"
 
 
-#: The variant for Jenkins' xUnit plugin.
+#: The variant of the format for Jenkins' xUnit plugin.
 xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:
-    """Return the form in which some readers compare names: trimmed and without letter case."""
+    """Return a name as some readers compare it: without surrounding spaces, in lower case."""
     return name.strip().casefold()
 
 
@@ -144,9 +144,10 @@ def _kind(result: Result) -> str | None:
 
 
 def _count(suites: Element, seconds: float) -> None:
-    """Set the counts of cases by kind, and the time, of a suite or of the root element."""
+    """Set the counts of cases by kind and the time; the element is a suite or the root."""
     kinds = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in kinds.items():
         suites.set(name, str(sum(1 for _ in suites.iter(tag))))
-    # The schema allows three decimals here, and any number of them for a single case.
+    # For the time of a suite, the schema allows three decimals, but any number of decimals for a
+    # single case.
     suites.set("time", f"{seconds:.3f}")

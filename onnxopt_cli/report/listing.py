@@ -44,7 +44,7 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
-    """Return the backends that have a name, with their versions or why they are not available."""
+    """Return the named backends, with their versions or the reasons why they are unavailable."""
     rows = []
     for backend in backends:
         problem = f"not available: {backend.problem}" if backend.problem else ""
@@ -175,7 +175,7 @@ def _steps(trajectory: Trajectory) -> str:
 
 
 def heading(text: str) -> Padding:
-    """Return the heading of a section, below an empty line."""
+    """Return the heading of a section, preceded by an empty line."""
     return Padding(Text(text, style="bold"), (1, 0, 0, 0))
 
 

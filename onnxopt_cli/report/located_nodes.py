@@ -39,16 +39,16 @@ _MAX_FOLDER_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
 _MAX_REASON_CHARS = 300
-# A larger ratio of error to tolerance is not shown as a number.
+# Ratios of error to tolerance above this limit are not shown as numbers.
 _MAX_RATIO = 10**7
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
-#: The folder of each finding by node and backend; the node is empty for a subgraph.
+#: The folder of each finding, by node and backend; the name of the node is empty for a subgraph.
 Folders = Mapping[tuple[str, str], Path]
-# The largest number of nodes that are drawn on either side of a node.
+# The largest number of nodes that are drawn on each side of a node.
 _MAX_NEIGHBOURS = 6
 _MAX_LABEL_CHARS = 22
-# Sizes of the drawing.
+# Sizes of the elements of a drawing, in pixels.
 _BOX_WIDTH, _BOX_HEIGHT, _ROW_HEIGHT, _COLUMN_WIDTH = 180, 40, 54, 260
 
 
@@ -69,9 +69,9 @@ def exit_code(located: Located) -> int:
 
 
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
-    """Write a test directory for each finding, without replacing others; return the directories.
+    """Write a test directory for each finding unless it exists; return the directories.
 
-    A finding that is there already, with the same files, is not written again.
+    A finding whose directory exists with the same files is not written again.
 
     Raises:
         UsageError: if a file cannot be written.
@@ -99,20 +99,20 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        # The problem has a value of a type that a test directory cannot store.
+        # A value of this problem has a type that a test directory cannot store.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
 
 
 def _has_files(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Return whether a folder consists of some files, given by their paths in it."""
+    """Return whether a folder consists of the given files."""
     try:
         present = {path for path in folder.rglob("*") if not path.is_dir()}
         if present != {folder / name for name in files}:
             return False
         for name, data in files.items():
             path = folder / name
-            # The content of a file of another size, which may be large, is not read.
+            # A file whose size differs may be large, so its content is not read.
             if path.stat().st_size != len(data) or path.read_bytes() != data:
                 return False
     except OSError:
@@ -166,7 +166,7 @@ def write_json(path: Path, located: Located, folders: Folders) -> None:
 
 
 def location_lines(located: Located, folders: Folders, backends: Sequence[str]) -> Iterator[Text]:
-    """Yield the lines of the result for a terminal.
+    """Yield the lines that show the result in a terminal.
 
     Args:
         located: the result.
@@ -190,7 +190,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
                     f"the whole model on {printable(backend)}: {reason}",
                 )
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
-    # Nodes that were not reached before an interruption are only counted, in the last line.
+    # Nodes that were not reached before an interruption are merely counted, in the last line.
     unlisted = {NO_OPERAND, INTERRUPTED_REASON}
     listed = [entry for entry in located.not_judged if entry.reason not in unlisted]
     for entry in listed[:_MAX_LISTED]:
@@ -240,7 +240,7 @@ def _title(
 
 
 def _error(finding: LocatedNode) -> str:
-    """Return the error of a node in words."""
+    """Return the error of a node as text."""
     share = finding.error_over_tolerance
     if share is None:
         return "no output of the expected type and shape"
@@ -258,7 +258,10 @@ def _error(finding: LocatedNode) -> str:
 
 
 def _differences(located: Located) -> Iterator[Text]:
-    """Yield lines for disagreements of backends, and for contributions to tolerances and errors."""
+    """Yield lines for disagreements of backends, and for contributions of nodes.
+
+    A node may contribute to the tolerance or to the error of an output.
+    """
     ordered = sorted(located.disagreements, key=lambda entry: -max(entry.errors.values()))
     for entry in ordered[:_MAX_DIFFERENCES]:
         errors = ", ".join(
@@ -295,7 +298,7 @@ def _summary(located: Located) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A node, or a value that no node of the graph computes, with its place in the drawing."""
+    """A node, or a value that no node of the graph computes, with its position in the drawing."""
 
     x: int
     y: int
@@ -306,7 +309,10 @@ class _Box:
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """A drawing of a node, the nodes that compute its inputs, and those that read its outputs."""
+    """A drawing of a node and of its neighbours.
+
+    The neighbours compute the node's inputs or read its outputs.
+    """
 
     width: int
     height: int
@@ -373,8 +379,8 @@ def _again(folder: Path, backend: str) -> str:
 def _drawing(finding: LocatedNode, node: onnx.NodeProto, model: onnx.ModelProto) -> _Drawing:
     """Draw a node with its neighbours in the main graph of the model.
 
-    A node of an inlined function or of a nested graph has no neighbours there; its inputs are drawn
-    as values.
+    A node of an inlined function or of a nested graph has no neighbours in the main graph; the
+    inputs of such a node are drawn as values.
     """
     nodes = model.graph.node
     producers: Mapping[str, onnx.NodeProto] = {

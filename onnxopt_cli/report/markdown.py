@@ -1,7 +1,7 @@
 """Report a run as Markdown for GitHub and GitLab.
 
-Untrusted text occurs only in code spans, code fences and escaped HTML. In these places, text cannot
-form links, mentions, tables or tags.
+Untrusted text occurs only in code spans, code fences and escaped HTML. There, text cannot form
+links, mentions, tables or tags.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView
 from onnxopt_cli.report.view.run_view import NEUTRAL_SUBJECT, RunView
 from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
-#: GitHub accepts comments of up to 65,536 characters, and 1 MiB for the summary of a step.
+#: GitHub accepts comments of up to 65,536 characters, and step summaries of up to 1 MiB.
 _MAX_REPORT_CHARS = 60_000
-#: The largest number of characters of each of the causes, the counts and the problems of files.
+#: The largest number of characters of a part: of the causes, of the counts, and of the problems of
+#: files.
 _MAX_PART_CHARS = 8_000
-#: The largest number of characters of each list of changes, expected failures and reasons.
+#: The largest number of characters of a list: of changes, of expected failures, and of reasons.
 _MAX_LIST_CHARS = 3_000
-#: The number of characters that are reserved for the parts after the failures.
+#: This number of characters is reserved for the parts that follow the failures.
 _REST_CHARS = 2_500
-#: The largest number of characters of one failure's text, of a cause, and of a name.
+#: The largest number of characters of one failure's text.
 _MAX_TEXT_CHARS = 4_000
+#: The largest number of characters of the description of a cause.
 _MAX_CAUSE_CHARS = 1_000
+#: The largest number of characters of a name.
 _MAX_NAME_CHARS = 300
 
 
@@ -59,7 +62,7 @@ def markdown_report(view: RunView) -> str:
 
 
 def _title(view: RunView) -> str:
-    """Return the heading of a report: the verdict, about the backend if the run has only one."""
+    """Return the heading of a report: the verdict, and the name of a single backend."""
     subject = view.subject
     return f"# {subject if subject == NEUTRAL_SUBJECT else _code(subject)} {view.verdict}"
 
@@ -81,14 +84,17 @@ def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
 
 
 def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> list[str]:
-    """Return the lines that fit into a part, and a line with the number of those that do not."""
+    """Return the lines that fit into a part, and a line with the number of omitted lines."""
     fitting = _fitting(lines, room, len("\n"))
     hidden = len(lines) - len(fitting)
     return [*fitting, more.format(hidden)] if hidden else fitting
 
 
 def _changes(view: RunView) -> list[str]:
-    """Return a list of improvements and deteriorations since the baseline; count other changes."""
+    """Return a list of improvements and deteriorations since the baseline.
+
+    Other changes are counted.
+    """
     if view.baseline is None:
         return []
     ranked = [

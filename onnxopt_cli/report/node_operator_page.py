@@ -1,4 +1,4 @@
-"""Render an operator of ONNX without a formula: signature, judgement and mutants."""
+"""Render an ONNX operator without a formula: its signature, how it is judged, and its mutants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DEFAULT_CHARS = 40
 
 
 def named_schemas(name: str) -> Sequence[defs.OpSchema]:
-    """Return the versions of the ONNX operators with a name, newest first; may be empty."""
+    """Return the versions of the ONNX operators with a name, newest first; possibly none."""
     versions = [schema for schema in defs.get_all_schemas_with_history() if schema.name == name]
     return sorted(versions, key=lambda schema: schema.since_version, reverse=True)
 
@@ -131,7 +131,7 @@ def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str
 
 
 def _attribute_text(schema: defs.OpSchema, name: str) -> tuple[str, str] | tuple[()]:
-    """Return type and default of an attribute in a version; empty if it lacks the attribute."""
+    """Return type and default of an attribute in a version; empty if the version lacks it."""
     entry = schema.attributes.get(name)
     if entry is None:
         return ()

@@ -15,9 +15,10 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE
 from onnxopt_cli.report.view.run_view import RunView
 
 _STDOUT = "-"
-#: The Markdown report appended to the summary of a GitHub step; not a value of FORMAT.
+#: The name of the Markdown report that is appended to the summary of a GitHub step; not a value of
+#: FORMAT.
 SUMMARY = "step summary"
-#: GitHub discards a step's summary that is larger than this.
+#: GitHub discards a step's summary that has more bytes than this.
 _MAX_SUMMARY_BYTES = 1 << 20
 
 
@@ -66,7 +67,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:
-    """Call functions that write files; call the remaining ones even if one of them fails.
+    """Call functions that write files; an error of one does not prevent the next call.
 
     Raises:
         UsageError: with the messages of all errors.
@@ -99,7 +100,7 @@ def write_report(name: str, path: Path, view: RunView) -> None:
 
 
 def render(name: str, view: RunView) -> Iterable[str]:
-    """Return the text of a report, in pieces.
+    """Return the text of a report in pieces.
 
     Args:
         name: a key of :data:`~onnxopt_cli.config.run_config.REPORT_FORMATS`.
@@ -112,7 +113,7 @@ def render(name: str, view: RunView) -> Iterable[str]:
 
 
 def _append_summary(path: Path, view: RunView) -> None:
-    """Append the Markdown report to the summary of a GitHub step, or the verdict if it is full.
+    """Append the Markdown report to a GitHub step's summary, or the verdict if that is full.
 
     Raises:
         UsageError: if the file cannot be written.

@@ -99,7 +99,8 @@ def read_saved_run(path: Path) -> RunRecord:
     """
     if str(path) == _STDIN:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            # Copy one byte more than the limit, so that reading the copy reports an excessive size.
+            # One byte more than the limit is copied, so that reading the copy reports an excessive
+            # size.
             copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
             copy.flush()
             try:
@@ -121,7 +122,7 @@ def read_saved_run(path: Path) -> RunRecord:
         # raises an exception.
         return read_record(path)
     try:
-        # A report may have any number of parts.
+        # A report may have been written in any number of parts.
         document = read_json(data, most_parts=len(data))
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             return read_record(path)
@@ -133,7 +134,7 @@ def read_saved_run(path: Path) -> RunRecord:
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the run in a report as records of a log, which are validated like those of a log."""
+    """Yield the run in a report as log records, which are then validated like those of a log."""
     results, options = document["results"], document["options"]
     cases = {result["case"] for result in results if result["case"] not in OUTSIDE_IDS}
     config = RunConfig.from_json(options)

@@ -59,20 +59,22 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# The number of rows in the table that are reserved for causes that are frequent but not among the
-# first.
+# This number of rows in the table of causes is reserved for frequent causes that are not among the
+# first ones.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
-# Limits of a panel: elements of the worst output, lines that the backend printed, names of other
-# outputs, characters of the case's description.
+# A panel shows at most this number of elements of the worst output.
 _MAX_ELEMENTS = 3
+# A panel shows at most this number of lines that the backend printed.
 _MAX_PRINTED_LINES = 3
+# A panel names at most this number of other outputs.
 _MAX_NAMES = 6
+# A panel shows at most this number of characters of the case's description.
 _MAX_ABOUT_CHARS = 200
-# The columns of a panel's border that its title cannot occupy.
+# The title of a panel cannot occupy this number of columns of its border.
 _BORDER_COLUMNS = 6
-# A width that exceeds that of any terminal.
+# A width that exceeds the width of any terminal.
 _WIDE_COLUMNS = 10_000
 # The verdict states the time of the search for explanations if it exceeds this number of seconds.
 _LONG_SECONDS = 1.0
@@ -81,7 +83,7 @@ _MAX_UNEXAMINED = 5
 
 
 def outcome_text(result: Result) -> Text:
-    """Return the outcome in a word, in capitals if it is a failure, with remarks."""
+    """Return the outcome as a word with remarks; in capitals if it is a failure."""
     outcome = result.outcome
     if is_expected_failure(result):
         return Text(f"{outcome.value} (expected)", style="dim")
@@ -102,7 +104,7 @@ def outcome_text(result: Result) -> Text:
 
 
 def case_line(results: Sequence[Result], id_width: int) -> Text:
-    """Return a case's line: its id and its outcome on each backend."""
+    """Return the line of a case: its id, and its outcome on each backend."""
     line = Text(f"{printable(results[0].case):<{id_width}}")
     return _with_columns(line, {result.backend: outcome_text(result) for result in results})
 
@@ -148,7 +150,7 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 
     Args:
         groups: the failures by cause; if there are many groups, the smallest are only counted.
-        examples: the number of groups at the beginning for which an example is shown elsewhere. The
+        examples: number of groups, at the beginning, for which an example is shown elsewhere. The
             row of each later group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
@@ -160,8 +162,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     numbered = list(enumerate(groups, start=1))
-    # Groups with wrong values come first and may fill the table. A few rows are reserved for the
-    # most frequent of the remaining causes.
+    # Groups with wrong values come first and may fill the table, apart from reserved rows. The
+    # reserved rows show the most frequent of the remaining causes.
     leading = _MAX_CAUSES - _MAX_FREQUENT_CAUSES
     first, remaining = numbered[:leading], numbered[leading:]
     frequent = sorted(remaining, key=lambda pair: -len(pair[1].results))[:_MAX_FREQUENT_CAUSES]
@@ -257,13 +259,13 @@ def failure_panel(
 
 
 class _FailurePanel:
-    """A panel whose title is its first line if the border is too short for the title."""
+    """A panel whose title becomes its first line if the title is too long for the border."""
 
     def __init__(self, title: Text, parts: Sequence[RenderableType], note: str) -> None:
         self._title, self._parts, self._note = title, parts, note
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the panel; see rich."""
+        """Yield the panel; part of rich's protocol."""
         fits = self._title.cell_len <= options.max_width - _BORDER_COLUMNS
         yield Panel(
             Group(*self._parts) if fits else Group(self._title, *self._parts),
@@ -309,15 +311,15 @@ def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
 class _Elements:
     """A table of elements that never breaks a number over two lines.
 
-    If the table is too wide, two columns are omitted, whose maximum is shown above the table. If
-    the table is still too wide, each element is a paragraph.
+    If the table is too wide, two columns are omitted, whose largest values are shown above the
+    table. If the table is still too wide, each element is a paragraph.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self._header, self._rows = header, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the widest form that fits; see rich."""
+        """Yield the widest form that fits; part of rich's protocol."""
         for hidden in ((), ("rel error", "ulp")):
             visible = [name not in hidden for name in self._header]
             (first, *titles), *rows = (
@@ -363,7 +365,7 @@ def plain_table(
 def summary_table(view: RunView) -> Table | None:
     """Return the counts by operator; None if there are many operators and no failures.
 
-    If there are many operators, only those with the most failures are shown.
+    If there are many operators, only the operators with the most failures are shown.
     """
     rows = view.operators
     failing = sorted((row for row in rows if row.failing), key=lambda row: -row.failing)
@@ -448,7 +450,7 @@ def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text
 
 
 def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
-    """Yield a line for each explanation, and the commands that show its known mistakes."""
+    """Yield a line for each explanation, and commands that show the known mistakes."""
     for backend in dict.fromkeys(explanation.backend for explanation in explanations):
         names = [
             explanation.operator
@@ -492,6 +494,6 @@ def comparison_verdict(changes: Sequence[Change]) -> Text:
     if not changes:
         return Text("nothing changed", "green")
     counts = Counter(change.direction for change in changes)
-    # Only comparisons of repeated runs have slower cases.
+    # Only a comparison of repeated runs can find slower cases.
     named = [kind for kind in Direction if counts[kind] or kind is not Direction.SLOWER]
     return Text(in_words({kind: counts[kind] for kind in named}))

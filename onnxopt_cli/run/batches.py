@@ -178,9 +178,7 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 
 def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
-    """Split the response to a joined request into one response per case; none if the request
-    failed.
-    """
+    """Split the response to a joined request into single responses; none after a failure."""
     counts = [len(request.model.graph.output) for request in requests]
     outputs = response.outputs
     if outputs is None or len(outputs) != sum(counts):

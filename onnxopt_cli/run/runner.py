@@ -516,9 +516,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results from another process, and replace their strings by equal strings of this
-    process.
-    """
+    """Review results from another process, and share equal strings with this process."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Number of chunks that are assigned to a process, so that the process never waits for a chunk.
+# Number of chunks that are assigned to a process at a time, so that the process never waits for a
+# chunk.
 _CHUNKS_IN_FLIGHT = 2
-# Number of chunks per process that may be computed before their results are requested.
+# For each process, at most this number of chunks is computed before their results are requested.
 _CHUNKS_AHEAD = 8
-# Time for a process to end a call into C after its time limit.
+# After its time limit, a process has this number of seconds to end a call into C.
 _GRACE_SECONDS = 10.0
 
 
@@ -46,7 +47,8 @@ def parallel(
     """Yield ``work(item)`` for every item, in order.
 
     If a process ends, or the work raises an exception or returns a value that cannot be pickled,
-    the work is done again in this process. No result is lost, and exceptions are raised here.
+    the work is done again in this process. No result is lost, and this process raises the
+    exceptions of the work.
 
     Args:
         work: any function; its results should be picklable if there are several jobs.
@@ -74,7 +76,7 @@ def parallel(
             end = number + _CHUNKS_AHEAD * jobs
             while number not in done and not stop():
                 for helper in helpers:
-                    # The last chunks go to idle processes.
+                    # Processes that become idle take the last chunks.
                     is_near_end = len(unassigned) <= len(helpers) * _CHUNKS_IN_FLIGHT
                     most = 1 if is_near_end else _CHUNKS_IN_FLIGHT
                     while unassigned and unassigned[0] < end and len(helper.assigned) < most:
@@ -95,12 +97,12 @@ class _Helper:
     """A forked process that works on chunks.
 
     Args:
-        work: the function that it calls with the number of each chunk.
-        others: processes whose connections it must close.
+        work: the function that the process calls with the number of each chunk.
+        others: processes whose connections the new process must close.
 
     Attributes:
         connection: the connection to the process.
-        assigned: numbers of the chunks that it has not finished, in order.
+        assigned: numbers of the chunks that the process has not finished, in order.
 
     Raises:
         OSError: if the system allows no more processes or open files.
@@ -121,14 +123,14 @@ class _Helper:
         theirs.close()
 
     def assign(self, number: int) -> None:
-        """Send the process the number of a chunk."""
+        """Send the number of a chunk to the process."""
         self.assigned.append(number)
-        # receive() notices that the process has ended.
+        # If the process has ended, receive() will notice.
         with suppress(OSError):
             self.connection.send(number)
 
     def receive(self) -> dict[int, list[Done] | None]:
-        """Return results by the number of their chunk; None for a chunk that failed."""
+        """Return results by chunk number; a chunk that failed has None."""
         try:
             results: list[Done] | None = self.connection.recv()
             return {self.assigned.popleft(): results}
@@ -165,12 +167,15 @@ class ProcessLostError(Exception):
 
 
 class TimeLimitError(BaseException):
-    """Code took longer than its limit. The limited code may catch Exception, but not this error."""
+    """Code took longer than its time limit.
+
+    The limited code may catch Exception, but not this error.
+    """
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeLimitError` in the block after a limit of processor time.
+    """Raise :class:`TimeLimitError` in the block when it has used its processor time.
 
     Processor time does not depend on the load of the machine. Calls into C are not interrupted.
     Only the main thread may use this function.
@@ -191,7 +196,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) -> Generator[Item]:
     """Yield the items that a function yields in a forked process.
 
-    Where processes cannot be forked safely, the function runs in this process.
+    If processes cannot be forked safely, the function runs in this process.
 
     Args:
         work: yields items that can be pickled.
@@ -237,7 +242,7 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 def memory_limit(memory: int) -> Iterator[None]:
     """Limit the memory that code in the block may allocate, in bytes.
 
-    macOS and Windows have no such limit.
+    macOS and Windows cannot limit memory in this way.
     """
     if sys.platform in {"darwin", "win32"}:
         yield
@@ -253,13 +258,13 @@ def memory_limit(memory: int) -> Iterator[None]:
 
 
 def _limit_memory(memory: int, most: int | None = None) -> None:
-    """Limit the address space of this process to its current size plus further bytes.
+    """Limit the address space of this process to the current size plus further bytes.
 
     Args:
         memory: the number of further bytes.
         most: the hard limit, up to which the process may raise the limit; None for no hard limit.
     """
-    # Some systems lack this module.
+    # Some systems lack the module resource.
     import resource
 
     with suppress(OSError, ValueError, IndexError):

@@ -15,17 +15,18 @@ from types import FrameType
 
 from onnxopt_cli.core.process_control import SIGNALS, exceptions_are_lost
 
-# A signal that arrives where raising is unsafe is sent again after this time, at most 100 times.
+# A signal that arrives where raising is unsafe is sent again after this number of seconds.
 _RESEND_SECONDS = 0.01
+# A signal is sent again at most this number of times.
 _MAX_RESENDS = 100
-#: The reason why a case has no response if a signal has ended the run.
+#: The reason that is given for a missing response if a signal has ended the run.
 INTERRUPTED_REASON = "interrupted"
 #: Exit codes of a command that a signal has ended.
 INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
-    """A signal asks the command to end; the handler may raise this exception anywhere.
+    """A signal has asked the command to end; the handler may raise this exception anywhere.
 
     Attributes:
         exit_code: the exit code of the command.
@@ -39,7 +40,8 @@ class Stop(KeyboardInterrupt):
 def stop_by_raising() -> None:
     """Make signals raise :class:`Stop`, so that ``finally`` clauses clean up."""
     if sys.platform != "win32":
-        # The parent process may ignore SIGCHLD; this process and its children would inherit that.
+        # The parent process may ignore SIGCHLD, and this process and its children would inherit
+        # this setting.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.unraisablehook = _send_unraised_signal_again
     for number in SIGNALS:
@@ -52,7 +54,7 @@ _resends = itertools.count()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise Stop; where that would crash a library or be lost, send the signal again later."""
+    """Raise Stop; if that would crash a library, or Stop would be lost, resend the signal."""
     if _raising_is_unsafe(frame) and next(_resends) < _MAX_RESENDS:
         _send_later(number)
     else:
@@ -60,10 +62,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _raising_is_unsafe(frame: FrameType | None) -> bool:
-    """Return whether the program imports a module, or exceptions of a handler are lost."""
+    """Return whether an import is in progress, or exceptions of a handler would be lost."""
     if exceptions_are_lost():
         return True
-    # A half-imported extension module may crash, and Python has no hook around all imports.
+    # A half-imported extension module may crash, and Python has no hook that surrounds all imports.
     while frame is not None:
         code = frame.f_code
         is_import = code.co_filename.startswith("<frozen importlib")
@@ -80,7 +82,7 @@ def _send_later(number: int) -> None:
 
 
 def _send_unraised_signal_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if a finalizer or a weak reference's callback discarded the exception."""
+    """Send a signal again if a finalizer or a weak reference's callback has discarded Stop."""
     stop = unraisable.exc_value
     if isinstance(stop, Stop):
         _send_later(stop.exit_code - 128)
@@ -90,7 +92,7 @@ def _send_unraised_signal_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 @dataclass(eq=False, slots=True)
 class Interruption:
-    """Whether a signal has asked the run to end.
+    """The state of a run that a signal may have asked to end.
 
     Attributes:
         signal: the number of the signal, or 0.
@@ -106,7 +108,7 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let even the first signal raise KeyboardInterrupt, for code that does not poll.
+        """Let the first signal, too, raise KeyboardInterrupt, for code that does not poll.
 
         Raises:
             KeyboardInterrupt: also if a signal has already arrived.
@@ -134,8 +136,8 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """Record the first signal, and raise KeyboardInterrupt at the second.
 
-    Code that polls the interruption may raise a plain KeyboardInterrupt; on leaving the context it
-    becomes a :class:`Stop` with the number of the signal.
+    Code that polls the interruption may raise a plain KeyboardInterrupt; when the exception leaves
+    the context, it becomes a :class:`Stop` with the number of the signal.
 
     Only the main thread receives signals; in other threads the function does nothing.
     """
@@ -146,7 +148,7 @@ def interruptible() -> Iterator[Interruption]:
     previous_handlers = {
         number: signal.signal(number, interruption.handle)
         for number in SIGNALS
-        # An ignored SIGHUP comes from nohup and stays ignored. An ignored SIGINT does not stay
+        # An ignored SIGHUP was set by nohup and stays ignored. An ignored SIGINT does not stay
         # ignored, because shells start every background command (&) with SIGINT ignored.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     }

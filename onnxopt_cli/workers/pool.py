@@ -29,10 +29,10 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# A worker is replaced after this number of cases, which bounds slow leaks.
+# A worker is replaced after this number of cases, which limits the effect of slow leaks.
 _CASES_PER_WORKER = 1000
-# The pool gives up after this number of consecutive workers that fail to start, or to respond to
-# any case.
+# The pool gives up after this number of consecutive workers that did not start or did not respond
+# to any case.
 _MAX_FAILED_STARTS = 3
 
 
@@ -68,7 +68,7 @@ class WorkerLoop:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request that a pool is to run.
+    """A request that a worker of a pool has to run.
 
     Attributes:
         request: the request.
@@ -84,7 +84,7 @@ class Job:
 
 @dataclass(eq=False)
 class Pool:
-    """A backend in worker processes; the first worker starts at once.
+    """Runs a backend in worker processes; the first worker starts at once.
 
     Attributes:
         specification: the specification of the backend.
@@ -149,7 +149,7 @@ class Pool:
         return wait
 
     def renew(self) -> None:
-        """Give the next case a new worker; no case may be queued."""
+        """Let a new worker run the next case; no case may be queued."""
         self._end_workers()
         self._workers.append(self.worker())
 
@@ -165,7 +165,7 @@ class Pool:
         self._workers.clear()
 
     def advance(self) -> None:
-        """Collect results of the workers, and assign queued cases."""
+        """Collect the results of the workers, and assign queued cases to workers."""
         for worker in self._workers:
             worker.poll()
             self._collect(worker)
@@ -196,7 +196,7 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
             if breach and (breach.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
-                # With this case, a new worker obeys the protocol, so an earlier case caused the
+                # A new worker obeys the protocol with this case, so an earlier case caused the
                 # violation.
                 self._incidents.append(breach)
             job.result, worker.response = worker.response, None
@@ -206,7 +206,7 @@ class Pool:
             self._remove(worker)
 
     def _remove(self, worker: Worker) -> None:
-        """Remove an ended worker: queue its case again, record its fault or failed start."""
+        """Remove a worker that has ended: queue its case again, or record its fault."""
         incident, job = worker.incident, self._running.pop(worker, None)
         if job is not None:
             job.earlier_breach = incident
@@ -243,7 +243,8 @@ class Pool:
             except OSError:
                 if not active:
                     raise
-                # The system allows no more processes or open files: continue with these workers.
+                # The system allows no more processes or open files, so continue with the existing
+                # workers.
                 self.jobs = len(active)
 
     def _end_workers(self) -> None:

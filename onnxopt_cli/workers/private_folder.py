@@ -1,9 +1,10 @@
-"""A folder for the temporary files of one worker, so that a killed worker leaves none behind.
+"""A folder for the temporary files of one worker, so that a killed worker leaves no files behind.
 
-The process that will remove the folder holds a lock on it, which the system releases when that
-process ends for any reason. An unlocked folder is therefore abandoned, and the next run removes it.
-The random name and the unusual mode of these folders distinguish them from folders of other
-programs. A marker file would also distinguish them, but the backend should find an empty folder.
+The process that will remove the folder holds a lock on the folder, which the operating system
+releases when that process ends for any reason. An unlocked folder is therefore abandoned, and the
+next run removes the folder. The random name and the unusual mode of these folders distinguish them
+from folders of other programs. A marker file would also distinguish the folder, but the backend
+should find an empty folder.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# Only these folders begin with this prefix; other temporary files of onnxopt are not locked.
+# Folders of workers begin with this prefix; other temporary files of onnxopt, which have no lock,
+# do not.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
-# Access for the owner only; the sticky bit has no effect and marks the folder.
+# Access for the owner only; the sticky bit has no effect except to mark the folder.
 _MODE = 0o1700
-# Suffix of a folder's name until it is locked.
+# Suffix of a folder's name until the folder is locked.
 _UNLOCKED_SUFFIX = ".new"
-# A folder that is still unlocked after this time is abandoned.
+# A folder that is still unlocked after this number of seconds is abandoned.
 _LOCKING_SECONDS = 3600
-# Time limit of a sweep, which must not delay a run.
+# Seconds after which the removal of abandoned folders stops, so that it does not delay a run.
 _SWEEP_SECONDS = 0.5
 
 
 def name_folder() -> str:
-    """Return a new path in the folder for temporary files; empty if there is no such folder."""
+    """Return a path for a new folder; empty if there is no folder for temporary files."""
     # Imported here because the supervisor, which also uses this module, does not need it.
     import tempfile
 
@@ -45,7 +47,7 @@ def name_folder() -> str:
 
 
 def enter_folder(folder: str) -> int | None:
-    """Create the folder, and direct temporary files of this process and its children to it.
+    """Create the folder, and direct temporary files of this process and its children to the folder.
 
     If the folder cannot be created, temporary files stay in the environment's temporary folder.
 
@@ -79,7 +81,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
     with suppress(OSError):
         os.rmdir(folder + _UNLOCKED_SUFFIX)  # noqa: PTH106 - as above
     with suppress(OSError):
-        # The backend may have replaced the folder by a link or a file.
+        # The backend may have replaced the folder with a link or a file.
         if not _unlink(folder):
             _empty(folder, deadline)
             os.rmdir(folder)  # noqa: PTH106 - as above
@@ -125,8 +127,8 @@ def _is_name(name: str) -> bool:
 def _empty(folder: str, deadline: float) -> None:
     """Remove the content of a folder.
 
-    Inner folders are moved to the top and emptied there, so that deep nesting needs no memory,
-    descriptors or long paths.
+    Inner folders are moved to the top and emptied there, so that a deeply nested folder needs
+    little memory, few descriptors and short paths.
     """
     top = _open(folder)
     try:
@@ -140,7 +142,8 @@ def _empty(folder: str, deadline: float) -> None:
                 try:
                     for child in os.listdir(inner):  # noqa: PTH208 - as above
                         if not _unlink(child, inner):
-                            # Moving a folder needs write permission to it, which _open sets.
+                            # A folder can be moved only with write permission to it, which _open
+                            # has set.
                             os.close(_open(child, inner))
                             new_name = os.urandom(_RANDOM_BYTES).hex()
                             os.rename(child, new_name, src_dir_fd=inner, dst_dir_fd=top)
@@ -153,7 +156,10 @@ def _empty(folder: str, deadline: float) -> None:
 
 
 def _open(name: str, folder: int | None = None) -> int:
-    """Open a folder, but not a link to one; if its permissions prevent this, change them first."""
+    """Open a folder unless the path is a link.
+
+    If the folder's permissions prevent opening it, the permissions are changed first.
+    """
     try:
         descriptor = os.open(name, FOLDER, dir_fd=folder)
     except PermissionError:

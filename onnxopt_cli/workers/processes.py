@@ -1,16 +1,18 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
-psutil gives this information on every system. On Linux, this module reads /proc itself for the
-resources that are checked after every case, and for the descendants and the state of a process.
-psutil would open four files for the resources, scan all processes of the machine for the children
-of one, miss children that start meanwhile, and take time to import in each supervisor.
+psutil gives this information on every system. On Linux, this module itself reads /proc for the
+resources that are checked after every case, and for the descendants and the state of a process. For
+these purposes, psutil would open four files for each process, scan all processes of the machine to
+find the children of one process, miss children that start meanwhile, and delay the start of each
+supervisor.
 
-**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish them from other
-children that it did not start: a shell that executes the command with ``exec`` leaves its children
-to it, and the first process of a container adopts every orphan. Therefore each supervisor marks
-itself and its descendants by a hard resource limit below that of the runner. Children inherit the
-limit, a new session or environment does not change it, and only root may raise it. The limit of the
-mark is the limit on file locks, which Linux has not enforced since 2.4.
+**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish these orphans
+from other children that the runner did not start: a shell that executes the command with ``exec``
+leaves its children to the command, and the first process of a container adopts every orphan.
+Therefore each supervisor marks itself and its descendants by a hard resource limit below that of
+the runner. Children inherit the limit, a new session or environment does not change the limit, and
+only root may raise the limit. The marking limit is the limit on file locks, which Linux has not
+enforced since version 2.4.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ if TYPE_CHECKING:
 #: and cannot read pipes with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# A process has no descendants left if two consecutive lists of them are empty.
+# A process has no descendants left if this number of consecutive lists of descendants are empty.
 _EMPTY_LISTS = 2
 _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")
 _Information = TypeVar("_Information")
 
-# The limit that marks processes, and its line in /proc/PID/limits.
+# The resource limit that marks processes, and the line of that limit in /proc/PID/limits.
 _FILE_LOCKS_LIMIT = 10
 _FILE_LOCKS_LINE = b"Max file locks"
 _MAX_MARK = 2**63 - 1
@@ -48,7 +50,7 @@ _LIMIT_ERRORS = (ImportError, OSError, ValueError, LookupError, StopIteration)
 
 @cache
 def visible() -> bool:
-    """Return whether processes are visible; on Linux, /proc must belong to this PID namespace.
+    """Return whether processes are visible in /proc; on Linux, it must show this PID namespace.
 
     With the /proc of another namespace, process ids would denote other processes.
     """
@@ -104,7 +106,7 @@ def usage(process: int) -> dict[str, int]:
 
 
 def resident(process: int) -> int:
-    """Return the resident bytes of a process; 0 if it has ended."""
+    """Return the number of resident bytes of a process; 0 if the process has ended."""
     return _ask_psutil(process, lambda info: info.memory_info().rss, 0) if visible() else 0
 
 
@@ -124,7 +126,7 @@ def children(process: int) -> list[int]:
 
 @cache
 def _lists_children() -> bool:
-    """Return whether /proc lists children, which depends on how the kernel was built."""
+    """Return whether /proc lists children, which depends on the configuration of the kernel."""
     return os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - pathlib is slow to import
 
 
@@ -159,8 +161,8 @@ def end_descendants(
     deadline = time.monotonic() + seconds
     pause = 0.0
     empty_lists = 0
-    # A list of children that is read while some of them end may omit others, so a single empty list
-    # proves nothing.
+    # A list of children that is read while some children end may omit others, so a single empty
+    # list proves nothing.
     while empty_lists < _EMPTY_LISTS:
         alive = _living_descendants(parent, is_selected)
         empty_lists = 0 if alive else empty_lists + 1
@@ -194,7 +196,10 @@ def _living_descendants(parent: int, is_selected: Callable[[int], bool]) -> list
 
 
 def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
-    """Send a signal to processes and their groups, except the groups of parent and this process."""
+    """Send a signal to processes and their groups.
+
+    The groups of parent and of this process are excluded.
+    """
     done_groups = {_group(parent), os.getpgrp()}
     for process in processes:
         group = _group(process)
@@ -222,29 +227,29 @@ def _is_alive(process: int) -> bool:
         return _ask_psutil(process, lambda info: info.status() != "zombie", default=False)
     with suppress(OSError):
         fields = _stat(process)
-        # A process whose first thread has ended looks dead, though other threads may run.
+        # A process whose first thread has ended looks dead, although other threads may be running.
         return fields[0] not in {b"Z", b"X"} or int(fields[17]) > 1
     return False
 
 
 def _stat(process: int) -> list[bytes]:
-    """Return the fields of a process's ``stat`` file on Linux from the third, the state."""
+    """Return the fields of a process's ``stat`` file on Linux, beginning with the third (state)."""
     # The second field, the program's name in parentheses, may contain any character.
     return read_proc(f"/proc/{process}/stat").rpartition(b")")[2].split()
 
 
 def name_of(process: int) -> str:
-    """Return the name of a process's program; empty if it has ended."""
+    """Return the name of a process's program; empty if the process has ended."""
     return _ask_psutil(process, lambda info: info.name(), "")
 
 
 def _ask_psutil(
     process: int, read: Callable[[psutil.Process], _Information], default: _Information
 ) -> _Information:
-    """Return information of psutil on a process; the default if it has ended or is not visible."""
+    """Return psutil's information on a process; the default if the process is not visible."""
     import psutil
 
-    # AttributeError: psutil lacks a method on this system.
+    # AttributeError: psutil lacks this method on this system.
     with suppress(psutil.Error, AttributeError):
         return read(psutil.Process(process))
     return default
@@ -271,7 +276,7 @@ def limit_memory(size: int) -> None:
     address space than any machine has memory. On systems without a limit of this kind, the function
     sets no limit.
     """
-    # ValueError: the system enforces another limit, which getrlimit does not report.
+    # ValueError: the system enforces a further limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -280,7 +285,7 @@ def limit_memory(size: int) -> None:
 
 
 def allowed_memory(size: int) -> int:
-    """Return ``size``, or the system's own limit on a process's memory if that is smaller."""
+    """Return ``size``, or the system's limit on a process's memory if that limit is smaller."""
     try:
         import resource
     except ImportError:
@@ -295,7 +300,7 @@ def allowed_memory(size: int) -> int:
 
 
 def can_mark() -> bool:
-    """Return whether this process can mark its children: try to set its own limit unchanged."""
+    """Return whether this process can mark its children: set its own limit to its present value."""
     with suppress(*_LIMIT_ERRORS):
         import resource
 
@@ -315,7 +320,7 @@ def mark_process() -> None:
 
 
 def is_marked(process: int) -> bool:
-    """Return whether a process has a mark that this one does not have."""
+    """Return whether a process has a mark that this process does not have."""
     with suppress(*_LIMIT_ERRORS):
         return _limit(process) < _own_limit()
     return False
@@ -323,7 +328,7 @@ def is_marked(process: int) -> bool:
 
 @cache
 def _own_limit() -> float:
-    """Return the limit of this process, as it was before other code could lower it."""
+    """Return the limit that this process had before other code could lower it."""
     return _limit("self")
 
 

@@ -6,13 +6,13 @@ memory are found among the open files of each process. If the sum of resident si
 exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
 which takes much longer. Mapped pages of a file in memory are counted only once, with the file.
 
-No cgroup is created, because few users may create one. The cgroup of a container is of no use,
-because it includes the runner.
+No cgroup is created, because few users may create one. The cgroup of a container cannot be used
+either, because it includes the runner.
 
-**Leaks.** Growth alone does not prove a leak: a first import of modules, and caches, also need
-memory. The worker therefore runs a case again if its resources have grown. Only resources that grow
-with every run, and that the worker still holds a moment later, are reported. A process without its
-parent is reported at once, since no process will wait for it.
+**Leaks.** Growth alone does not prove a leak: first imports of modules, and caches, also need
+memory. The worker therefore runs a case again if the worker's resources have grown. Only resources
+that grow with every run, and that the worker still holds a moment later, are reported. A process
+that has lost its parent is reported at once, since no process will wait for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from onnxopt_cli.workers.processes import (
     usage,
 )
 
-#: A file, by its device and inode number.
+#: Identifies a file by its device and inode number.
 FileKey: TypeAlias = tuple[int, int]
 
 _BLOCK_BYTES = 512
@@ -47,18 +47,18 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# Growth of each resource in one run that is accepted without examination. Memory is in bytes.
+# Growth of a worker's resources in one run of a case that needs no examination. Memory is in bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,
     "file descriptors": 0,
     "child processes": 0,
 }
-# Number of further runs of a case; a resource that grows in each of them counts as leaked.
+# A case is run again this number of times; a resource that grows in each run has leaked.
 _CONFIRMATIONS = 3
-# Time that an orphaned process has to end by itself.
+# Seconds that an orphaned process has to end by itself.
 _ORPHAN_GRACE_SECONDS = 0.05
-#: Time that threads and child processes of a case have to end by themselves.
+#: Seconds that threads and child processes of a case have to end by themselves.
 SETTLING_SECONDS = 0.5
 
 
@@ -103,7 +103,7 @@ def memory_files(process: int) -> dict[FileKey, int]:
     with suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208 - runs after every case
             with suppress(OSError):
-                # Reading the link does not access the file system, which the backend may control.
+                # The link is read without access to the file system, which the backend may control.
                 target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - as above
                 is_shared = target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
                 if is_shared or target.endswith(_DELETED_SUFFIX):
@@ -132,7 +132,7 @@ def _device(text: bytes, base: int = 10) -> int:
 
 
 def _unattached_bytes(processes: Collection[int]) -> int:
-    """Return the bytes of System V segments that processes created and no process has attached."""
+    """Return the bytes of the processes' System V segments that no process has attached."""
     held = 0
     with suppress(OSError, ValueError, IndexError):
         for line in read_proc("/proc/sysvipc/shm").splitlines()[1:]:
@@ -152,7 +152,10 @@ def _proportional_bytes(process: int) -> int:
 
 
 def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
-    """Return the proportional set size without mapped pages of files; private copies count."""
+    """Return the proportional set size without mapped pages of files.
+
+    Private copies of such pages are included.
+    """
     try:
         return sum(_mapping_bytes(process, files))
     except OSError:
@@ -175,16 +178,16 @@ def _kibibytes(line: bytes) -> int:
 
 
 class Step(Enum):
-    """The action that a leak check needs before it continues."""
+    """The action that a leak check requests before it continues."""
 
     #: Run the case again.
     AGAIN = auto()
-    #: Give threads and child processes time to end.
+    #: Wait while threads and child processes end.
     WAIT = auto()
 
 
 class LeakCheck:
-    """Compares the resources of a worker after each case with the largest amounts before it.
+    """Compares the resources of a worker after each case with their previous maxima.
 
     Args:
         supervisor: process id of the supervisor, whose first child is the worker.
@@ -200,7 +203,7 @@ class LeakCheck:
         self._largest = self._amounts()
 
     def steps(self) -> Iterator[Step | str]:
-        """Check the worker after its response, and again after each step that was yielded.
+        """Check the worker after its response, and again after each requested action.
 
         Yields:
             The next step; finally a description of the leak, empty without a leak.
@@ -229,9 +232,10 @@ class LeakCheck:
         yield f"leaves {' and '.join(leaks)} behind each time that it runs" if leaks else ""
 
     def _growth(self) -> dict[str, int]:
-        """Return the growth over the largest earlier amounts, where it exceeds the limit."""
+        """Return the growth over the previous maxima, where it exceeds the limit."""
         largest, held = self._largest, self._amounts()
-        # Updating the largest amounts keeps slow growth over many cases from being blamed on one.
+        # The maxima are updated after each case, so that slow growth over many cases is not
+        # attributed to a single case.
         self._largest = {name: max(amount, largest.get(name, 0)) for name, amount in held.items()}
         growth = {name: amount - largest.get(name, 0) for name, amount in held.items()}
         return {name: amount for name, amount in growth.items() if amount > _ALLOWED_GROWTH[name]}
@@ -244,7 +248,7 @@ class LeakCheck:
         files: dict[FileKey, int] = {}
         for process in (self._worker, *child_processes):
             files |= memory_files(process)
-        # Files in memory may be unmapped, and a child process may be the one that grows.
+        # Files in memory may be unmapped, and the growing process may be a child process.
         held["memory"] += sum(map(resident, child_processes))
         held["memory"] += sum(size for key, size in files.items() if key not in self._foreign_files)
         return {**held, "child processes": len(child_processes)}

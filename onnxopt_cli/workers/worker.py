@@ -71,12 +71,13 @@ from onnxopt_cli.workers.worker_messages import (
 
 _NO_REQUEST = Request(onnx.ModelProto(), {})
 _RERUN_NOTE = " (when the case ran again)"
-# Time limit for a worker to end after a shutdown request.
+# Seconds that a worker has to end after a shutdown request.
 _TEARDOWN_SECONDS = 30.0
-# Interval between memory checks of a busy worker, and the largest share of time that they take.
+# Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
+# Memory checks take at most this share of the time; slower checks are less frequent.
 _MEMORY_CHECK_SHARE = 0.1
-# Output of programs that end themselves because an allocation failed.
+# Programs that end because an allocation failed print one of these texts.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
 # The worker gets the import path of this process, independent of the current folder.
 _START = (
@@ -84,15 +85,16 @@ _START = (
     "from onnxopt_cli.workers.worker_main import main; "
     "main(*map(int, numbers), folder)"
 )
-# Time limit for a supervisor to clean up.
+# Seconds that a supervisor has to clean up.
 _CLEANUP_SECONDS = 1.0
-# Time limit for killing processes without a supervisor.
+# Seconds after which the killing of processes without a supervisor is given up.
 _KILLING_SECONDS = 10.0
-# Size of the end of a worker's output that is kept, and of the shorter end that messages show.
+# The last bytes that a worker has printed are kept, up to this number.
 _KEPT_BYTES = 16 << 10
+# Messages show at most this number of lines and characters from the end of a worker's output.
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
-# Read at most the content of a full pipe at a time, so that a worker that prints without pause
+# At most the content of a full pipe is read at a time, so that a worker that prints without pause
 # cannot keep the runner busy.
 _READ_BYTES = 64 << 10
 
@@ -109,7 +111,7 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Worker:
-    """A process that runs one case after another on a backend.
+    """Runs one case after another on a backend in a process of its own.
 
     Attributes:
         backend: the backend as the user specified it.
@@ -140,13 +142,13 @@ class Worker:
     case_count: int = 0
     _request: Request = _NO_REQUEST
     _model: bytes = b""
-    # Whether the response to the last case obeyed the protocol.
+    # True if the response to the last case obeyed the protocol.
     _obeyed_protocol: bool = False
-    # Size of the inputs in shared memory.
+    # Bytes of the inputs in shared memory.
     _input_bytes: int = 0
-    # The first response to a case that runs again.
+    # The first response to a case that is running again.
     _first_response: Response | None = None
-    # Time of the next step of the leak check after a wait.
+    # The time at which a waiting leak check continues.
     _check_leak_at: float = float("inf")
 
     def __post_init__(self) -> None:
@@ -179,7 +181,7 @@ class Worker:
         Raises:
             UnusableOutput: if its inputs cannot be sent.
         """
-        # The worker may have sent something since the last poll.
+        # The worker may have sent a message since the last poll.
         self.poll()
         if self.free:
             self._model = model
@@ -199,7 +201,8 @@ class Worker:
             self._check()
         except ProtocolBreach as breach:
             if self.state is State.BUSY and self.has_responded and self._conversation.pending:
-                # An earlier case may have caused the message, so this case is not blamed.
+                # An earlier case may have caused the message, so the message is not attributed to
+                # this case.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -230,7 +233,7 @@ class Worker:
                 self.give_up(Outcome.OOM, f"the worker held {mebibytes}")
 
     def end(self) -> None:
-        """Send a shutdown request; the state is GONE once the worker has ended."""
+        """Send a shutdown request; once the worker has ended, its state is GONE."""
         self.poll()
         if self.state is not State.GONE:
             self._begin(State.ENDING)
@@ -238,7 +241,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; record the reason as the result of the worker's case, start or end."""
+        """Kill the worker; record the reason as the result of its case, start or end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
@@ -299,7 +302,8 @@ class Worker:
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
                 # An earlier case may be the cause: the backend's command may have sent a second
-                # response to it, or have ended before this case. A new worker runs the case again.
+                # response to the earlier case, or have ended before this case. A new worker runs
+                # the case again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return
@@ -331,12 +335,12 @@ class Worker:
     def _reply(self, response: Response) -> None:
         self.response = response
         self.has_responded = True
-        # A command that violated the protocol was killed, so no message of it is pending.
+        # A command that violated the protocol was killed, so it has no pending messages.
         self._obeyed_protocol = response.failure is not Outcome.PROTOCOL
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
-            # The next case must not run while the memory of this case is held.
+            # The next case must not run while the memory of this case is still held.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:
@@ -356,7 +360,7 @@ class Worker:
 
 
 class _WorkerProcess:
-    """A worker's process, with its supervisor on Linux; of its methods, only :meth:`kill` blocks.
+    """A worker's process, which on Linux has a supervisor; only the method :meth:`kill` blocks.
 
     Args:
         memory: memory limit of each process of the worker in bytes, or 0.
@@ -407,7 +411,7 @@ class _WorkerProcess:
         return sizes
 
     def read_printed(self) -> None:
-        """Read the output that the worker has printed."""
+        """Read the output that the worker has printed since the last poll."""
         if not self.printed.read():
             self._unregister(self.printed.descriptor)
 
@@ -421,7 +425,7 @@ class _WorkerProcess:
             _end_supervisor(self.popen)
         STARTED.discard(self.popen.pid)
         dead = not _adopts_orphans() or end_descendants(os.getpid(), _KILLING_SECONDS, _is_orphan)
-        # The supervisor has already done this, unless the backend has killed the supervisor.
+        # The supervisor has already killed them, unless the backend has killed the supervisor.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
@@ -446,18 +450,19 @@ class _WorkerProcess:
 def _start(
     memory: int, folder: str, shared: list[int], closed: bool
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a worker; return it, and the runner's ends of its channel and of its output pipe."""
+    """Start a worker; return it with the runner's ends of its channel and its output pipe."""
     close_to_others()
     runner_end, worker_end = socket.socketpair()
     printed, write_end = os.pipe()
     _adopts_orphans()
     numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
-    # Other processes can inspect a program while it starts. A forked process, by contrast, inherits
-    # the protection of this process.
+    # While a program starts, other processes can inspect it. A forked process, by contrast,
+    # inherits the protection of this process.
     serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
-            # Newer versions of Python warn of forks if there are threads, such as those of BLAS.
+            # Newer versions of Python warn about forks if the process has threads, such as those of
+            # BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [sys.executable, "-u", "-P", "-c", _START, *map(str, numbers), folder, *sys.path],
@@ -484,15 +489,15 @@ def _start(
 
 
 def forks() -> bool:
-    """Return whether closed workers are forked, which requires control of this process's threads.
+    """Return whether closed workers are forked, which requires control of all threads.
 
-    Only the command has this control.
+    Only the command controls all threads of its process.
     """
     return sys.platform == "linux" and claimed()
 
 
 def _serve_forked(channel: int, input_file: int, output_file: int, *settings: Any) -> NoReturn:
-    """Run a worker in a process that was just forked, instead of executing a program."""
+    """Run a worker in a process that was just forked, without executing another program."""
     code = 1
     try:
         gc.freeze()
@@ -519,7 +524,7 @@ def _adopts_orphans() -> bool:
 
 @cache
 def _orphans_are_workers() -> bool:
-    """Return whether every orphan that this process adopts was started by a worker.
+    """Return whether all orphans that this process adopts are those of its workers.
 
     A process that already has children, or is the first of a container, may adopt other orphans.
     """
@@ -529,7 +534,7 @@ def _orphans_are_workers() -> bool:
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "linux":
         process.terminate()
-        # The backend may have stopped the supervisor.
+        # The backend may have stopped the supervisor, which then would not react.
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_CLEANUP_SECONDS)
@@ -571,7 +576,7 @@ class Printed:
         self._count = 0
 
     def read(self) -> bool:
-        """Read the content of the pipe; return False at its end."""
+        """Read the content of the pipe; return False if the pipe has ended."""
         try:
             data = os.read(self.descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -587,7 +592,7 @@ class Printed:
         self._count = 0
 
     def text(self) -> str:
-        """Return the last lines, printable; if lines are missing, the first line says so."""
+        """Return the last lines in printable form; if lines are missing, the first line says so."""
         self.read()
         end_text = bytes(self._end).decode("utf-8", "replace").replace("\r\n", "\n").strip("\n")
         lines = end_text.split("\n")[-_SHOWN_LINES:]

@@ -5,17 +5,17 @@ output and error belong to the backend. When the socket closes, the worker exits
 program.
 
 **The supervisor** runs no code of the backend. The supervisor is the subreaper of all processes
-that the worker starts, including daemons. The supervisor kills these processes when the worker
-ends, when the runner sends SIGTERM, or when the runner ends. Then the supervisor removes the
-worker's temporary files and ends with the worker's exit code or signal, from which the runner
-learns how the worker ended. If the backend kills the supervisor, the remaining processes become
-children of the runner, which is also a subreaper.
+that the worker starts, daemons included. The supervisor kills these processes when the worker ends,
+when the runner sends SIGTERM, or when the runner ends. Afterwards the supervisor removes the
+worker's temporary files and ends with the worker's exit code or signal, which tells the runner how
+the worker ended. If the backend kills the supervisor, the remaining processes become children of
+the runner, because the runner is also a subreaper.
 
 Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
-create a PID namespace, the worker runs in this namespace, and the kernel kills the processes of the
-namespace. Without a namespace, the supervisor kills only the worker's process group. Where /proc
-shows processes, no namespace is created: few containers allow it, and process ids in the namespace
-would differ from those in /proc.
+create a PID namespace, the worker runs in this namespace, whose processes the kernel kills. Without
+a namespace, the supervisor kills only the worker's process group. Where /proc shows processes, no
+namespace is created: few containers allow it, and process ids in the namespace would differ from
+those in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
@@ -40,7 +40,7 @@ from onnxopt_cli.core.process_control import (
 from onnxopt_cli.workers.private_folder import enter_folder, remove_folder
 from onnxopt_cli.workers.processes import end_descendants, limit_memory, mark_process, visible
 
-# Time limit for killing, while processes start new ones or stay in a system call.
+# Seconds that killing may take, because processes may start new processes or stay in a system call.
 _KILLING_SECONDS = 60.0
 
 
@@ -73,7 +73,7 @@ def main(
 
 
 def _serve(connection: socket.socket, input_file: int, output_file: int) -> None:
-    # Imported here so that the supervisor is forked before large modules are loaded.
+    # Imported late, so that the supervisor is forked before large modules are loaded.
     from onnxopt_cli.backends.host import Host, Response
     from onnxopt_cli.backends.specification import parse_specification
     from onnxopt_cli.config.run_config import LoweringMode
@@ -107,7 +107,7 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
         try:
             response = host.respond(request)
         except KeyboardInterrupt:
-            # SIGINT is ignored, so the backend has raised it.
+            # SIGINT is ignored, so the backend itself has raised KeyboardInterrupt.
             response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
         if response.printed:
             # The backend may have replaced or closed sys.stderr.
@@ -131,7 +131,7 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
 
 
 def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
-    """Fork, return in the worker, and never return in the supervisor.
+    """Fork a supervisor and a worker: return in the worker, and never in the supervisor.
 
     Args:
         runner: the runner's process id.
@@ -149,12 +149,13 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
         return
     mark_process()
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
-    # The parent process may ignore SIGCHLD; sigwait would then never return it.
+    # The parent process may ignore SIGCHLD; if it stayed ignored, sigwait would never return it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
-    # From here on, the end of the runner sends SIGCONT, which stays pending, so everything created
-    # from now on is removed. SIGCONT also wakes a supervisor that the backend has stopped.
+    # From now on, the end of the runner sends SIGCONT, which stays pending; therefore everything
+    # that is created from now on is also removed. SIGCONT also wakes a supervisor that the backend
+    # has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     has_namespace = not visible() and begin_pid_namespace()
@@ -172,7 +173,7 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)
     if lock is not None:
-        # Only the supervisor keeps the lock: a backend could release it.
+        # Only the supervisor keeps the lock, because a backend could release it.
         os.close(lock)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     end_with(parent, signal.SIGKILL)
@@ -222,7 +223,7 @@ def _supervise(
         try:
             received = signal.sigwait(signals)
         except OSError as error:
-            # The kernel ends the worker with this process.
+            # If this process ends, the kernel ends the worker.
             _exit_with_message(f"the system does not allow sigwait: {error.strerror}", folder)
         if received == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL
@@ -239,7 +240,7 @@ def _supervise(
 
 
 def _end_group(worker: int) -> None:
-    """Kill a worker, unless it has been reaped, and its process group."""
+    """Kill the process group of a worker, and the worker unless it has been reaped."""
     if _has_unreaped(os.P_PID, worker):
         with suppress(OSError):
             os.kill(worker, signal.SIGKILL)
@@ -251,8 +252,8 @@ def _end_group(worker: int) -> None:
 def _has_unreaped(id_kind: int, number: int) -> bool:
     """Return whether this process has children that it has not reaped.
 
-    The result is True if the system cannot tell. The arguments select the children, as those of
-    ``waitid`` do.
+    The result is True if the system cannot answer the question. The arguments select children in
+    the same way as the arguments of ``waitid``.
     """
     try:
         os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

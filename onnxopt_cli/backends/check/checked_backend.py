@@ -1,4 +1,4 @@
-"""A backend under check, and the models of one node with which it is probed."""
+"""A backend that is being checked, and the models of one node with which it is probed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
 TRAINING = "ai.onnx.preview.training"
 
 _IR_VERSION = 8
-# Values of required attributes; operators with other required attributes are not probed.
+# Values of required attributes of probed operators; operators that require other attributes are not
+# probed.
 _REQUIRED: Mapping[str, int | list[int]] = {
     "axis": 0,
     "blocksize": 1,
@@ -63,12 +64,12 @@ _REQUIRED: Mapping[str, int | list[int]] = {
     "to": TensorProto.FLOAT,
 }
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
-# Types of an input that does not accept the element type of the probe, in order of preference.
+# Types for inputs that do not accept the element type of the probe, in order of preference.
 _OTHER_TYPES = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
 
 
 def formulas(domain: str = "") -> tuple[str, ...]:
-    """Return the qualified names of the operators with a formula, of one domain or of all."""
+    """Return the qualified names of the operators with a formula, of one or all domains."""
     return tuple(
         operator.qualified_name
         for operator in registry().operators
@@ -102,13 +103,14 @@ class ProbeModel:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of this dtype and shape; its elements never change."""
+        """A small tensor of this element type and shape, whose elements never change."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
-        """Return a model of the operator, with one tensor for all inputs that accept it.
+        """Return a model of the operator.
 
-        The model declares its outputs with element type and shape.
+        The same tensor is the value of all inputs that accept the tensor. The model declares its
+        outputs with element type and shape.
 
         Args:
             array: the tensor; by default :attr:`tensor`.
@@ -220,7 +222,8 @@ def _type_name(element_type: int) -> str:
 _DTYPES = tuple(
     map(np.dtype, ("float32", "float64", "int64", "int32", "float16", "bool", "uint8", "int8"))
 )
-# Time limit of all probes together: some backends compile each model, which takes long.
+# Seconds that all probes together may take, since some backends compile each model, which takes
+# long.
 _SEARCH_SECONDS = 20.0
 
 
@@ -243,7 +246,7 @@ class Refusal:
 
 
 def refusal(run: Callable[[Problem], object], problem: Problem) -> Refusal | None:
-    """Return a backend's refusal of a problem; None if it returns outputs."""
+    """Return a backend's refusal of a problem; None if the backend returns outputs."""
     try:
         run(problem)
     except (RuleBroken, *BREAKDOWNS):
@@ -257,7 +260,7 @@ def refusal(run: Callable[[Problem], object], problem: Problem) -> Refusal | Non
 
 
 class CheckedBackend:
-    """A backend under check.
+    """A backend that is being checked.
 
     Args:
         text: the backend as the user specified it.

@@ -2,7 +2,7 @@
 
 :file:`exec/protocol.md` specifies the rules for commands. The rules are not cases, because a case
 cannot contain a damaged model, a request with an unknown field, or printed output. A command runs
-in its own process; a plugin gets a process of its own, because it may crash or hang.
+in a process of its own; so does a plugin, because it may crash or hang.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _STANDARD_OUTPUT = 1
 _TEN_MEGABYTES = 10 * 2**20
 _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
-# Time to wait after a response for output that was not requested.
+# Seconds to wait after a response, in case the backend sends output that was not requested.
 _SILENCE_SECONDS = 0.1
-# The value of an unknown field. A command that searches the line for the word, instead of parsing
-# the JSON, shuts down.
+# The value of a field that the protocol does not define. A command that searches the line for the
+# word "shutdown", instead of parsing the JSON, shuts down.
 _UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
 
 
 def _keeps_types(subject: CheckedBackend) -> str:
-    """Outputs have the element type and the shape that the operator defines."""
+    """The outputs have the element type and the shape that the operator defines."""
     supported_types = []
     for name in _ELEMENT_TYPES:
         matrix = np.array([[0, 1, 1], [1, 0, 1]]).astype(name)
@@ -76,7 +76,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
         problem = subject.problem_with(matrix) or subject.problem_with(tensor)
         if problem is None:
             continue
-        # A backend may refuse any of the types.
+        # A backend may refuse any of these element types.
         if refusal(partial(_require_declared, subject), problem) is None:
             supported_types.append(name)
     if not supported_types:
@@ -85,7 +85,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
 
 
 def _answers_alike(subject: CheckedBackend) -> str:
-    """The backend returns the same outputs for the same inputs."""
+    """The backend returns the same outputs when it gets the same inputs again."""
     problem = _supported_problem(subject)
     first, second = (_outputs(subject, problem) for _ in range(2))
     if len(first) != len(second):
@@ -97,28 +97,28 @@ def _answers_alike(subject: CheckedBackend) -> str:
 
 
 def _survives_empty(subject: CheckedBackend) -> str:
-    """The response to a tensor without elements is proper."""
+    """The backend responds properly to a tensor without elements."""
     probe = subject.probe
     return _survives(subject, np.zeros((*probe.shape[:-2], 0, 3), probe.dtype))
 
 
 def _survives_large(subject: CheckedBackend) -> str:
-    """The response to a tensor of ten megabytes is proper."""
+    """The backend responds properly to a tensor of ten megabytes."""
     probe = subject.probe
     shape = (1,) * (len(probe.shape) - 1) + (_TEN_MEGABYTES // probe.dtype.itemsize,)
     return _survives(subject, np.ones(shape, probe.dtype))
 
 
 def _survives_names(subject: CheckedBackend) -> str:
-    """The response to a model is proper if names of inputs and outputs are not ASCII."""
+    """The backend responds properly to a model whose inputs and outputs have non-ASCII names."""
     return _survives(subject, subject.probe.tensor, _NOT_ASCII)
 
 
 def _supported_problem(subject: CheckedBackend) -> Problem:
-    """Return a probe model, with its inputs, that the backend supports.
+    """Return a probe that the backend supports: a model with its inputs.
 
     Raises:
-        RuleNotShown: if it supports none of the probes.
+        RuleNotShown: if the backend supports none of the probes.
     """
     if subject.supported is None:
         raise RuleNotShown("it runs none of the operators that were tried")
@@ -128,7 +128,7 @@ def _supported_problem(subject: CheckedBackend) -> Problem:
 def _outputs(subject: CheckedBackend, problem: Problem) -> Sequence[Value]:
     """Return the outputs of a problem without checking their number, types and shapes.
 
-    The rule of :func:`_keeps_types` checks the number, types and shapes.
+    The rule :func:`_keeps_types` checks the number, types and shapes.
     """
     return normalise_outputs(subject.raw_outputs(problem), problem.model.graph.output)
 
@@ -159,15 +159,15 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
     if problem is None and subject.supported is not None:
         operator = subject.supported.operator
         raise RuleNotShown(f"{operator}, which it runs, does not accept the tensor")
-    # A backend that supports no probe must respond properly as well.
+    # A backend that supports no probe must also respond properly.
     problem = problem or replace(subject.probe, operator=LIKELY[0]).problem(array, names)
-    # An error is a proper response; a crash or a timeout is not.
+    # An error is a proper response, but a crash or a timeout is not.
     return str(refusal(partial(_outputs, subject), problem) or "it ran")
 
 
 _SURVIVE = "respond with outputs, unsupported or an error for all sizes and names"
 
-#: Rules in the order in which they are tested.
+#: The rules for all backends, in the order of the checks.
 _COMMON_RULES = (
     BackendRule(
         "reports an unknown operator as unsupported",
@@ -218,7 +218,8 @@ def _stays(command: CheckedCommand) -> str:
 
 def _refuses_damaged(command: CheckedCommand) -> str:
     damaged = command.probe.problem()
-    # Commands that take single nodes receive this damaged node, and all others receive `content`.
+    # Commands that accept single nodes receive this damaged node; all other commands receive
+    # `content`.
     damaged.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
     if refused is None:
@@ -233,7 +234,7 @@ def _ends(command: CheckedCommand, *, told: bool) -> str:
     return "exit code 0"
 
 
-#: Rules in the order in which they are tested.
+#: The rules for commands, in the order of the checks.
 COMMAND_RULES = (
     BackendRule(
         "responds to hello",
@@ -311,7 +312,7 @@ def _prints_nothing(subject: CheckedPlugin) -> str:
     return "nothing"
 
 
-#: Rules in the order in which they are tested.
+#: The rules for plugins, in the order of the checks.
 PLUGIN_RULES = (
     BackendRule(
         "can be loaded, and has prepare or run",
@@ -342,7 +343,7 @@ PLUGIN_RULES = (
 )
 
 
-# The process imports modules from the same paths as this one.
+# The process imports modules from the same paths as the current process.
 _START = f"""\
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop())
@@ -350,7 +351,7 @@ from {__name__} import serve
 serve()
 """
 _SECONDS = 60.0
-# The fields of a result that the process sends, with their types.
+# The fields of a result that the process sends, with the types of their values.
 _RESULT_TYPES = {
     **dict.fromkeys(("verdict", "observed", "remedy", "option"), str),
     "hung": bool,
@@ -382,7 +383,7 @@ def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Ite
     for index, result in enumerate(results):
         starts = index > 0 or result.verdict is not RuleOutcome.FAIL
         if not starts and result.exit_code != UsageError.exit_code:
-            # The exit code of every onnxopt command for a backend that does not start.
+            # Every onnxopt command ends with this exit code if a backend does not start.
             result = replace(result, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield result
         if result.hung or not starts:
@@ -399,7 +400,10 @@ def _command_results(specification: Specification) -> Iterator[RuleResult]:
 
 
 def _plugin_results(text: str) -> Iterator[RuleResult]:
-    """Check a plugin in another process, which is restarted for the next rule if it ends."""
+    """Check a plugin in another process.
+
+    If the process ends, it is restarted for the next rule.
+    """
     command = [sys.executable, "-c", _START, text, json.dumps(sys.path)]
     session = Command(command, _SECONDS, "its process")
     try:
@@ -415,7 +419,10 @@ def _plugin_results(text: str) -> Iterator[RuleResult]:
 
 
 def _read_result(response: dict[str, Any], _: memoryview) -> dict[str, Any]:
-    """Return the fields of a result; the plugin in the process may have forged the response."""
+    """Return the fields of a result.
+
+    The response may be forged, since the process runs the plugin.
+    """
     fields = {name: response.get(name) for name in _RESULT_TYPES}
     types = {name: type(value) for name, value in fields.items()}
     if types != _RESULT_TYPES or fields["verdict"] not in [*RuleOutcome]:
@@ -424,11 +431,11 @@ def _read_result(response: dict[str, Any], _: memoryview) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Respond to each number of a rule with a result, until standard input ends."""
+    """Read numbers of rules, and respond to each with a result, until standard input ends."""
     subject = CheckedPlugin(sys.argv[1])
     responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Output of the plugin goes to a file: it is then not mistaken for a response, and its size is
-    # known.
+    # Output of the plugin goes to a file, so that it is not mistaken for a response, and its size
+    # is known.
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         for request in map(json.loads, sys.stdin):

@@ -12,7 +12,7 @@ from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
 
 class RuleOutcome(StrEnum):
-    """Whether a backend follows a rule."""
+    """The verdict on a backend under one rule."""
 
     PASS = "pass"  # noqa: S105 - a term of conformance testing, not a password
     FAIL = "fail"
@@ -60,7 +60,7 @@ class RuleResult:
 
 
 class RuleBroken(Exception):
-    """The backend breaks the rule. Tests of rules raise this error for :func:`apply_rule`.
+    """The backend violates the rule. Tests of rules raise this error for :func:`apply_rule`.
 
     Args:
         observed: the behaviour of the backend.
@@ -79,7 +79,10 @@ class RuleNotShown(Exception):
 
 
 def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
-    """Check a backend; every exception except KeyboardInterrupt means that it breaks the rule."""
+    """Check a backend.
+
+    Every exception except KeyboardInterrupt means that the backend breaks the rule.
+    """
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))
     except KeyboardInterrupt:
@@ -96,7 +99,7 @@ def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
 
 
 def broken(rule: BackendRule, observed: str, remedy: str = "", **fields: Any) -> RuleResult:
-    """Return the result for a broken rule.
+    """Return the result for a rule that the backend breaks.
 
     Args:
         rule: the rule.

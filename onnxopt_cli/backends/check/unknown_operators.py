@@ -1,9 +1,9 @@
 """Check that a backend reports unknown operators as unsupported, or propose a pattern.
 
 Every runtime has its own error message for an unknown operator. A pattern identifies this message.
-The check submits nonexistent operators and training operators, and compares the messages with the
-messages for invalid models of a supported operator: a pattern that matches such a message does not
-identify unknown operators.
+The check submits nonexistent operators and training operators, and compares the resulting messages
+with messages for invalid models of a supported operator: a pattern that matches a message of the
+latter kind does not identify unknown operators.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
-# Nonexistent operators. Patterns are derived from the message about the first operator, and must
-# match the messages about the other operators.
+# Names of nonexistent operators. Patterns are derived from the message about the first name, and
+# must match the messages about the other names.
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
 _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
-# Patterns have at least this number of letters: shorter text is punctuation or a common word.
+# A pattern has at least this number of letters, because shorter text is punctuation or a common
+# word.
 _MIN_LETTERS = 8
-# Number of characters on each side of a name that a pattern contains. A longer pattern would not
-# fit in a terminal.
+# A pattern contains this number of characters on each side of a name. Longer patterns would not fit
+# in a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = "report a missing operator as unsupported, not as an error; or {}"
@@ -53,7 +54,7 @@ _MARKS = " ,:;-"
 
 
 def reports_unknown_operators(subject: CheckedBackend) -> str:
-    """An unknown operator is reported as unsupported."""
+    """The backend reports an unknown operator as unsupported."""
     contrasts = [
         response.text for response in _refused_invalid_models(subject) if not response.unsupported
     ]
@@ -84,7 +85,7 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
         patterns.append(pattern)
     errors = _unmatched_errors(training, patterns)
     if len(errors) > 1 and subject.supported is not None:
-        # If the messages name each operator in turn, they are not about a defect of a single
+        # If each message names its operator, the messages are not about a defect of a single
         # operator.
         pattern = _proposal(errors, TRAINING, contrasts, texts, named=True)
         if pattern:
@@ -177,7 +178,7 @@ def _invalid_models(subject: CheckedBackend) -> Iterator[tuple[str, Problem]]:
 def _unmatched_errors(
     responses: Mapping[str, Refusal], patterns: Sequence[str]
 ) -> dict[str, Refusal]:
-    """Return the responses that are errors and that no pattern matches."""
+    """Return the responses that are errors and match no pattern."""
     return {
         name: response
         for name, response in responses.items()
@@ -208,7 +209,7 @@ def _proposal(
         named: whether to consider only words beside the operator's name.
     """
     scores = {}
-    # Without contrasts, only words beside the operator's name are specific enough.
+    # Without contrasting messages, only words beside the operator's name are specific enough.
     for pattern, beside_name in _candidates(errors, domain, named=named or not contrasts):
         try:
             compiled = compile_pattern(pattern)
@@ -259,7 +260,7 @@ def _beginning(text: str) -> str:
 
 
 def _literal(words: str) -> str:
-    """Return a pattern, safe inside shell quotes, for words with any numbers."""
+    """Return a pattern for the given words with any numbers, safe inside shell quotes."""
     parts = _NUMBERS.split(words)
     pattern = "".join(
         (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))
@@ -276,7 +277,7 @@ def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
 
 
 def _remedy(subject: CheckedBackend, patterns: Sequence[str]) -> tuple[str, str]:
-    """Return advice on where to declare patterns, and the line of metadata or option to add."""
+    """Return advice on where to state patterns, and the line of metadata or option to add."""
     specification = parse_specification(subject.text)
     if specification.adapter and is_path(specification.adapter):
         # The patterns contain no quotes.

@@ -5,8 +5,8 @@ are parsed strictly.
 
 The process of a command is untrusted, and is restarted after a fault. The command stays in the
 process group and session of its parent, so that a signal to the group or session also kills the
-command. The command ignores Ctrl-C. On Linux, the kernel also kills it when the thread that started
-it ends. Pipes with deadlines require a POSIX system.
+command. Commands ignore Ctrl-C. On Linux, the kernel also kills the command when the thread that
+started the command ends. Pipes with deadlines require a POSIX system.
 """
 
 from __future__ import annotations
@@ -212,16 +212,18 @@ def _as_json(value: object) -> str:
     return printable(json.dumps(value, ensure_ascii=False)[:80])
 
 
-# Time limit for a command to end after a shutdown request. On a loaded machine, a process that has
-# imported torch needs more than 5 s. The limit of a worker is larger.
+# Seconds that a command has to end after a shutdown request. On a loaded machine, a process that
+# has imported torch needs more than 5 seconds. A worker has a longer time limit, so the command
+# ends first.
 _SHUTDOWN_SECONDS = 20.0
 _Parsed = TypeVar("_Parsed")
 
 
 class Command:
-    """A command, started by the first request; it inherits standard error from this process.
+    """A command, which the first request starts.
 
-    A command that dies, hangs or violates the protocol is killed; the next request restarts it.
+    The command inherits standard error from this process. A command that dies, hangs or violates
+    the protocol is killed; the next request restarts it.
 
     Args:
         command: the program, looked up as by a shell, and its arguments.
@@ -241,7 +243,7 @@ class Command:
         read: Callable[[dict[str, Any], memoryview], _Parsed],
         values: ValueWriter | None = None,
     ) -> _Parsed:
-        """Send a request and return the parsed response; kill the command if that is not possible.
+        """Send a request, and return the parsed response; after a failure, kill the command.
 
         Args:
             request: the request, without its number.
@@ -260,7 +262,8 @@ class Command:
         try:
             with self._named():
                 with _earlier(lambda: True):
-                    # Detect an exit or unrequested output since the last response.
+                    # Detect that the command has ended or sent unrequested output since the last
+                    # response.
                     conversation.poll()
                     if not conversation.open:
                         conversation.wait()
@@ -277,7 +280,7 @@ class Command:
             raise
 
     def close(self, *, tell: bool = True) -> None:
-        """Close the command's input, and wait for its exit, if it runs.
+        """Close the command's input and wait for its exit, if the command is running.
 
         Args:
             tell: whether to send the request ``shutdown`` first.
@@ -299,10 +302,10 @@ class Command:
                 self.kill()
 
     def kill(self) -> None:
-        """Kill the command, if it runs."""
+        """Kill the command if it is running."""
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
-            # Leaving the context closes the pipes and waits for the process.
+            # When the context is left, the pipes are closed and the exit of the process is awaited.
             with conversation.process as process, conversation.selector:
                 process.kill()
                 conversation.close()
@@ -331,7 +334,7 @@ class Command:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Prepend the subject to messages of the conversation."""
+        """Prepend the subject to messages about the process."""
         try:
             yield
         except BREAKDOWNS as error:
@@ -340,7 +343,7 @@ class Command:
 
 @contextmanager
 def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
-    """Convert BackendDied to BackendDiedEarlier if the request was not read."""
+    """Convert BackendDied to BackendDiedEarlier if the process had not read the request."""
     try:
         yield
     except BackendDied as death:
@@ -351,7 +354,7 @@ def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
 
 def _begin(parent: int) -> None:
     """Prepare the process before it becomes the command."""
-    # A terminal sends Ctrl-C to the command as well; onnxopt alone decides when to end it.
+    # A terminal also sends Ctrl-C to the command, but only onnxopt decides when the command ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent, signal.SIGKILL)
 
@@ -373,7 +376,7 @@ def _program(name: str) -> str:
     raise BackendUnavailable(f"the command {printable(name)} {problem}", hint=printable(hint))
 
 
-#: Options of a command.
+#: Options for backends that are commands.
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
@@ -386,7 +389,7 @@ _PLAIN_ATTRIBUTE_TYPES = {
 
 
 class ExecBackend(Backend):
-    """A backend that is a command, started once for all cases.
+    """A backend that is a command, which is started once for all cases.
 
     The command is ``exec:COMMAND``, or the interpreter of a plugin with the option ``python``.
 
@@ -410,8 +413,8 @@ class ExecBackend(Backend):
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
-        # The finalizer ends the command when this interpreter exits. It cannot report errors any
-        # more.
+        # The finalizer ends the command when this interpreter exits, and can no longer report
+        # errors. It cannot report errors any more.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello
@@ -438,7 +441,7 @@ class ExecBackend(Backend):
         require_supported(model, self._hello)
         content = model.SerializeToString()
         run = self._session.run
-        # The closure refers to `self`, so that the prepared model keeps the command alive.
+        # The function refers to `self`, so that the prepared model keeps the command alive.
         return Prepared(lambda inputs: run(model, content, inputs, device=self._device))
 
     def close(self) -> None:
@@ -466,7 +469,7 @@ def timeout_of(specification: Specification) -> float:
 
 
 def require_supported(model: onnx.ModelProto, hello: Hello) -> None:
-    """Reject a model that requires features that a command does not list in its ``hello``.
+    """Reject a model that needs a feature which the command does not list in its ``hello``.
 
     Raises:
         Unsupported: if the command does not list the domain and version of an operator, or the
@@ -499,7 +502,7 @@ def _close_silently(session: CommandSession) -> None:
 
 
 class CommandSession(Command):
-    """A command that implements the protocol."""
+    """A command that implements the protocol of commands."""
 
     _hello: Hello | None = None
 
@@ -552,7 +555,7 @@ class CommandSession(Command):
         outputs_by_name = {output.name: output for output in graph.output}
         sent_inputs = inputs
         if hello.nodes:
-            # The request has the node's outputs, in the node's order, and its initializers.
+            # The request lists the node's outputs, in the node's order, and its initializers.
             outputs_by_name = {name: outputs_by_name[name] for name in graph.node[0].output if name}
             initializers = {tensor.name: array_of(tensor) for tensor in graph.initializer}
             sent_inputs = {**initializers, **inputs}
@@ -567,7 +570,8 @@ class CommandSession(Command):
         outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
-                # The host compares the inputs next, and then finds this input modified.
+                # The host compares the inputs after this function, and then detects that this input
+                # was modified.
                 cast("dict[str, Value]", inputs)[name] = None
         if len(outputs) != len(outputs_by_name):
             return outputs
@@ -576,7 +580,7 @@ class CommandSession(Command):
 
 
 def _sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
-    """Return the node of a single-node model with attributes that JSON can represent, or None."""
+    """Return the node of a single-node model; None if JSON cannot represent an attribute."""
     graph = model.graph
     if model.functions or graph.sparse_initializer or len(graph.node) != 1:
         return None

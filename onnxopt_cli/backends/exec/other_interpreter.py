@@ -1,7 +1,7 @@
 """Load a plugin in another Python interpreter, and run it by the protocol of commands.
 
-The other interpreter runs this file. The interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14,
-and no package of onnxopt. Therefore, all modules that this file imports must support these
+The other interpreter executes this file. The interpreter needs Python 3.9, NumPy 1.24 and onnx
+1.14, and no package of onnxopt. Therefore, all modules that this file imports must support these
 versions.
 """
 
@@ -30,12 +30,13 @@ def interpreter_command(specification: Specification) -> list[str]:
 
 def main() -> None:
     """Respond to requests until the end of standard input."""
-    # The plugin must not import the modules beside this file, and onnxopt is not installed here.
+    # The plugin must not import the modules beside this file, and onnxopt is not installed in this
+    # interpreter.
     del sys.path[0]
     package = ModuleType("onnxopt_cli")
     package.__path__ = [str(Path(__file__).parents[2])]
     sys.modules["onnxopt_cli"] = package
-    # Keep the plugin's output apart from responses, and requests apart from its input.
+    # Separate the plugin's output from responses, and the plugin's input from requests.
     requests, answers = os.dup(0), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -117,7 +118,7 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
-        # For example, NumPy or ml_dtypes of this interpreter lacks an element type.
+        # For example, NumPy or ml_dtypes in this interpreter lacks an element type.
         raise Unsupported(f"the interpreter {error.message}") from None
     model = onnx.ModelProto.FromString(bytes(data))
     before = {name: content(value) for name, value in inputs.items()}

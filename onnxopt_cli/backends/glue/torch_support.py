@@ -1,9 +1,9 @@
 """Conversion of values to and from torch, and an import of torchvision without CUDA.
 
-torchvision's wheels need CUDA's libraries. Without CUDA's libraries, torchvision does not load its
-C++ operators, and its import fails, because it refers to two of these operators, which are not
-declared. This module declares both. A call of either, like that of any other C++ operator, then
-raises torchvision's error "Couldn't load custom C++ ops".
+The wheels of torchvision need the libraries of CUDA. Without these libraries, torchvision does not
+load its C++ operators, and its import fails because it refers to two operators that are then not
+declared. This module declares the two operators. A call of any C++ operator of torchvision then
+raises the error "Couldn't load custom C++ ops".
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from onnxopt_cli.errors import Unsupported
 
 # The value of numpy.dtype.isbuiltin for a type that ml_dtypes has registered.
 _REGISTERED = 2
-# torch declares these types, but has no operators for them.
+# Types that torch declares, but for which it has no operators.
 _PLACEHOLDERS = {"int2", "int4", "uint2", "uint4"}
-# The operators to which the import of torchvision refers.
+# Declarations of the operators to which the import of torchvision refers.
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-# torch removes the operators of a library that is no longer referenced.
+# If a library is no longer referenced, torch removes its operators.
 _kept: list[object] = []
 
 
 def to_torch(value: Value) -> Any:
-    """Convert a tensor to a torch tensor with its own memory, and a sequence to a list of these.
+    """Convert a tensor to a torch tensor with memory of its own; convert a sequence to a list.
 
     Raises:
         Unsupported: if torch has no such element type, or the value is a map.
@@ -68,7 +68,7 @@ def from_torch(result: Any) -> Any:
 
 
 def import_torchvision() -> None:
-    """Import torchvision, if necessary without its operators in C++."""
+    """Import torchvision; if its C++ operators cannot be loaded, declare them first."""
     import torch
 
     try:

@@ -1,7 +1,7 @@
 """Accuracy of a backend over all cases: error / tolerance, bits lost, distribution of errors.
 
-Every output that is compared with a tolerance is included. With a derived tolerance, the error is
-the distance from the correctly rounded result of the formula; with another tolerance, the distance
+Every output that is compared with a tolerance is included. If a tolerance is derived, the error is
+the distance from the correctly rounded result of the formula; otherwise the error is the distance
 from the oracle's result. Outputs whose computation preserves only absolute accuracy have separate
 rows.
 """
@@ -22,7 +22,7 @@ from onnxopt_cli.operators.registry import registry
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """An output of an operator on a backend, over all cases.
+    """An output of an operator on a backend; the values summarize all cases.
 
     Attributes:
         backend: the backend's name.
@@ -54,7 +54,7 @@ class Accuracy:
     def of(
         cls, backend: str, operator: str, output: str, provenance: Provenance, diffs: Sequence[Diff]
     ) -> Accuracy:
-        """Measure an output from its comparisons, at least one."""
+        """Measure an output from at least one comparison."""
         return cls(
             backend,
             operator,
@@ -70,7 +70,7 @@ class Accuracy:
 
     @property
     def not_finite(self) -> int:
-        """The number of elements of which only the expected or only the actual value is finite."""
+        """The number of elements with exactly one finite value, expected or actual."""
         return self.elements - sum(self.ulp_counts)
 
     @property
@@ -99,7 +99,7 @@ def accuracy(results: Iterable[Result]) -> tuple[Accuracy, ...]:
     for result in results:
         backends.setdefault(result.backend, len(backends))
         for operator, output, diff in _judged(result):
-            # A random output and a text have no numerical error.
+            # Neither a random output nor a text has a numerical error.
             if diff.tolerance is not None and not isinstance(diff.tolerance, Drawn | NumberText):
                 key = result.backend, operator, output, diff.tolerance.provenance
                 groups[key].append(diff)
@@ -136,13 +136,13 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
                 break
             output = names[position // groups]
         else:
-            # The names of a model's outputs are arbitrary, so the outputs are numbered.
+            # The names of a model's outputs are arbitrary, so the outputs are identified by number.
             number = stems.index(diff.name.partition("[")[0]) + 1
             output = f"output {number}" if len(stems) > 1 else "output"
         yield subject, output, diff
 
 
-#: The columns of :func:`accuracy_rows`.
+#: The titles of the columns of :func:`accuracy_rows`.
 COLUMNS = (
     *("backend", "operator", "output", "tolerance"),
     *("error / tolerance", "median", "bits lost", "99% ulp"),

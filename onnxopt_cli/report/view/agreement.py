@@ -1,4 +1,4 @@
-"""Failing cases in which several backends agree with each other, which is a reason to check a case.
+"""Failing cases in which several backends agree with each other, a reason to check the case.
 
 Agreement does not change a verdict, because several backends may have the same mistake.
 """
@@ -64,7 +64,7 @@ def _line(backends: Sequence[str], cases: Sequence[str]) -> str:
 
 
 def _agreeing_sets(results: Iterable[Result]) -> list[list[Result]]:
-    """Return sets of at least two results, each of which agrees with the first of its set."""
+    """Return sets of at least two results that agree with the first result of the set."""
     sets: list[list[Result]] = []
     for result in results:
         for agreeing in sets:
@@ -97,14 +97,14 @@ def _agree(left: Result, right: Result) -> bool:
 
 
 def _are_close(left: Array, right: Array, error: float) -> bool:
-    """Return whether the distance of two outputs is small compared with their error."""
+    """Return whether the distance between two outputs is small compared with their errors."""
     if describe(left) != describe(right):
         return False
     if kind_of(left.dtype) not in _FLOATS:
         return bool(np.array_equal(left, right))
     wide_left, wide_right = (array.astype(np.complex128) for array in (left, right))
     with np.errstate(all="ignore"):
-        # An output of a wrong shape has no error.
+        # An output with a wrong shape has no error.
         if isfinite(error) and error:
             limit: Any = error * _MAX_DISTANCE_RATIO
         else:

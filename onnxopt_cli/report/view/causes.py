@@ -1,4 +1,4 @@
-"""Group failures by cause: by the known mistake that explains them, or by similarity.
+"""Groups failures by cause: by the known mistake that explains them, or by similarity.
 
 Messages with the same cause differ only in the names, numbers and shapes of one case. The pattern
 of a message is the message without names, numbers and shapes, so that a report can list the cause
@@ -35,7 +35,7 @@ _DIGITS = re.compile(r"\d+")
 _STEP = re.compile(r"^(?:first exceeded the tolerance in )?step \d+\b.*")
 _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
-# The largest number of names of outputs, and of operators, in a title.
+# A title contains at most this number of names of outputs, and at most this number of operators.
 _MAX_NAMES = 3
 # The order of groups by outcome: wrong values, which are the most informative, come first, and
 # errors such as a missing operator come last.
@@ -51,33 +51,36 @@ _SEVERITY = {
     )
     for outcome in outcomes
 }
-# Examples with more elements are hard to read.
+# An example should have no more elements than this, because large examples are hard to read.
 _MAX_READABLE_ELEMENTS = 64
-# The placeholder for a part that differs from case to case.
+# The placeholder for a part that differs between cases.
 _PLACEHOLDER = "…"
-# Only the beginning of a message is used, because messages name the cause before circumstances.
+# Only this number of characters at the beginning of a message is used, because messages state the
+# cause before circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
 _MAX_NESTING = 8
 _QUOTED = re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|<[^<>]*>)""")
 _INNERMOST_BRACKETS = re.compile(r"\[[^\[\](){}]*\]|\([^\[\](){}]*\)|\{[^\[\](){}]*\}")
-# The closing bracket may have been cut off.
+# The message may have been cut off before the closing bracket.
 _OPEN_BRACKET = re.compile(r"[\[({].*", re.DOTALL)
 _PATH = re.compile(r"(?<![\w/\\])(?:\w:)?[\w.@~+-]*[/\\][\w.@~+/\\-]*")
 _NUMBER = re.compile(r"#?0x[0-9a-fA-F]+|(?<!\w)[-+#]?\d[\d.e+-]*(?!\w)")
-# An identifier has a digit, an underscore, a dot or colons inside, or capitals after small letters.
+# Matches identifiers: words that contain a digit, an underscore, a dot, a colon, or a capital after
+# a small letter.
 _IDENTIFIER = re.compile(
     r"(?<![\w.:])(?:::)?(?:\w*[a-z][A-Z]\w*|\w*[\d_]\w*|\w+(?:(?:::|\.)\w+)+)(?:(?:::|\.)\w+)*"
 )
 _TYPE_NAME = re.compile(r"^[\w.]+:(?=\s)")
 _WORD = re.compile(r"\w+")
-# English words of one letter; other words of one letter, such as X or y, are names of tensors.
+# The only English words of one letter; other words of one letter, such as X or y, are names of
+# tensors.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
-# If otherwise equal patterns have at least this number of different words at one place, these words
-# are considered names.
+# If otherwise equal patterns have at least this number of different words at one position, these
+# words are considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
-# Types whose names have no digit.
+# Element types whose names contain no digit.
 _TYPES = frozenset({"bool", "double", "float", "string", "Bool", "Double", "Float", "String"})
 
 
@@ -102,14 +105,14 @@ class FailureGroup:
 
     @property
     def more(self) -> str:
-        """A command that shows the effect of the known mistakes; empty without known mistakes."""
+        """A command that shows the effect of the known mistakes; empty if there are none."""
         return mistake_command(self.operator, self.known_mistakes)
 
     @property
     def formula_change(self) -> list[str]:
         """The lines of the formula, with ``-`` and ``+`` before those that the mistakes change.
 
-        The result is empty if no known mistake is the cause, or this installation lacks the
+        The result is empty if no known mistake is the cause, or if this installation lacks the
         operator.
         """
         operator = registry().named(self.operator) if self.known_mistakes else None
@@ -122,10 +125,11 @@ class FailureGroup:
 def group_failures(
     failed: Sequence[Result], explanations: Sequence[Explanation]
 ) -> list[FailureGroup]:
-    """Group failures by cause, in the order of severity; frequent causes of one severity first.
+    """Group failures by cause.
 
-    Wrong values have the highest severity, errors the lowest. An invalid case is listed once, even
-    if there are several backends.
+    Groups are ordered by severity; groups of equal severity are ordered by size. Wrong values have
+    the highest severity, errors the lowest. An invalid case is listed once, even if there are
+    several backends.
 
     Args:
         failed: the failures.
@@ -181,7 +185,7 @@ def causes_by_result(
 
 
 def _patterns(results: Sequence[Result]) -> list[str]:
-    """Return the message pattern of each result."""
+    """Return the message pattern for each result."""
     operators = {name for result in results for name in result.operators}
     patterns = [message_pattern(_message_line(result), operators) for result in results]
     merged = merged_patterns(patterns)
@@ -189,7 +193,9 @@ def _patterns(results: Sequence[Result]) -> list[str]:
 
 
 def reasons_alike(results: Sequence[Result]) -> list[str]:
-    """Return the reason of each result in one line; reasons that differ only in names are merged.
+    """Return the reason of each result in one line.
+
+    Reasons that differ only in names are merged.
 
     Args:
         results: results without outputs, such as unsupported ones.
@@ -213,7 +219,7 @@ def _severity(group: FailureGroup) -> tuple[int, int]:
 
 
 def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
-    """Return a command that shows the effect of known mistakes; empty without known mistakes."""
+    """Return a command that shows the effect of known mistakes; empty if there are none."""
     if not mistakes:
         return ""
     words = [word for name in mistakes for word in ("--mistake", name)]
@@ -233,7 +239,7 @@ def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:
 
 
 def _wrong_structures(result: Result) -> list[str]:
-    """Return descriptions of the wrong structure of outputs, without shapes."""
+    """Return descriptions of outputs with a wrong structure, without shapes."""
     descriptions = set()
     for diff in result.wrong:
         if diff.structure:
@@ -299,7 +305,8 @@ def _most_informative_first(results: Sequence[Result]) -> list[Result]:
     def rank(result: Result) -> tuple[object, ...]:
         wrong = [diff for diff in result.diffs if diff.mismatches]
         elements = sum(diff.elements for diff in result.diffs)
-        # Relative errors beyond 1 count as 1: a tiny expected value makes no better example.
+        # Relative errors above 1 are treated as 1: a tiny expected value does not make a better
+        # example.
         error = max((min(diff.max_relative, 1.0) for diff in wrong), default=0.0)
         finite = all(isfinite(diff.max_absolute) for diff in wrong)
         return (
@@ -360,7 +367,7 @@ def _without_enclosed_text(text: str) -> str:
 
 
 def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
-    """Return, for each pattern, the common pattern of all patterns that differ only by a name.
+    """Return for each pattern the common pattern of all patterns that differ only in names.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
     one word are merged if the differing words are at least three, or if one of them is a

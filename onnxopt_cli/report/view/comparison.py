@@ -29,7 +29,7 @@ class Direction(StrEnum):
 
 
 class Subject(StrEnum):
-    """The property of a result that changed."""
+    """The property of a result that has changed."""
 
     OUTCOME = "outcome"
     ACCURACY = "accuracy"
@@ -38,7 +38,7 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between two runs.
+    """A difference between two runs.
 
     Attributes:
         direction: whether the change is an improvement.
@@ -84,7 +84,7 @@ def have_common_results(old: RunRecord, new: RunRecord) -> bool:
 
 
 def other_options(old: RunRecord, new: RunRecord) -> str:
-    """Describe differences in options that change verdicts; empty without a difference."""
+    """Describe differences in options that change verdicts; empty if there is none."""
     names = [
         name
         for name in {**old.options, **new.options}
@@ -99,7 +99,7 @@ def other_options(old: RunRecord, new: RunRecord) -> str:
 
 
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:
-    """Return the cases whose time has grown by more than the noise, the largest factor first.
+    """Return the cases whose time has grown by more than the noise, the largest growth first.
 
     The noise is the median over all cases of the ratio of the largest to the smallest time of a
     case. A case is slower if every new time exceeds every old time, and the ratio of the smallest
@@ -173,7 +173,7 @@ def _word(result: Result | None) -> str:
 
 
 def _direction(before: Result | None, now: Result | None) -> Direction:
-    """Return the direction of a change of outcome; UNRANKED if a case was added or removed."""
+    """Return the direction of a change of outcome; UNRANKED if a case exists in one run only."""
     if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
         return Direction.UNRANKED
     return _compared(_rank(before), _rank(now))
@@ -192,7 +192,7 @@ def _compared(old: float, new: float) -> Direction:
 
 
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
-    """Yield the change of an output's error in the first measure that changed, if any.
+    """Yield the change of an output's error in the first measure that has changed.
 
     The measures are error / tolerance (the absolute error if the tolerances differ), then the
     distance in ulp.

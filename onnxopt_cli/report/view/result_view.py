@@ -1,4 +1,4 @@
-"""The details of one result as text: message, outputs, worst elements, command to repeat it."""
+"""The details of a result as text: message, outputs, worst elements, command to repeat it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
-#: The end of a sentence of a shortened report, which refers to the complete reports.
+#: A shortened report ends a sentence with these words, which refer to the complete reports.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
-# The largest number of characters of a line of a shortened message.
+# The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
-# The largest number of characters of the first and of the last line in a headline.
+# A headline shows at most this number of characters of a message's first line, and of its last
+# line.
 _MAX_HALF_CHARS = 200
-# Messages of up to this number of lines are not shortened.
+# Messages with at most this number of lines are not shortened.
 _MAX_WHOLE_LINES = 3
-# Longer commands are not shown.
+# Commands with more characters than this are not shown.
 _MAX_COMMAND_CHARS = 3000
-# Folders of the test data within the onnx package.
+# These folders of the onnx package contain test data.
 _ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
 
 
@@ -102,7 +103,7 @@ class OutputView:
             inconclusive=diff.inconclusive,
             header=header,
             elements=tuple(elements),
-            # A wrong type or shape is worse than any wrong value; NaN counts as 0.
+            # A wrong type or shape is worse than any wrong value; NaN is treated as 0.
             magnitude=(diff.structure is not None, 0.0 if error != error else error),  # noqa: PLR0124
         )
 
@@ -113,7 +114,7 @@ class OutputView:
         return f"allowed: {self.tolerance}{enough}" if self.tolerance else ""
 
 
-@dataclass(frozen=True)  # no slots, because of cached properties
+@dataclass(frozen=True)  # The class has no slots, because of its cached properties.
 class ResultView:
     """One case on one backend, as text.
 
@@ -129,12 +130,12 @@ class ResultView:
 
     @property
     def word(self) -> str:
-        """The standing of the result; its outcome if it has no standing."""
+        """The standing of the result, or the outcome of a result without a standing."""
         return (self.result.standing or self.result.outcome).value
 
     @property
     def headline(self) -> str:
-        """The failure in one line; empty for a result without a failure."""
+        """The failure in one line; empty if the result is no failure."""
         return headline(self.result)
 
     @property
@@ -144,18 +145,18 @@ class ResultView:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on the outcome: why it is unreliable, the expectation, and a qualification."""
+        """Remarks on the outcome: why it is unreliable, what was expected, how it is qualified."""
         result = self.result
         return [note for note in (result.flaky, result.expectation, result.note) if note]
 
     @cached_property
     def outputs(self) -> tuple[OutputView, ...]:
-        """The outputs in their order."""
+        """The outputs in the order of the model."""
         return tuple(OutputView.of(diff, self.result) for diff in self.result.diffs)
 
     @cached_property
     def again(self) -> str:
-        """A command that runs this case on this backend with the same settings."""
+        """A command that runs this case on this backend again, with the same settings."""
         return repeat_command(self.result, self.options, self.backend)
 
     @property
@@ -192,7 +193,7 @@ class ResultView:
 
 
 def headline(result: Result) -> str:
-    """Return a failure in one line; empty for a result without a failure."""
+    """Return a failure in one line; empty if the result is no failure."""
     first, *more = result.message.strip().split("\n")
     if not first:
         return wrong_outputs(result.diffs, tuple(result.curve))
@@ -281,14 +282,14 @@ def _errors(diff: Diff) -> list[str]:
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
-    """Return whether error / tolerance is undefined: the limit is in ulp, or it is zero."""
+    """Return whether error / tolerance is undefined: the tolerance is in ulp, or it is zero."""
     return isinstance(tolerance, Ulps) or (
         isinstance(tolerance, ErrorBound) and not tolerance.factor
     )
 
 
 def _element_rows(diff: Diff, result: Result) -> list[tuple[str, ...]]:
-    """Return a header row, then a row for each of the worst elements of an output, worst first."""
+    """Return a header row, and a row for each of an output's worst elements, worst first."""
     # An invalid case did not run; its file contradicts the oracle.
     values = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
     errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
@@ -315,7 +316,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def repeat_command(result: Result, options: Mapping[str, Any], backend: str = "") -> str:
-    """Return a command that runs one case on one backend with the same settings.
+    """Return a command that runs one case on one backend again, with the same settings.
 
     Args:
         result: the result to repeat.
@@ -326,7 +327,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
     words = ["onnxopt", "run", *_target(result), *named, *verdict_options(options)]
     line = command_line([*words, *operator_options(result.operators)])
     if len(line) > _MAX_COMMAND_CHARS:
-        # A truncated command would run other cases.
+        # A truncated command would run different cases.
         return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
     return line
 
@@ -343,7 +344,7 @@ def verdict_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def operator_options(names: Iterable[str]) -> list[str]:
-    """Return the ``--operators`` options for operators that are defined in files."""
+    """Return the ``--operators`` options for the operators that are defined in files."""
     file_of = {operator.name: operator.file for operator in registry().operators}
     files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in registry().files)
     paths = (min(str(file), os.path.relpath(file), key=len) for file in files)
@@ -365,7 +366,7 @@ def _target(result: Result) -> list[str]:
     target = path_target(path)
     if result.case in OUTSIDE_IDS:
         return [target]
-    # -k with a complete id selects only that case.
+    # The option -k with a complete id selects only that case.
     return [target, "-k", result.case]
 
 

@@ -41,11 +41,11 @@ from onnxopt_cli.report.view.verdict import (
     run_verdict,
 )
 
-#: The beginning of the title of a report whose verdict does not concern a single backend.
+#: If the verdict does not concern a single backend, the title of a report begins with this word.
 NEUTRAL_SUBJECT = "onnxopt report:"
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 200
-# Qualifications of passes, and the mark of each in the note of a result.
+# Qualifications of passes, each with the mark that identifies it in the note of a result.
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
@@ -59,7 +59,7 @@ _NO_CAPABILITY = "none of these"
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """The results of a backend, counted.
+    """A backend's results and their numbers by label.
 
     Attributes:
         name: the backend's name.
@@ -142,13 +142,13 @@ class OperatorRow:
     failing: int
 
 
-@dataclass(frozen=True)  # no slots, because of cached properties
+@dataclass(frozen=True)  # The class has no slots, because of its cached properties.
 class RunView:
-    """A run as every report shows it.
+    """A run, as every report shows it.
 
     Attributes:
         record: the run.
-        baseline: an earlier run to compare it with; may be None.
+        baseline: an earlier run to compare the run with; may be None.
     """
 
     record: RunRecord
@@ -156,7 +156,7 @@ class RunView:
 
     @cached_property
     def verdict(self) -> str:
-        """The verdict on the run: ``conforms``, ``does not conform``, ``was interrupted``."""
+        """The verdict on the run, such as ``conforms`` or ``does not conform``."""
         return run_verdict(self.record.exit_code, self.record.results)
 
     @property
@@ -230,9 +230,10 @@ class RunView:
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """The reasons why cases are unsupported, do not apply or did not run, frequent ones first.
+        """The reasons why cases have no result: unsupported, not applicable, or not run.
 
-        Unsupported results that an expectation file predicts are omitted.
+        Frequent reasons come first. Unsupported results that an expectation file predicts are
+        omitted.
         """
         results = [
             result
@@ -264,7 +265,7 @@ class RunView:
 
     @cached_property
     def capabilities(self) -> Mapping[str, Mapping[str, int]]:
-        """The counts of cases by capability, then of cases that need none.
+        """The counts of cases by capability, then of cases that need no capability.
 
         The result is empty if no case needs a capability. Cases that did not run are not counted,
         because their capabilities are unknown.
@@ -284,7 +285,7 @@ class RunView:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """The differences from the baseline, the worsened outcomes first; empty without one."""
+        """The differences from the baseline, worsened outcomes first; empty without a baseline."""
         return tuple(compare_runs(self.baseline, self.record)) if self.baseline else ()
 
     @cached_property
@@ -295,7 +296,7 @@ class RunView:
 
     @cached_property
     def seconds(self) -> float:
-        """The time in all backends."""
+        """The time in seconds that all backends took together."""
         return sum(result.seconds for result in self.record.results)
 
     @cached_property
@@ -362,7 +363,7 @@ class RunView:
         return f"{total} case{'s' * (total > 1)} judged by ONNX's tolerance: {'; '.join(reasons)}"
 
     def result(self, result: Result) -> ResultView:
-        """Return the details of one of the run's results."""
+        """Return the details of a result of the run."""
         return ResultView(result, self.record.options, self._texts.get(result.backend, ""))
 
     @cached_property
@@ -374,10 +375,10 @@ class RunView:
     def examples(self) -> tuple[ResultView, ...]:
         """The nonconforming results, ordered so that every kind of failure occurs early.
 
-        The first failure of each backend, operator and outcome comes first, then the second of
-        each, and so on. Unsupported results follow.
+        The first failure of each backend, operator and outcome comes first, then the second failure
+        of each, and so on. Unsupported results follow.
         """
-        # sorted() calls the key function once per item, in order.
+        # The function sorted() calls the key function once per item, in order.
         numbers: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
 
         def rank(result: Result) -> tuple[bool, int]:
@@ -405,7 +406,7 @@ def operator_of(result: Result) -> str:
 
 
 def results_by_capability(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the results by the capabilities that their cases need; empty if none needs one."""
+    """Return the results by the capabilities that their cases need; empty if no case needs one."""
     if not any(result.capabilities for result in results):
         return {}
     groups: defaultdict[str, list[Result]] = defaultdict(list)

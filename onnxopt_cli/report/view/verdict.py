@@ -10,7 +10,8 @@ from typing import TypeVar
 from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result, Standing
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-#: Labels of results whose meaning an expectation file changes; their outcome alone would mislead.
+#: An expectation file changes the meaning of results with these labels; their outcomes alone would
+#: mislead.
 EXPECTED_FAILURE = "expected failure"
 UNEXPECTED_PASS = "unexpected pass"  # noqa: S105 - a label, not a password
 _PLURALS = {EXPECTED_FAILURE: "expected failures", UNEXPECTED_PASS: "unexpected passes"}
@@ -79,7 +80,7 @@ def conformity(results: Sequence[Result]) -> Conformity:
 
 
 def run_verdict(exit_code: int | None, results: Iterable[Result]) -> str:
-    """Return the verdict on a run: ``conforms``, ``does not conform``, ``was interrupted``."""
+    """Return the verdict on a run, such as ``conforms`` or ``does not conform``."""
     if exit_code == 0 and any(map(is_expected_failure, results)):
         return Conformity.EXPECTED_FAILURES.value
     return _WORDS.get(exit_code, f"ended with exit code {exit_code}")
@@ -91,7 +92,7 @@ def counts_by_label(results: Iterable[Result]) -> dict[str, int]:
 
 
 def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Word, int]:
-    """Return the positive counts of the words, in the order of the words."""
+    """Return the positive counts, in the order of the given words."""
     counts = Counter(occurring)
     return {word: counts[word] for word in words if counts[word]}
 
@@ -105,7 +106,7 @@ def in_words(counts: Mapping[Word, int]) -> str:
 
 
 def count_columns(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[str], list[list[str]]]:
-    """Return the labels that occur, and a row for each name: the name and a count by label."""
+    """Return the labels that occur, and for each name a row of its counts by label."""
     used = [word for word in LABELS if any(word in by_label for by_label in counts.values())]
     rows = [
         [name, *(str(by_label.get(word, "")) for word in used)] for name, by_label in counts.items()

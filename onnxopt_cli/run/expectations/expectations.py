@@ -389,8 +389,7 @@ class Expectations:
         return replace(result, standing=standing, expectation=expectation)
 
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
-        """Return how a result that an entry allows differs from the failure which the entry
-        describes.
+        """Return how a result that an entry allows differs from the failure in the entry.
 
         The text is empty if the two agree, or if the entry does not describe a failure.
         """
@@ -461,8 +460,7 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return a pattern to suggest if the given name resembles that of a backend; else an empty
-    string.
+    """Return a pattern to suggest if a name is similar to that of a backend; else "".
 
     For commands or modules with the same last component, such as ``exec:./adapter`` and
     ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
@@ -481,7 +479,7 @@ def _like(written: str, name: str) -> str:
 
 
 def _duplicates(layer: Layer) -> Iterator[Fault]:
-    """Yield a fault for each pattern that several entries repeat for equal backends and versions."""
+    """Yield a fault for each pattern that is repeated for the same backends and versions."""
     first: dict[tuple[str, str, str], int] = {}
     keyed = [
         ((pattern.text, entry.backend, entry.version), pattern)

@@ -201,7 +201,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
 
 
 def _hashed(descriptor: int, size: int) -> blake2b:
-    """Return the hash of the first ``size`` bytes of a file; of all bytes if the file is shorter."""
+    """Return the hash of the first ``size`` bytes of a file, or of a shorter file."""
     digest = blake2b()
     # The file is open for appending, so its position does not affect later writes.
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,12 +1,12 @@
 """Send cases, audits and searches to other machines through Dask.
 
 Dask connects the machines, transfers bytes and lists the workers. This module assigns the work, one
-batch at a time to each worker. If a worker is lost, each item of its batch is tried on one more
-worker, but never on a third.
+batch at a time to each worker. If a worker is lost, each item of its batch is sent to one more
+worker, but never to a third.
 
 The parties of a Dask cluster must trust each other, because they unpickle the data that they
-receive. Data that a backend under test has returned is never pickled: see
-:mod:`onnxopt_cli.workers.cluster.sidecar`.
+receive. Data that a backend under test has returned is never pickled (see
+:mod:`onnxopt_cli.workers.cluster.sidecar`).
 """
 
 from __future__ import annotations
@@ -58,42 +58,46 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 
-# Target duration and largest size of a batch.
+# A worker should process a batch in about this number of seconds.
 _BATCH_SECONDS = 1.0
+# A batch has at most this number of items.
 _MAX_BATCH_ITEMS = 1000
-# Assumed time that the client needs for each batch. The batches for many workers are larger, to
-# limit the total of this time.
+# Assumed time that the client needs for each batch. With many workers, batches are larger, so that
+# the client's total time stays limited. The batches for many workers are larger, to limit the total
+# of this time.
 _CLIENT_SECONDS_PER_BATCH = 0.01
-# Number of workers that may be lost with the same item.
+# An item that was lost with this number of workers is not sent again.
 _MAX_TRIES = 2
-# Interval between lists of the workers, the additional interval for each worker, and the time
-# without a heartbeat after which a worker counts as lost.
+# Seconds between two requests for the list of workers.
 _LIST_SECONDS = 0.5
+# For each worker, this number of seconds is added to the interval between the requests.
 _LIST_SECONDS_PER_WORKER = 0.005
+# A worker that sends no heartbeat for this number of seconds is considered lost.
 _MAX_SILENCE_SECONDS = 30.0
-# Time limits for a response of the scheduler, and for the first worker to appear.
+# Seconds that the scheduler has to respond.
 _SCHEDULER_SECONDS = 20.0
+# Seconds within which the first worker has to appear.
 _WORKERS_SECONDS = 60.0
-# Time limit for closing connections.
+# Seconds that closing the connections may take.
 _CLOSING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
-# Size limit of a scheduler file. Dask creates the file empty, and must write its content within
-# this many seconds.
+# Largest number of bytes of a scheduler file.
 _MAX_FILE_BYTES = 1 << 20
+# Dask creates the scheduler file empty, and must write its content within this number of seconds.
 _FILE_SECONDS = 2.0
-# Length limits of error messages from Dask.
+# Largest number of characters of an error message from Dask.
 _MAX_ERROR_CHARS = 300
 _MAX_LOSS_CHARS = 200
-# Size limit of a response in JSON.
+# Largest number of bytes of a response in JSON.
 _MAX_RESPONSE_BYTES = 1 << 26
-# Errors that reading an invalid response may raise.
+# Errors that may be raised when an invalid response is read.
 _INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-# Bytes of files that are sent at once.
+# Files of about this many bytes are sent at once.
 _FILES_AT_ONCE_BYTES = 32 << 20
 
 
 class LostError(Exception):
-    """A worker was lost, or sent an invalid response, while it had an item.
+    """A worker was lost, or sent an invalid response, while it processed an item.
 
     The message names the worker and the reason, for each worker that was lost with the item.
     """
@@ -101,7 +105,7 @@ class LostError(Exception):
 
 @dataclass(eq=False)
 class Cluster:
-    """A connection to a cluster, in a thread of its own; starts and ends a local cluster.
+    """A connection to a cluster, which runs in a thread of its own and may start a local cluster.
 
     Attributes:
         where: the address of a scheduler, the path of its file, ``local``, or ``local:N``. A local
@@ -142,7 +146,7 @@ class Cluster:
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", self.where)
         self.local = match is not None
         if self.local and not os.access(sys.executable, os.X_OK):
-            # Dask would print a traceback of each of its processes.
+            # Otherwise Dask would print a traceback for each of its processes.
             raise UsageError(
                 f"Python cannot be started: {printable(sys.executable)} is not executable",
                 hint="a local cluster consists of Python processes; run without --cluster",
@@ -185,7 +189,7 @@ class Cluster:
         security = self._security(module)
         try:
             where = await self._start_local(module) if self.local else self._where
-            # Dask's own timeout does not apply if the peer connects and sends nothing.
+            # Dask's own timeout does not apply if a peer connects but sends nothing.
             self.client = module.Client(
                 where, asynchronous=True, security=security,
                 timeout=_SCHEDULER_SECONDS, set_as_default=False,
@@ -209,7 +213,7 @@ class Cluster:
 
         folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
         self._stack.callback(folder.cleanup)
-        # Parts of Dask without a folder of their own use this folder.
+        # Parts of Dask that are given no folder use this folder.
         self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
         return await self._stack.enter_async_context(distributed.LocalCluster(
             n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
@@ -239,15 +243,15 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """The number of workers in use."""
+        """The number of workers that are in use."""
         return self.workers.size if self.workers else 0
 
     def start(self, work: Coroutine[Any, Any, Done]) -> Future[Done]:
-        """Run a coroutine in the thread, without waiting for it."""
+        """Run a coroutine in the connection's thread, without waiting for the result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Done]) -> Done:
-        """Run a coroutine in the thread, and wait for it.
+        """Run a coroutine in the connection's thread, and wait for the result.
 
         Raises:
             KeyboardInterrupt: if the user interrupts the command.
@@ -260,14 +264,14 @@ class Cluster:
         return future.result()
 
     def close(self) -> None:
-        """Disconnect from the cluster, and end a local one."""
+        """Disconnect from the cluster, and end the cluster if it is a local one."""
         with suppress(Exception):
             self.start(self._stack.aclose()).result(_CLOSING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSING_SECONDS)
 
     async def present(self) -> dict[str, dict[str, float]]:
-        """Return the last heartbeat and the number of threads of each worker, by its address.
+        """Return the last heartbeat and the number of threads of each worker, by address.
 
         Raises:
             BackendUnavailable: if the scheduler does not respond, or its response is invalid.
@@ -340,9 +344,10 @@ def _read(path: str) -> bytes:
 
 @lru_cache(1 << 14)
 def real_place(path: Path | str) -> str:
-    """Return the absolute path of a file with links resolved in its folder, but not in its name.
+    """Return the absolute path of a file.
 
-    The ids of cases contain the name.
+    Links are resolved in the path of the folder, but not in the file's name. The ids of cases
+    contain that name.
     """
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - called for many strings
     return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
@@ -350,7 +355,9 @@ def real_place(path: Path | str) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[Done]):
-    """Items that workers process in batches; only the cluster's thread calls its methods.
+    """Items that workers process in batches.
+
+    Only the cluster's thread calls the methods of this class.
 
     Attributes:
         request, items, read, files: the arguments of :meth:`WorkerGroup.spread`.
@@ -364,16 +371,16 @@ class _Work(Generic[Done]):
     files: Callable[[int], Sequence[str]]
     parts: list[range]
     done: SimpleQueue[dict[int, Done | LostError]] = field(default_factory=SimpleQueue)
-    # The part to which each worker is assigned.
+    # The part that is assigned to each worker.
     _part_of_worker: dict[str, int] = field(default_factory=dict)
     _seconds_per_item: float = 0.0
-    # For each lost item, the reasons of its losses by the workers' addresses. Lost items are sent
-    # again one by one.
+    # For each lost item: the reasons of the losses, by the address of the worker. Lost items are
+    # sent again one by one.
     _losses: dict[int, dict[str, str]] = field(default_factory=dict)
     _retries: deque[int] = field(default_factory=deque)
 
     def take(self, address: str, workers: int) -> list[int]:
-        """Return the indices of a worker's next batch; empty if no item is available at present."""
+        """Return the indices of a worker's next batch; empty if no item is currently available."""
         for index in self._retries:
             if workers == 1 or address not in self._losses[index]:
                 self._retries.remove(index)
@@ -383,14 +390,15 @@ class _Work(Generic[Done]):
         size = self._batch_size(last - first, workers)
         end = first + min(size, last - first)
         if end < last:
-            # End the batch between two files if possible: a split file may be read twice.
+            # If possible, end the batch between two files, because a file that is split between
+            # batches may be read twice.
             ends = range(end, first + size // 2, -1)
             end = next((index for index in ends if self.files(index - 1) != self.files(index)), end)
         self.parts[part] = range(end, last)
         return [*range(first, end)]
 
     def _part_for(self, address: str) -> int:
-        """Return the part to which a worker is assigned; assign another if its part is finished."""
+        """Return the part that is assigned to a worker; assign another if that part is finished."""
         remaining = [*map(len, self.parts)]
         part = self._part_of_worker.get(address)
         if part is None or not remaining[part]:
@@ -411,12 +419,12 @@ class _Work(Generic[Done]):
         """
         seconds = max(_BATCH_SECONDS, _CLIENT_SECONDS_PER_BATCH * workers)
         size = int(seconds / self._seconds_per_item) if self._seconds_per_item else 1
-        # Each worker gets several batches, so that all finish at about the same time.
+        # Each worker gets several batches, so that all workers finish at about the same time.
         fair_size = -(-remaining // (2 * max(workers, 1)))
         return max(1, min(size, _MAX_BATCH_ITEMS, fair_size))
 
     def message(self, batch: Sequence[int]) -> tuple[bytes, list[str]]:
-        """Return the request for a batch, and the files that it needs."""
+        """Return the request for a batch, and the files that the batch needs."""
         items = [self.items[index] for index in batch]
         request = json.dumps({"request": self.request, "items": items}).encode()
         return request, [path for index in batch for path in self.files(index)]
@@ -435,7 +443,7 @@ class _Work(Generic[Done]):
         )
 
     def lose(self, batch: Sequence[int], address: str, reason: str) -> None:
-        """Schedule each item of a lost batch for another worker, or record the item as lost."""
+        """Schedule the items of a lost batch for other workers, or record the items as lost."""
         for index in batch:
             losses = self._losses.setdefault(index, {})
             losses[address if address not in losses else reason] = reason
@@ -450,13 +458,13 @@ class _Worker:
     """A worker of the cluster.
 
     Attributes:
-        address: its address, which also identifies it in messages.
+        address: the worker's address, which also identifies the worker in messages.
         sidecar: its sidecar.
         loss: set to the reason once the worker is lost.
-        files: paths of the files that it has.
+        files: paths of the files that the worker has.
         heartbeat: the time of the last heartbeat by the scheduler's clock, and the time by this
-            process's clock at which it was first seen.
-        is_ready: whether it has opened the backends and agrees with the other workers.
+            process's clock at which that heartbeat was first seen.
+        is_ready: whether the worker has opened the backends and agrees with the other workers.
         refusal: the reason why the worker is not used; None if it is used.
     """
 
@@ -469,14 +477,14 @@ class _Worker:
     refusal: BackendUnavailable | UsageError | None = None
 
     def lose(self, reason: str) -> None:
-        """Record that the worker is lost, so that waits for its responses end."""
+        """Record that the worker is lost, so that code which waits for its responses continues."""
         self.is_ready = False
         if not self.loss.done():
             self.loss.set_result(reason)
 
 
 class WorkerGroup:
-    """Workers with equal versions, which have opened the same backends or the same audit.
+    """Workers of equal versions that have opened the same backends, or the same audit.
 
     Args:
         cluster: the connection to the workers.
@@ -511,7 +519,7 @@ class WorkerGroup:
 
     @property
     def size(self) -> int:
-        """The number of workers in use."""
+        """The number of workers that are in use."""
         return sum(worker.is_ready for worker in self._workers.values())
 
     def ready(self) -> None:
@@ -557,7 +565,7 @@ class WorkerGroup:
             BackendUnavailable: if the scheduler or all workers are lost.
         """
         ends: list[int] = []
-        # If a search has no limit, its items cannot be listed; it has a single part.
+        # The items of a search without a limit cannot be listed, and belong to a single part.
         if part:
             ends = [index for index in range(1, len(items)) if part(index) != part(index - 1)]
         parts = [*starmap(range, pairwise([0, *ends, len(items)]))]
@@ -636,7 +644,7 @@ class WorkerGroup:
             await client.run(end, self._run, workers=present, on_error="ignore")
 
     async def _watch(self) -> None:
-        """Notice new and lost workers until the group is closed."""
+        """Detect new and lost workers until the group is closed."""
         joining = set()
         try:
             while True:
@@ -675,7 +683,7 @@ class WorkerGroup:
             )
 
     async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
-        """Start a sidecar on a new worker, compare it with the first worker, and give it work."""
+        """Start a sidecar on a new worker, compare it with the first worker, and use it."""
         worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
@@ -687,7 +695,7 @@ class WorkerGroup:
             await self._serve(worker)
         except LostError as error:
             if worker.is_ready:
-                # Forget the worker; if it still exists, it joins again with a new sidecar.
+                # Forget the worker; if it still exists, it is added again with a new sidecar.
                 del self._workers[worker.address]
             elif not worker.loss.done():
                 self._refuse(worker, BackendUnavailable(str(error)))
@@ -724,7 +732,7 @@ class WorkerGroup:
         raise BackendUnavailable("did not describe its backends")
 
     async def _serve(self, worker: _Worker) -> None:
-        """Give a worker batches until it is lost."""
+        """Send batches to a worker until it is lost."""
         while not worker.loss.done():
             work = self._work
             batch = work.take(worker.address, self.size) if work is not None else []
@@ -756,9 +764,10 @@ class WorkerGroup:
         return response
 
     async def _deliver(self, worker: _Worker, paths: Sequence[str]) -> None:
-        """Send a worker files that it does not have."""
+        """Send a worker the files that it lacks."""
         new = [path for path in dict.fromkeys(paths) if path not in worker.files]
-        # Files that no longer exist are left out; the worker reports them when it reads them.
+        # Files that no longer exist are left out; the worker reports a missing file when it reads
+        # the file.
         wanted_files = {
             path: digest_and_mode
             for path in new
@@ -789,7 +798,7 @@ class WorkerGroup:
         return submit(function, *arguments, workers=[worker.address], pure=False)
 
     async def _call(self, worker: _Worker, *call: Any, seconds: float | None = None) -> Any:
-        """Call a function with arguments on a worker, and return its result.
+        """Call a function with arguments on a worker, and return the result.
 
         Raises:
             LostError: if the worker is lost or exceeds the time limit, or the function raises.

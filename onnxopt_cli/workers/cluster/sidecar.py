@@ -2,7 +2,7 @@
 
 The Dask worker only starts the sidecar and forwards bytes. The Dask worker imports no backend, so
 one run cannot affect the next. The sidecar works like a command on one machine: backends run in
-supervised workers of their own, and have no access to Dask.
+supervised workers of the sidecar, and have no access to Dask.
 
 All files are in a subfolder of the Dask worker's folder: a store of files by digest, which later
 runs reuse, and for each run a tree with copies of the client's files at their original paths.
@@ -29,13 +29,13 @@ from weakref import WeakValueDictionary
 
 from onnxopt_cli.core.ci_channels import without_ci_channels
 
-#: Responds to a request, given as its JSON and its raw bytes.
+#: A function that responds to a request, which consists of JSON and raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
-#: Opens the backends of a run, given the settings of a setup and the tree of files; yields the
-#: hello message and the handler.
+#: A function that opens the backends of a run, given the settings of a setup and the tree of files.
+#: The function yields the hello message and a handler of requests.
 Opener: TypeAlias = Callable[[Any, Path], AbstractContextManager[tuple[Any, Handler]]]
 
-# Time limit for the process to end after SIGTERM.
+# Seconds that the process has to end after SIGTERM.
 _ENDING_SECONDS = 3.0
 _START = "import sys; from onnxopt_cli.workers.cluster.sidecar import main; main(int(sys.argv[1]))"
 
@@ -106,7 +106,7 @@ class Sidecar:
     def deliver(
         self, wanted: Mapping[str, tuple[str, int]], contents: Mapping[str, bytes]
     ) -> set[str]:
-        """Store contents; copy the wanted files into the tree if the store has all of them.
+        """Store contents; if the store then has all wanted files, copy them into the tree.
 
         Args:
             wanted: digest and mode of each file, by its path on the client.
@@ -121,13 +121,13 @@ class Sidecar:
         for path, (digest, mode) in wanted.items() if not lacking else ():
             target = placed(self._tree, path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A link would let a backend modify the store for later runs.
+            # With a link instead of a copy, a backend could modify the store for later runs.
             shutil.copyfile(self._files / digest, target)
             target.chmod(mode | 0o600)
         return lacking
 
     def start(self) -> bytes:
-        """Start the process, and return its first message, a hello or a refusal."""
+        """Start the process, and return its first message: a hello or a refusal."""
         setup: Setup = pickle.loads(self._setup)  # noqa: S301 - from the client, which is trusted
         temporary = self._tree / ".tmp"
         temporary.mkdir()
