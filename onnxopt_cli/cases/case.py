@@ -34,7 +34,7 @@ from onnxopt_cli.operators.operator import Operator
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of a case, which may be large: loaded on demand and released after use.
+    """The content of a case, which may be large: it is loaded on demand and released after use.
 
     Attributes:
         model: the model to run, with its external data included.
@@ -103,7 +103,7 @@ class _GuardedLoad:
 
 
 def bind_problem(problem: Problem) -> Problem:
-    """Bind the operator's call, unless the loader of the problem has already done so.
+    """Bind the operator's call, unless the loader of the problem has already bound it.
 
     Raises:
         NodeError: if the node breaks its operator's signature, except in a case that a correct
@@ -157,13 +157,13 @@ class Case:
     files: Callable[[], Mapping[str, Signature | tuple[()]]] = dict
 
     def __post_init__(self) -> None:
-        """Wrap ``load``, so that it raises no exception other than InvalidCase."""
+        """Wrap ``load`` so that it raises no exception except InvalidCase."""
         if not isinstance(self.load, _GuardedLoad):
             object.__setattr__(self, "load", _GuardedLoad(self.load, self.location))
 
     @property
     def suite(self) -> str:
-        """The first part of the id."""
+        """The first part of the case's id."""
         return self.id.split("/", 1)[0]
 
     def __str__(self) -> str:
@@ -180,16 +180,18 @@ def files_of(cases: Iterable[Case]) -> set[Path]:
 
 
 def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
-    """Return the result of a case for which the backend has no response."""
+    """Return a case's result that has no response of the backend."""
     operators = case.operators or ()
     return Result(case.id, case.location, operators, backend, outcome, message=reason)
 
 
-# The content of a case has at most this number of inputs, of elements in each input, of nodes, and
-# of characters in each text.
+# The content of a case has at most this number of inputs.
 _MAX_INPUTS = 50
+# The content of a case has at most this number of elements of each input.
 _MAX_ELEMENTS = 32
+# The content of a case has at most this number of nodes.
 _MAX_NODES = 20
+# Each text in the content of a case has at most this number of characters.
 _MAX_TEXT_CHARS = 400
 
 
@@ -212,7 +214,7 @@ def case_content(case: Case, problem: Problem) -> CaseContent:
 
 
 def input_text(value: Value, most: int) -> str:
-    """Return the elements of a value as text; empty for an empty optional.
+    """Return the elements of a value as text; an empty optional gives an empty text.
 
     Args:
         value: the value.

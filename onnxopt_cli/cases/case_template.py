@@ -1,4 +1,4 @@
-"""Case templates of an operator: the caller sets the relevant values, all others have defaults."""
+"""Case templates of an operator: the caller sets relevant values; all others have defaults."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from onnxopt_cli.operators.rewrite import Formula, rewrite
 Attributes = Mapping[str, AttributeValue]
 Shapes = Sequence[tuple[int, ...]]
 
-#: The default T of a case template.
+#: The value of T in a case template by default.
 COUNT = 3
-#: The default R of a case template.
+#: The value of R in a case template by default.
 RATE = 0.4
 #: The element type of the inputs of a case template with ``wide=True``.
 WIDE_TYPE = "float64"
-# Number of calls that must return equal values before a formula counts as deterministic.
+# If this number of calls return equal values, a formula is considered deterministic.
 _CALLS = 20
 
-# The elements of tensors whose values a template does not state, called ordinary: short decimals
-# without special values. The tensors X, G, V, H of a group each have a row.
+# Ordinary elements, for tensors whose values a template does not state: short decimals without
+# special values. Each of the tensors X, G, V, H of a group has a row.
 _ROWS = (
     (1.5, -0.7, 0.3, 2.25, -1.1),
     (-0.9, 0.4, 1.1, -0.35, 0.6),
     (0.2, -0.6, 0.5, 1.3, -0.15),
     (0.8, 1.7, 0.25, 0.06, 0.45),
 )
-# Ordinary values of the numeric attributes, as fractions of their ranges in the order of the
-# attributes: distinct, between 0 and 1, and different from the usual defaults.
+# Ordinary values of the numeric attributes: fractions of their ranges, in the order of the
+# attributes. The fractions are distinct, lie between 0 and 1, and differ from the usual defaults.
 _ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
 
 
@@ -80,12 +80,12 @@ class Author:
         self.stepped = [item for item in operator.tensors if item != self.first]
 
     def within(self, name: str, fraction: float) -> float:
-        """Return the value at this fraction of the range between an attribute's limits."""
+        """Return the value at a fraction of the range between an attribute's limits."""
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
 
     def slot_name(self, tensor: str, group: int, groups: int) -> str:
-        """Return the operator's name of a tensor of one group, such as ``X2`` for group 1 of 2."""
+        """Return the operator's name for a tensor of a group, such as ``X2`` for group 1 of 2."""
         position = self.operator.tensors.index(tensor) * groups + group
         return self.operator.input_names(groups)[len(self.operator.scalars) + position]
 
@@ -95,7 +95,7 @@ class Author:
         return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
-        """Return the value of :meth:`within` as float32 between its two neighbours in float32.
+        """Return the value of :meth:`within` as float32, between its two neighbours in float32.
 
         The neighbours do not exceed the limits of the attribute.
         """
@@ -105,7 +105,7 @@ class Author:
         return [float(below), float(middle), float(above)]
 
     def tensor(self, name: str, group: int, shape: tuple[int, ...]) -> Array:
-        """Return ordinary doubles for a tensor; they differ between groups."""
+        """Return ordinary doubles for a tensor, which differ between groups."""
         row = np.array(_ROWS[self.operator.tensors.index(name) % len(_ROWS)])
         values = np.resize(np.roll(row, -group), shape) * (1 + group)
         return np.abs(values) if name in self.nonnegative else values
@@ -113,14 +113,14 @@ class Author:
     def drawn(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
     ) -> RandomTensor:
-        """Return random elements for a tensor; they differ between groups."""
+        """Return random elements for a tensor, which differ between groups."""
         seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
         if name in self.nonnegative:
             return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
         return RandomTensor("normal", seed, shape, np.dtype(dtype))
 
     def combined(self, scales: Sequence[float]) -> dict[str, Array]:
-        """Return tensors with every combination of the scales, applied to ordinary elements."""
+        """Return tensors in which every combination of scales is applied to ordinary elements."""
         names = self.operator.tensors
         columns = np.array([*product(scales, repeat=len(names))]).T
         return {
@@ -129,15 +129,15 @@ class Author:
         }
 
     def judged(self, tensors: Mapping[str, Array], *, wide: bool = False) -> dict[str, Array]:
-        """Remove the elements at which an output is inconclusive."""
+        """Remove the elements for which an output is inconclusive."""
         template = self.template("", "", tensors=tensors, wide=wide)
         inconclusive = reduce(
             np.logical_or,
             (derived_output.branch.inconclusive for derived_output in derived_outputs(template)),
         )
         if inconclusive.ndim == 0:
-            # The outputs depend on all elements: remove the largest elements until the outputs are
-            # conclusive.
+            # The outputs depend on all elements, so the largest elements are removed until the
+            # outputs are conclusive.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
             if inconclusive and size.size > 1:
                 smaller = size < np.max(size)
@@ -175,7 +175,7 @@ class Author:
         rate_value: float = RATE,
         rank: Sequence[int] = (0,),
     ) -> CaseTemplate:
-        """Return a case template; every argument that is omitted gets an ordinary value.
+        """Return a case template; every omitted argument gets an ordinary value.
 
         Args:
             name: the name of the case.
@@ -213,8 +213,8 @@ class Author:
     def scalars(
         self, count: int, rate: float, dtype: str, ranks: Sequence[int] = (0,)
     ) -> list[Array]:
-        """Return the operator's scalars: integers are counts, all others are rates."""
-        # The first rate has the given value. Other rates differ from the first, so that an
+        """Return the operator's scalars: the integers are counts, all other scalars are rates."""
+        # The first rate has the given value. All other rates differ from the first, so that an
         # implementation that exchanges two scalars fails.
         further_rates = (RATE + place / 8 for place in range(1, len(self.operator.scalars)))
         rates = iter([rate, *further_rates])
@@ -262,7 +262,7 @@ def _settings(operator: Operator) -> list[dict[str, str]]:
 
 
 def unreadable(operator: Operator) -> str:
-    """Return the line and the reason if an interpretation of the formula fails, or ``""``.
+    """Return the line and the reason if an interpretation of the formula fails, else ``""``.
 
     The formula is interpreted with ordinary operands, once for each combination of values of the
     attributes with choices. Every NumPy function it calls must be in the vocabulary.
@@ -283,14 +283,17 @@ def unreadable(operator: Operator) -> str:
 
 
 class _AnyOperand(Joining):
-    """An operand without a value, which checks only that each function is in the vocabulary."""
+    """An operand without a value.
+
+    It is used to check that each called function is in the vocabulary.
+    """
 
     def applied(self, *_: Any) -> _AnyOperand:
         return self
 
 
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
-    """Return the error about a function outside the vocabulary; None if the formula uses none.
+    """Return the error about a function outside the vocabulary; None if there is none.
 
     A function outside the vocabulary that is called with plain numbers may raise an error that does
     not name the function, for example about an axis that is out of bounds.
@@ -332,14 +335,14 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
         return returned
 
     first = called(operator.formula)
-    # A formula that branches at random may return equal values in several calls.
+    # A formula that branches at random may happen to return equal values in several calls.
     for _ in range(_CALLS):
         if not all(map(_is_same, first, called(operator.formula))):
             raise ValueError("returns other values when it is called again with the same operands")
     if not all(
         known_mistake.replace or known_mistake.defaults for known_mistake in operator.known_mistakes
     ):
-        # A known mistake without a replacement must have the name of a generated mistake.
+        # The name of a known mistake without a replacement must be the name of a generated mistake.
         all_known_mistakes(operator)
     replacements = {
         known_mistake.name: known_mistake.replace for known_mistake in operator.known_mistakes

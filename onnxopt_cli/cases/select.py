@@ -41,14 +41,15 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.nodes import operator_names
 
-# The cache stores the last failures for --lf and --ff. The cache never makes a run fail: a file
-# that is missing, damaged, owned by another user or not writable is treated as an empty one.
+# The file in the cache that stores the last failures for --lf and --ff. The file never makes a run
+# fail: if it is missing, damaged, not writable or owned by another user, it is treated as empty.
 _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
-# The number of existing tags or operators that the hint about an unknown one lists.
+# If a tag or operator is unknown, the hint lists at most this number of existing ones.
 _MAX_SHOWN_NAMES = 8
-# The file keeps the most recently used folders and, for each folder, the most recent backends.
+# The file keeps this number of folders, the most recently used ones.
 _MAX_FOLDERS = 20
+# For each folder, the file keeps this number of backends, the most recently used ones.
 _MAX_BACKENDS = 10
 
 #: For each backend, the ids of the cases that failed in their last run.
@@ -57,7 +58,7 @@ _Failures = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class FailedLast:
-    """How to treat the cases that failed in their last run in this folder.
+    """States how to treat the cases that failed in their last run in this folder.
 
     Attributes:
         backends: the backends whose failures count.
@@ -117,7 +118,7 @@ def choose(
 
 
 def _similar_id(word: str, ids: Sequence[str]) -> str:
-    """Return a hint with the part of an id that resembles a word, or an empty string."""
+    """Return a hint with the part of an id that is similar to a word, or an empty string."""
     pieces = {piece.lower(): piece for name in ids for piece in (*name.split("/"), name)}
     if hint := nearest(word, pieces.values()):
         return hint
@@ -129,7 +130,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run, followed by the others unless excluded.
+    """Return the cases that failed in their last run, followed by all others unless excluded.
 
     Returns all cases, and the reason, if none of them failed or a backend has no earlier run.
     """
@@ -169,7 +170,7 @@ def remember(results: Sequence[Result]) -> None:
 
 
 def operators_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the operators in a case's model; an empty tuple if it is invalid."""
+    """Return the names of the operators in a case's model; none if the case is invalid."""
     if case.operators is not None:
         return case.operators
     try:
@@ -244,7 +245,7 @@ class _Pattern:
         return matching
 
     def _accept(self, token: str) -> bool:
-        """Consume the next token if it equals the given one."""
+        """Consume the next token if it equals the given text."""
         if self._tokens and self._tokens[0][0] == token:
             self._tokens.pop(0)
             return True
@@ -261,7 +262,7 @@ class _Pattern:
 
 
 def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
-    """Return the ids that one word matches; a complete id matches only itself."""
+    """Return the ids that one word matches; a complete id matches no other id."""
     if pattern in ids:
         return [pattern]
     lowered = pattern.lower()
@@ -286,7 +287,7 @@ def _having(
 def _leave_out(
     cases: Sequence[Case], without: Mapping[str, str]
 ) -> tuple[list[Case], dict[str, str]]:
-    """Exclude the cases that need a capability; count the cases that need each."""
+    """Exclude the cases that need a capability, and count them for each capability."""
     for name in without:
         if name not in CAPABILITIES:
             hint = nearest(name, CAPABILITIES, f"the capabilities are {', '.join(CAPABILITIES)}")
@@ -300,7 +301,7 @@ def _leave_out(
     return selected, left_out
 
 
-#: The capabilities with their descriptions, in display order.
+#: The capabilities and their descriptions, in display order.
 CAPABILITIES = {
     "double": "tensors of doubles",
     "mixed-types": "floating-point inputs of different types",
@@ -324,7 +325,8 @@ def capabilities(problem: Problem) -> tuple[str, ...]:
         inputs += trajectory.series.values()
     stored = [*(problem.stored or {}).values()]
     for values in (inputs, stored):
-        # The loop also visits the elements of sequences and maps, which it appends.
+        # The loop also visits the elements of sequences and maps, because it appends them to the
+        # list.
         for value in values:
             if isinstance(value, (list, dict)):
                 values.extend(value.values() if isinstance(value, dict) else value)
@@ -356,11 +358,11 @@ def capabilities(problem: Problem) -> tuple[str, ...]:
 
 
 def capabilities_of(case: Case) -> tuple[str, ...]:
-    """Return the capabilities that a case needs; an empty tuple if it is invalid."""
+    """Return the capabilities that a case needs; none if the case is invalid."""
     try:
         return capabilities(case.load())
     except (InvalidCase, NodeError, MemoryError):
-        # The run reports the error.
+        # The run reports the error of the case.
         return ()
 
 

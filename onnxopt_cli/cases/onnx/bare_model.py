@@ -1,8 +1,9 @@
 """Cases of model files without test data: inputs from files or a seed, and no stored outputs.
 
-A dimension is symbolic if it has a name, is negative (as Paddle's exporter writes unknown sizes) or
-has no size. A name stands for the same size in all inputs. Sizes that the user does not state are
-chosen so that onnx's shape inference finds no contradiction and no empty tensor.
+A dimension is symbolic if it has a name, is negative (as written by Paddle's exporter for an
+unknown size) or has no size. A name stands for the same size in all inputs. For sizes that the user
+does not state, values are chosen for which onnx's shape inference finds no contradiction and no
+empty tensor.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ from onnxopt_cli.core.values import Array, Value, random_state
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 
-# Sizes of symbolic dimensions, in the order in which they are tried.
+# Sizes that are tried for symbolic dimensions, in this order.
 _SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
-# Sizes for the first dimension of a tensor, usually a batch, and for the second dimension of a
-# tensor of rank 4, usually the channels of an image.
-_BATCH, _CHANNELS, _IMAGE_RANK = 1, 3, 4
-# Integers of unknown meaning are drawn below this limit. 0 and 1 are valid as masks, as flags, and
-# as indices into most tensors.
+# Size for the first dimension of a tensor, which is usually the batch.
+_BATCH = 1
+# Size for the second dimension of a tensor of this rank, which is usually the channels of an image.
+_CHANNELS, _IMAGE_RANK = 3, 4
+# Integers of unknown meaning are drawn below this limit, because 0 and 1 are valid as masks, as
+# flags, and as indices into most tensors.
 _INTEGERS_BELOW = 2
-# Operators that may lie between an input and the Gather that uses it as indices.
+# These operators may lie between an input and the Gather that uses the input as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
 _HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"
@@ -70,7 +72,7 @@ def bare_model_case(path: Path, settings: ModelInputs) -> Case:
 
 
 def _files(path: Path, settings: ModelInputs) -> dict[str, tuple[()]]:
-    """Return the paths of the files that are read to load the case."""
+    """Return the paths of all files that are read when the case is loaded."""
     files = [path, *external_files(path)]
     if settings.inputs:
         inputs = settings.inputs
@@ -79,7 +81,7 @@ def _files(path: Path, settings: ModelInputs) -> dict[str, tuple[()]]:
 
 
 def _read(path: Path, settings: ModelInputs) -> Problem:
-    """Read the model and make its inputs.
+    """Read the model, and read or draw its inputs.
 
     Raises:
         InvalidCase: if a file is invalid, or inputs cannot be drawn.
@@ -125,7 +127,7 @@ def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict
         for info in declared:
             element = info.type.tensor_type.elem_type
             dtype = _dtype(element) if element else None
-            # NumPy's files do not name the types that NumPy itself lacks.
+            # NumPy's files do not contain the names of types that NumPy itself lacks.
             stored_dtype = dtype if dtype is not None and dtype.kind == "V" else None
             values[info.name] = declare_file(real, keys[info.name], stored_dtype).make()
             check_type(values[info.name], info.type, info.name)
@@ -214,7 +216,7 @@ def _shapes(
     settings: ModelInputs,
     where: str,
 ) -> dict[str, tuple[int, ...]]:
-    """Return a shape for each input, in which every symbol is replaced by a size."""
+    """Return a shape for each input in which every symbol is replaced with a size."""
     symbols = {info.name: [*_symbols(info)] for info in declared}
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
@@ -248,7 +250,7 @@ def _shapes(
 
 
 def _symbols(info: onnx.ValueInfoProto) -> Iterator[str | int]:
-    """Yield the sizes of an input's dimensions, and names for those that are symbolic."""
+    """Yield the sizes of an input's dimensions; symbolic dimensions have names instead."""
     for axis, dimension in enumerate(info.type.tensor_type.shape.dim):
         if is_symbol(dimension.dim_param):
             yield dimension.dim_param
@@ -259,7 +261,7 @@ def _symbols(info: onnx.ValueInfoProto) -> Iterator[str | int]:
 
 
 def _fit(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether onnx infers no contradiction and no empty tensor from shapes of inputs."""
+    """Return whether onnx infers neither a contradiction nor an empty tensor from input shapes."""
     concrete = onnx.ModelProto()
     concrete.CopyFrom(model)
     graph = concrete.graph

@@ -46,7 +46,7 @@ from onnxopt_cli.operators.nodes import operator_names
 _NODE = "onnx-node"
 _PREFIX = "onnx-"
 
-#: The corpora with their descriptions.
+#: The corpora, each with its description.
 CORPORA = {
     _NODE: "single operators: onnx's node tests",
     "onnx-simple": "small models: sequences, functions, shape inference, sign of zero",
@@ -84,16 +84,17 @@ def corpus(
     return cases, problems
 
 
-# This number is incremented when the format of the entry changes.
+# This number is incremented whenever the format of the cache entry changes.
 _FORMAT = 4
 _ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"
-# Matches names of tests that are literals in the source; other names are composed at run time.
+# Matches names of tests that are literals in the source code; all other names are composed at run
+# time.
 _NAMED = re.compile(rb'\bname="(test_\w+)"\s*[,)]')
 
 
 def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
-    """Find onnx's node cases in the cache, or make them if they are missing.
+    """Find onnx's node cases in the cache, or make the cases if they are missing.
 
     If the cache cannot be used, a warning is logged.
     """
@@ -101,7 +102,7 @@ def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
     stored = Cache(f"onnx-node-{onnx.__version__}-{origin[:16]}", "onnx's node cases are made")
     data = stored.get(_ENTRY)
     cases = [] if data is None else _read_cases(data)
-    # If the entry lacks a test that onnx's sources name, it has been forged.
+    # If the entry lacks a test that the sources of onnx name, it has been forged.
     if not named <= {case.id.split("/")[1] for case in cases} or not cases:
         with open_progress("making onnx's node cases", "files") as tick:
             _make(tick)
@@ -113,7 +114,7 @@ def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
 
 
 def _make(tick: Callable[[int, int], object]) -> None:
-    """Import onnx's modules of node cases, which creates the cases, in onnx's order."""
+    """Import onnx's modules of node cases in onnx's order, which creates the cases."""
     modules = [*walk_packages([str(_SOURCES)], "onnx.backend.test.case.node.")]
     for done, module in enumerate(modules, start=1):
         with _quietly():
@@ -131,7 +132,10 @@ def _quietly() -> Iterator[None]:
 
 @cache
 def _origin() -> tuple[str, frozenset[str]]:
-    """Return a digest of all that determines the cases, and the tests named in onnx's sources."""
+    """Return a digest of everything on which the cases depend, and the names of their tests.
+
+    The names come from the sources of onnx.
+    """
     versions = (_FORMAT, __version__, onnx.__version__, np.__version__, sys.version)
     digest = sha256(repr((*versions, platform.machine())).encode())
     names: set[str] = set()
@@ -157,7 +161,7 @@ def _write_cases() -> bytes:
 
 
 def _read_cases(data: bytes) -> list[Case]:
-    """Return the cases of :func:`_write_cases`; an empty list if the data are malformed."""
+    """Return the cases that :func:`_write_cases` wrote; an empty list if the data are malformed."""
     line, _, rest = data.partition(b"\n")
     problems, cases, start = memoryview(rest), [], 0
     try:
@@ -186,13 +190,13 @@ def _read_problem(data: memoryview) -> Problem:
 
 
 def node_contents() -> Iterator[tuple[str, Problem]]:
-    """Collect onnx's node cases, without onnx's warnings; takes seconds.
+    """Collect onnx's node cases, without warnings of onnx; this takes seconds.
 
     Yields:
         The name of a test (``test_abs``) and its problem.
     """
     with _quietly():
-        # The import of these modules creates the cases.
+        # Importing these modules creates the cases.
         from onnx.backend.test.case.node import collect_testcases
 
         cases: list[Any] = collect_testcases()

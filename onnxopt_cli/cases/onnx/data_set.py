@@ -51,11 +51,12 @@ from onnxopt_cli.errors import (
 
 #: Prefix of the names of onnx's "light" models, whose weights are constants.
 LIGHT_PREFIX = "light_"
-#: The file with a directory's tolerance, and with the URL of the model if the model is missing.
+#: The file that contains a directory's tolerance and, if the model is missing, the URL of the
+#: model.
 DATA_FILE = "data.json"
 
-#: Limit on the elements of all generated inputs of a model together. A model of a few bytes can
-#: declare inputs of any size.
+#: Limit on the total number of elements of all generated inputs of a model. A model of a few bytes
+#: can declare inputs of any size.
 MAX_GENERATED_ELEMENTS = 2**26
 _MAX_DATA_FILE_BYTES = 1_000_000
 _MAX_UNREAD_NAMES = 5
@@ -83,7 +84,8 @@ class CaseFiles(NamedTuple):
     def present(self) -> dict[str, tuple[()]]:
         """Return the existing files that :func:`read_case` may read."""
         prefixes = tuple(f"{prefix}_" for prefix in (self.inputs, self.outputs) if prefix)
-        # An unreadable folder has no entries here; reading the case reports it.
+        # The result contains no files of an unreadable folder; the error is reported when the case
+        # is read.
         values = sorted(path for path in self.folder.glob("*.pb") if path.name.startswith(prefixes))
         data = [self.data] if os.path.lexists(self.data) else []
         files = [self.model, *data, *values, *external_files(self.model)]
@@ -158,7 +160,7 @@ def _name_unread_files(
     files: CaseFiles, names: Iterable[str], paths: Mapping[str | None, Sequence[Path]]
 ) -> None:
     """Warn once about visible files of a data set that are not read, such as ``input_0.npy``."""
-    # The folder of a light model contains other models as well.
+    # The folder of a light model also contains other models.
     if files.inputs is None or files.folder in _warned_folders:
         return
     read_names = {path.name for values in paths.values() for path in values}
@@ -186,7 +188,7 @@ def read_checked_case(files: CaseFiles) -> Problem:
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
-    """Return the inputs that a caller must feed: those without an initializer."""
+    """Return the inputs that a caller must feed, which are those without an initializer."""
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {sparse.values.name for sparse in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in constants]
@@ -211,9 +213,9 @@ def read_inputs(folder: Path, declared: Sequence[ValueInfoProto]) -> dict[str, V
 def find_numbers(
     folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Fault]
 ) -> list[int]:
-    """Return the sorted numbers in the names with a prefix and a suffix.
+    """Return the sorted numbers in those names that have the prefix and the suffix.
 
-    A fault is added to `problems` for each name with other text in place of the number, and for
+    A fault is added to `problems` for each name with another text in place of the number, and for
     missing numbers.
     """
     numbers = []
@@ -299,8 +301,8 @@ def _named_message(
     """Return the input or output that a file belongs to, and the message in the file."""
     default = list(classes)[position]
     parsed: dict[type[Message], Message] = {}
-    # A name takes precedence over the position. Try all classes, because some data can be parsed as
-    # several of them.
+    # A name in the message takes precedence over the position of the file. All classes are tried,
+    # because some data can be parsed as several of them.
     for candidate in dict.fromkeys([classes[default], *classes.values()]):
         try:
             message = parsed[candidate] = parse_message(data, candidate)
@@ -322,7 +324,9 @@ def _named_message(
 def _ramps(
     model: Path, declared: Iterable[ValueInfoProto], problems: list[Fault]
 ) -> dict[str, Value]:
-    """Return 0, 1/n, ..., (n-1)/n in each declared shape; unknown dimensions have size 1.
+    """Return elements 0, 1/n, ..., (n-1)/n in each declared shape.
+
+    Unknown dimensions have size 1.
 
     Source: ``Runner.generate_dummy_data`` in onnx/backend/test/runner.
     """
@@ -387,7 +391,7 @@ def _limit(content: dict[str, Any], key: str) -> float:
 
 
 def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
-    """Write a case as a new test directory: model, inputs, outputs, and its tolerance if any.
+    """Write a case as a new test directory: model, inputs, outputs, and tolerance if any.
 
     Args:
         folder: the directory, ``.../test_<name>``; it is created with its parents.
@@ -403,7 +407,7 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
     files = directory_files(problem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # If the folder had files of another case, they would be read as a part of this case.
+        # Files of another case in the folder would be read as a part of this case.
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
         for parent in {(folder / name).parent for name in files} - {folder}:
@@ -416,7 +420,7 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
 
 
 def directory_files(problem: Problem) -> dict[str, bytes]:
-    """Return the files of a test directory by their paths in it.
+    """Return the files of a test directory by their paths within the directory.
 
     Raises:
         UsageError: if a test directory cannot represent the case: it has no stored outputs, has
@@ -467,5 +471,5 @@ def _value_files(
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a valid number in a name, without sign and leading zeros."""
+    """Return whether a text is a valid number in a name: without sign and leading zeros."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None

@@ -1,4 +1,4 @@
-"""Find ONNX test directories by names; files are parsed only when a case is read.
+"""Finds ONNX test directories by names; files are parsed only when a case is read.
 
 ::
 
@@ -35,7 +35,7 @@ from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.errors import Fault
 
-# The kinds of test directories that onnx itself has; their suites are ``onnx-<kind>``.
+# The kinds of test directories in onnx itself, whose suites are called ``onnx-<kind>``.
 _ONNX_KINDS = frozenset(
     {"node", "simple", "pytorch-operator", "pytorch-converted", "light", "real", "model"}
 )
@@ -43,10 +43,10 @@ _MODEL = "model.onnx"
 _DATA_SET = "test_data_set_"
 _LIGHT_MODELS = f"{LIGHT_PREFIX}*.onnx"
 _MAX_DEPTH = 16
-#: Limit on the files and folders searched below the root.
+#: Largest number of files and folders that are searched below the root.
 MAX_ENTRIES = 500_000
-#: Limit on the files and folders outside the root that are searched because symbolic links lead to
-#: them.
+#: Largest number of files and folders outside the root that are searched because symbolic links
+#: lead to them.
 MAX_LINKED_ENTRIES = 50_000
 _YAML_SUFFIXES = (".yaml", ".yml")
 
@@ -81,7 +81,7 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
     """Yield the cases at or below a folder, and the faults of directories."""
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
-        # The path as typed may be "." or a link, which has another parent.
+        # The path that the user typed may be "." or a link, whose parent is another folder.
         parent = root.parent if root.name == resolved.name else resolved.parent
         yield _data_set(parent, str(resolved.parent), int(number))
     else:
@@ -89,7 +89,7 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
 
 
 def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], list[Fault]]:
-    """Find the cases of one model file, without those of other models in its folder.
+    """Find the cases of one model file, without the cases of other models in its folder.
 
     Args:
         path: the model.
@@ -123,8 +123,8 @@ class _Search:
         self._root = root
         # The folders that have been searched, with links resolved.
         self._visited: set[str] = set()
-        # Number of files and folders that may still be searched: below the root (True), and outside
-        # the root (False).
+        # Numbers of files and folders that may still be searched: below the root (True), and
+        # outside the root (False).
         self._remaining = {True: MAX_ENTRIES, False: MAX_LINKED_ENTRIES}
 
     def in_folder(self, path: Path, real: str, depth: int) -> Iterator[Case | Fault]:
@@ -146,7 +146,7 @@ class _Search:
             return
         data_sets = [name for name in names if name.startswith(_DATA_SET)]
         if not data_sets and any(name.endswith(_YAML_SUFFIXES) for name in names):
-            # The model belongs to the case files in the same folder.
+            # The model belongs to the case files in its folder.
             names.pop(_MODEL, None)
         if data_sets and _MODEL in names:
             problems: list[Fault] = []
@@ -182,7 +182,7 @@ class _Search:
         if len(names) > self._remaining[below]:
             limit = MAX_ENTRIES if below else MAX_LINKED_ENTRIES
             region = "" if below else " reached through links"
-            # Report the limit once, and search no more folders.
+            # The limit is reported once, and no more folders are searched.
             self._remaining[below] = -1
             raise Malformed(f"is not searched: the limit is {limit} files and folders{region}")
         self._remaining[below] -= len(names)
@@ -192,7 +192,7 @@ class _Search:
         self, path: Path, real: str, depth: int, names: Mapping[str, os.DirEntry[str]]
     ) -> Iterator[Case | Fault]:
         visible = [name for name in names if not name.startswith(".")]
-        # Unlike DirEntry.is_dir, isdir returns False for a link to itself.
+        # Unlike DirEntry.is_dir, isdir returns False for a link that leads to itself.
         folders = [name for name in visible if os.path.isdir(names[name])]  # noqa: PTH112
         for name in sorted(folders):
             subfolder = os.path.join(real, name)  # noqa: PTH118 - faster for many names
@@ -204,7 +204,7 @@ class _Search:
 
 
 def _contains(folder: str, path: str) -> bool:
-    """Return whether a path equals a folder or is below it; links in both must be resolved."""
+    """Return whether a path is a folder or below it; links in both must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -228,7 +228,7 @@ def _case(folder: str, name: str, place: Path, files: CaseFiles) -> Case | Fault
 
 
 def _incomplete(path: Path, names: Collection[str], data_sets: Sequence[str]) -> str:
-    """Return a message if a folder is an incomplete test directory, otherwise an empty string."""
+    """Return a message if a folder is an incomplete test directory, else an empty string."""
     if data_sets:
         return f"has data sets, but no {_MODEL}"
     if _MODEL in names:

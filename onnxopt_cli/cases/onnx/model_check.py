@@ -1,4 +1,4 @@
-"""Validate a case's model, and the shapes of its values, with onnx's checker and shape inference.
+"""Validates a case's model and the shapes of its values with onnx's checker and shape inference.
 
 All calls of the checker and of shape inference for a case are made in this module.
 """
@@ -34,11 +34,11 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.registry import registry
 
 _MAX_FAULT_CHARS = 300
-# Inputs of at most this size are given to inference as constants, because a model may compute
-# shapes from them.
+# Inputs with at most this number of elements are given to inference as constants, because a model
+# may compute shapes from them.
 _MAX_CONSTANT_ELEMENTS = 1000
-# onnx's error about its own function body of MeanVarianceNormalization, which adds a float32
-# constant to a tensor of the node's type.
+# Matches onnx's error about its own function body of MeanVarianceNormalization, which adds a
+# float32 constant to a tensor of the node's type.
 _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )
@@ -71,7 +71,7 @@ def model_fault(model: onnx.ModelProto) -> str:
 
 
 def _fault(error: NodeError | OnnxRefusal) -> str:
-    """Return an error of onnx's check as a fault of the model; empty if the model may be valid."""
+    """Return an error of onnx's check if it is a fault of the model; else an empty string."""
     if isinstance(error, NodeError):
         return error.message
     if isinstance(error, TooLargeForOnnx) or _TYPE_WITHIN_BODY.search(str(error)):
@@ -87,7 +87,8 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     checked.CopyFrom(model)
     versions = imported_versions(checked)
     for graph in _graphs(checked):
-        # Inference treats sparse initializers as sparse tensors, but nodes receive dense tensors.
+        # Inference treats sparse initializers as sparse tensors, whereas nodes receive dense
+        # tensors.
         for sparse in graph.sparse_initializer:
             if sparse.values.name not in {value.name for value in graph.input}:
                 kind = sparse.values.data_type
@@ -106,15 +107,18 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _declare_derivatives(model: onnx.ModelProto) -> None:
-    """Declare the types of outputs of Gradient nodes that other nodes read; onnx infers none."""
+    """Declare the types of outputs of Gradient nodes, because onnx infers none.
+
+    Only outputs that other nodes read are declared.
+    """
     read = {name for node in model.graph.node for name in node.input}
     gradients = [
         node
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # A second derivative has the type of the first derivative, which may not be declared yet, so
-    # repeat.
+    # A second derivative has the type of the first derivative; the loop repeats because that type
+    # may not be declared yet.
     for _ in gradients:
         declared = _declared_types(model)
         derivatives = [
@@ -129,7 +133,7 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
 
 
 def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of all tensors whose type is declared, or is inferred by onnx."""
+    """Return the types of all tensors whose type is declared or inferred by onnx."""
     try:
         graph = infer_shapes(model).graph
     except OnnxRefusal:
@@ -166,7 +170,7 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
-    """Return the types of inputs and outputs that are tensors without a declared shape."""
+    """Return the types of those inputs and outputs that are tensors without a declared shape."""
     values = (value for graph in _graphs(model) for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
@@ -175,7 +179,7 @@ def _shapeless(model: onnx.ModelProto) -> list[Any]:
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
     """Add the default attributes that the function body of a node's operator uses.
 
-    Inference of the function body ignores the defaults of omitted attributes.
+    Without these, inference of the function body ignores the defaults of omitted attributes.
     """
     domain = plain_domain(node.domain)
     version = versions.get(domain, 0)
@@ -204,7 +208,7 @@ def _dimensions(declared: TypeProto) -> Iterator[Any]:
 def symbol_fault(
     graph: onnx.GraphProto, inputs: Mapping[str, Value], outputs: Mapping[str, Value]
 ) -> str:
-    """Return a message if a symbolic dimension of a graph has two sizes, or an empty string.
+    """Return a message if a symbolic dimension of a graph has two sizes, else an empty string.
 
     A name stands for one size in the whole graph, except for names without a letter (``?``, ``-1``)
     and names for an unknown size (``unk``).
@@ -256,7 +260,7 @@ def inferred_output(
 
 
 def inferred_outputs(model: onnx.ModelProto) -> dict[str, TypeProto]:
-    """Return the types of the graph's outputs that onnx infers or that the graph declares.
+    """Return the types of the graph's outputs that onnx infers or the graph declares.
 
     The result is empty if onnx rejects the model.
     """
@@ -269,7 +273,7 @@ def inferred_outputs(model: onnx.ModelProto) -> dict[str, TypeProto]:
 
 
 def input_fault(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return why onnx's inference rejects a model with the inputs of a case, or an empty string.
+    """Return why onnx's inference rejects a model with a case's inputs, or an empty string.
 
     Args:
         model: a model that passes onnx's check.
@@ -299,7 +303,7 @@ def _with_inputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.Mo
             continue
         element = helper.np_dtype_to_tensor_dtype(value.dtype)
         if value.size <= _MAX_CONSTANT_ELEMENTS:
-            # The model may compute sizes from this input.
+            # The model may compute sizes from the values of this input.
             graph.input.remove(info)
             graph.initializer.append(numpy_helper.from_array(value, info.name))
         else:
@@ -327,7 +331,7 @@ def contradicts(value: Value, inferred: TypeProto.Tensor) -> bool:
 
 
 def structure_fits(structure: Any, declared: TypeProto) -> bool:
-    """Return whether a value with a structure (see ``structure_of``) may have a declared type."""
+    """Return whether a value with a structure (see ``structure_of``) has a declared type."""
     if declared.HasField("optional_type"):
         inner = declared.optional_type.elem_type
         return structure == structure_of(None) or structure_fits(structure, inner)

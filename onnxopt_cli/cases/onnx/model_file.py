@@ -27,7 +27,7 @@ from onnxopt_cli.core.untrusted_files import (
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 
 _MAX_DIGITS = 19
-# The beginning of a tensor's description, by the field that contains the tensor.
+# The beginning of a tensor's description, depending on the field that contains the tensor.
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
 
 
@@ -57,8 +57,8 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
         raise InvalidCase([Fault(str(path), str(error))]) from None
     problems: list[Fault] = []
     oversized: list[Fault] = []
-    # Many tensors may refer to the same bytes of a file, so a limit on file sizes does not limit
-    # the size of the model.
+    # Many tensors may refer to the same bytes of a file, so the size of the model may exceed any
+    # limit on file sizes.
     allowance = PROTOBUF_LIMIT - len(data)
     for place, tensor in _tensors(model):
         try:
@@ -77,10 +77,11 @@ def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the files of external data that a model names; an empty list if it is unreadable."""
+    """Return the files of external data that a model names; none if the model is unreadable."""
     try:
         data = read_regular_file(path)
-        # Every location has this key. Few models have external data, and the search is fast.
+        # Every location of external data has this key. Few models contain the key, and the search
+        # for it is fast.
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
         return []
@@ -115,7 +116,8 @@ def _parse(data: bytes) -> onnx.ModelProto:
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
     """Yield every tensor in a message at any depth, with a description of its place."""
     if isinstance(message, SparseTensorProto):
-        # A missing tensor is also yielded; its lack of an element type is reported later.
+        # A tensor field that is missing is also yielded; its lack of an element type is reported
+        # later.
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
@@ -138,13 +140,13 @@ def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]
 
 @cache
 def _tensor_fields(kind: Descriptor) -> list[FieldDescriptor]:
-    """Return the fields of a message that may contain tensors, a graph's initializers first."""
+    """Return the fields of a message that may contain tensors; initializers come first."""
     fields = [field for field in kind.fields if _may_contain_tensors(field.message_type)]
     return sorted(fields, key=lambda field: "initializer" not in field.name)
 
 
 def _may_contain_tensors(kind: Descriptor | None) -> bool:
-    """Return whether messages of a kind are tensors or may contain one at any depth."""
+    """Return whether messages of a kind are tensors or may contain tensors at any depth."""
     kinds = [kind]
     for outer in kinds:  # the loop extends the list
         inner = [field.message_type for field in outer.fields] if outer else []
@@ -204,7 +206,8 @@ def _external_data(path: Path, location: str, offset: int, length: int) -> Itera
         path = path / part
         if _is_link(path):
             raise Malformed("leads through a symbolic link")
-    # O_NOFOLLOW: the last part may have become a link since it was checked.
+    # With O_NOFOLLOW, the call fails if the last part of the path has become a link since it was
+    # checked.
     with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
         if status.st_nlink > 1:
             raise Malformed("is a hard link: the file has another name elsewhere")

@@ -1,4 +1,4 @@
-"""Build the models of cases that describe a single node, like ONNX's own test generator."""
+"""Builds the models of cases that describe a single node, as ONNX's own test generator does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxopt_cli.operators.registry import registry
 T = TypeVar("T")
 
 _PRODUCER = "onnxopt"
-#: IR version of ai.onnx.preview.training, used for domains that onnx does not list.
+#: IR version of ai.onnx.preview.training, which is also used for domains that onnx does not list.
 _IR_VERSION = 7
 
 Shape = tuple[int | None, ...]
@@ -32,7 +32,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How the graph around a node differs from the node's schema.
+    """States how the graph around a node differs from the node's schema.
 
     All fields refer to inputs, outputs and attributes by the operator's names.
 
@@ -58,7 +58,7 @@ class Wiring:
         return self.names.get(operand, operand)
 
     def fed(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the values that must be fed to the graph, in its order and by its names.
+        """Return the values that must be fed to the graph, in the graph's order and by its names.
 
         Args:
             values: the inputs of the node by the operator's names.
@@ -68,7 +68,7 @@ class Wiring:
         return {self.name(name): values[name] for name in names if self.name(name) not in constants}
 
     def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the outputs of the graph, in its order and by its names.
+        """Return the outputs of the graph, in the graph's order and by its names.
 
         Args:
             values: the outputs of the node by the operator's names.
@@ -112,7 +112,7 @@ class Wiring:
         return model
 
 
-#: The wiring of a graph that has the names and orders of its node's schema.
+#: The wiring of a graph whose names and orders are those of its node's schema.
 PLAIN_WIRING = Wiring()
 
 
@@ -155,7 +155,7 @@ def node_model(
 
 
 def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> onnx.ModelProto:
-    """Build a model of a graph, with the oldest IR version that supports its opsets.
+    """Build a model for a graph, with the oldest IR version that supports the imported opsets.
 
     Args:
         graph: the graph.
@@ -197,7 +197,7 @@ def formula_model(
     outputs: list[onnx.ValueInfoProto] = []
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         inferred, shape = inputs[like].shape, inputs[base].shape
-        # onnx infers that the output has the shape of the input `like`. A dimension in which this
+        # According to onnx, the output has the shape of the input `like`. A dimension in which this
         # shape differs from the formula's result is declared as unknown, because onnx's check would
         # reject the correct size.
         sizes = (
@@ -225,9 +225,10 @@ def formula_model(
 
 @lru_cache
 def tensor_info(name: str, dtype: np.dtype[Any], shape: Shape | None) -> onnx.ValueInfoProto:
-    """Declare a tensor; None stands for an unknown dimension or an unknown shape.
+    """Declare a tensor.
 
-    The result is cached; callers must not modify it.
+    None stands for an unknown dimension or an unknown shape. The result is cached; callers must not
+    modify it.
     """
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
 

@@ -21,10 +21,10 @@ from onnxopt_cli.core.values import (
 # iinfo of ml_dtypes lacks type annotations.
 _iinfo: Any = ml_dtypes.iinfo
 
-#: Limit on the elements of a tensor, independent of the available memory.
+#: Largest number of elements of a tensor, independent of the available memory.
 MAX_ELEMENTS = 1 << 31
 
-#: Default limit on the memory of a case.
+#: By default, a case may use this number of bytes of memory.
 DEFAULT_MEMORY = 4 << 30
 
 #: Upper estimate of the memory in bytes that judging needs for each element of a case. Measured:
@@ -68,7 +68,7 @@ class DeclaredGroup:
         return items if self.kind == "seq" else next(iter(items), None)
 
 
-#: A tensor whose data are created later, or an array if the data are already known.
+#: A tensor: declared if its data are created later, or an array if the data are already known.
 DeclaredTensor: TypeAlias = PromisedTensor | Array
 Declared: TypeAlias = DeclaredTensor | DeclaredGroup
 
@@ -91,7 +91,7 @@ def too_large(shape: tuple[int, ...]) -> str | None:
 
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Return whether a tensor of a shape broadcasts to a target shape."""
+    """Return whether a tensor of a shape can be broadcast to a target shape."""
     try:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
@@ -106,7 +106,10 @@ def element_count(value: Declared) -> int:
 
 
 def outline(value: Declared) -> Value:
-    """Return a value of zeros with the same structure, types and shapes that takes no memory."""
+    """Return a value of zeros with the same structure, types and shapes.
+
+    The zeros take no memory.
+    """
     if not isinstance(value, DeclaredGroup):
         return np.broadcast_to(np.zeros((), value.dtype), value.shape)
     return value.filled(list(map(outline, value.items)))
@@ -118,7 +121,7 @@ def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-#: Parameters of the float distributions with defaults, in the order of NumPy's functions.
+#: Parameters of the float distributions with their defaults, in the order of NumPy's functions.
 _DEFAULTS = {
     "normal": {"mean": 0.0, "scale": 1.0},
     "uniform": {"low": 0.0, "high": 1.0},

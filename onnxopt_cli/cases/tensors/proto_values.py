@@ -1,4 +1,4 @@
-"""Convert between values and ONNX messages of tensors, sequences, optionals and maps.
+"""Converts values to and from ONNX messages of tensors, sequences, optionals and maps.
 
 A file contains one such message, but not the class of the message, which follows from the type that
 the graph declares. Values are checked against this type when they are read and written. The sizes
@@ -52,17 +52,19 @@ from onnxopt_cli.core.values import (
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
-# In files of at least 1 MiB, raw data are read separately if they begin within the first 64 KiB.
-_LARGE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16
+# Only in files of at least this number of bytes are raw data read separately.
+_LARGE_BYTES = 1 << 20
+# Raw data are read separately if they begin within this number of bytes from the beginning.
+_HEAD_BYTES = 1 << 16
 
-# The beginning of a field: its key, then its value or the length of its data. The key and the
-# length are varints: digits in base 128, the lowest first; the high bit is set in all digits but
-# the last.
+# Matches the beginning of a field: its key, followed by its value or the length of its data. The
+# key and the length are varints: digits in base 128, the lowest first; the high bit is set in all
+# digits but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
-# Kinds of values. The elem_type of SequenceProto and OptionalProto is the place of a kind in this
-# order, counted from 1. Names of fields begin with the kind: tensor_type, tensor_value,
-# tensor_values.
+# The kinds of values. The field elem_type of SequenceProto and OptionalProto is the position of a
+# kind in this order, counted from 1. Names of fields begin with the kind: tensor_type,
+# tensor_value, tensor_values.
 _KINDS: dict[str, type[Message] | None] = {
     "tensor": TensorProto,
     "sparse_tensor": None,
@@ -89,7 +91,7 @@ def _kind(declared: TypeProto) -> str:
 
 
 def value_of(message: Message, declared: TypeProto, raw_data: Array | None = None) -> Value:
-    """Return the value in a message.
+    """Return the value that a message contains.
 
     Args:
         message: the message.
@@ -109,10 +111,11 @@ def value_of(message: Message, declared: TypeProto, raw_data: Array | None = Non
 def read_message(
     path: Path, limit: int = PROTOBUF_LIMIT, *, links: bool = True
 ) -> tuple[bytes, Array | None]:
-    """Read a file that contains a message; the raw data of a large tensor are read separately.
+    """Read a file that contains a message.
 
-    Separate reading saves a copy of the data. The file is not mapped, because reading a mapped file
-    that another program truncates would end the process.
+    The raw data of a large tensor are read separately. Separate reading saves a copy of the data.
+    The file is not mapped, because reading a mapped file that another program truncates would end
+    the process.
 
     Returns:
         The message; and the raw data as uint8 if they have been separated from it, otherwise None.
@@ -139,7 +142,7 @@ def read_message(
 
 
 def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
-    """Find a long field of a message.
+    """Find a field of a message that contains much data.
 
     Args:
         head: the beginning of the message.
@@ -220,7 +223,7 @@ def _value(message: Any) -> Value:
 
 
 def _filled_field(message: SequenceProto | OptionalProto, ending: str) -> str | None:
-    """Return the name of the field that elem_type selects; None if the field is empty.
+    """Return the name of the field that elem_type selects; None if that field is empty.
 
     Raises:
         Malformed: if elem_type is unknown, or another field has content.
@@ -250,7 +253,7 @@ def _map(message: MapProto) -> dict[Any, Value]:
         except UnicodeDecodeError:
             raise Malformed("has a key that is not UTF-8") from None
     else:
-        # The field is int64, so the upper half of uint64 is stored as negative numbers.
+        # The field is int64, so values in the upper half of uint64 are stored as negative numbers.
         unsigned = key_type == "uint64"
         keys = [key % 2**64 if unsigned else key for key in message.keys]
         valid, wrong_type = _key_range(key_type), len(message.string_keys)
@@ -278,7 +281,10 @@ def _key_range(key_type: str) -> range:
 
 
 def _stored_key(key: str | int) -> bytes | int:
-    """Return a key of a map as a field of MapProto, whose integers are signed, can store it."""
+    """Return a key of a map in a form that a field of MapProto can store.
+
+    The integer fields are signed.
+    """
     if isinstance(key, str):
         return key.encode()
     return key if key < 2**63 else key - 2**64
@@ -295,7 +301,7 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         values = _sequence_message("", list(value.values()), kind.value_type)
         return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
-        # onnx's reader reports a missing value if an empty optional states its element type.
+        # If an empty optional states its element type, onnx's reader reports a missing value.
         return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
     return helper.make_optional(name, _number(element), _message("", value, element))
@@ -307,7 +313,7 @@ def _sequence_message(name: str, values: list[Value], element: TypeProto) -> Seq
 
 
 def _number(element: TypeProto) -> Any:
-    """Return the number of a type as elem_type, which SequenceProto and OptionalProto share."""
+    """Return the number of a type in the field elem_type of SequenceProto and OptionalProto."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
@@ -389,8 +395,8 @@ def _check_key(key: object, key_type: int, place: str) -> None:
         raise Malformed(f"has the key {shortened(key)}{where}, but declares {name} keys")
 
 
-# Wire types of fields by their C++ types. All other fields of ONNX's messages are integers, which
-# have the wire type 0.
+# Wire types of fields of ONNX's messages, by their C++ types. Fields of all other types are
+# integers, which have the wire type 0.
 _WIRE_TYPES = {
     FieldDescriptor.CPPTYPE_DOUBLE: 1,
     FieldDescriptor.CPPTYPE_STRING: 2,
@@ -425,9 +431,10 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
 
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
-    """Return a message about the first field of parsed data that does not fit, or None."""
+    """Return a message about the first field of parsed data that does not fit; else None."""
     numbers = set()
-    # Parsed as a message without fields, the data consist of unknown fields, which can be listed.
+    # If the data are parsed as a message without fields, they consist of unknown fields, which can
+    # be listed.
     for unknown in UnknownFieldSet(Empty.FromString(data)):
         number, wire_type = unknown.field_number, unknown.wire_type
         field = descriptor.fields_by_number.get(number)
@@ -451,13 +458,13 @@ _TYPED_FIELDS = [
 ]
 _BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "float4": 4, "float6": 6}
 _BYTE = 8
-#: The number of dimensions that NumPy supports.
+#: The largest number of dimensions that NumPy supports.
 MAX_RANK = 64
 _MAX_ELEMENTS = 2**58
 
 
 class _Storage(NamedTuple):
-    """How an element type is stored.
+    """States how elements of a type are stored.
 
     Attributes:
         name: NumPy's name of the type, ``float32``.
@@ -520,12 +527,12 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
         _check_entries(tensor, storage)
     if raw_data is not None:
         tensor.raw_data = raw_data.tobytes()
-    # Copy: the array that onnx returns may share the message's memory.
+    # The array is copied, because the array that onnx returns may share the message's memory.
     return np.array(numpy_helper.to_array(tensor))
 
 
 def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
-    """Return bytes as a flat array of an element type.
+    """Return bytes as a one-dimensional array of an element type.
 
     Raises:
         Malformed: if a byte of a bool is neither 0 nor 1.
@@ -558,7 +565,9 @@ def byte_size(tensor: onnx.TensorProto) -> int:
 
 
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
-    """Return an array as a tensor, its elements in raw_data unless they are strings.
+    """Return an array as a tensor.
+
+    Its elements are in raw_data unless they are strings.
 
     Raises:
         ValueError: if the dtype is not an ONNX element type in native byte order, or an array of
@@ -578,7 +587,7 @@ def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
 
 
 def type_name(number: int) -> str:
-    """Return NumPy's name of a TensorProto.DataType, ``float32``.
+    """Return NumPy's name for a TensorProto.DataType, such as ``float32``.
 
     Raises:
         Malformed: if the type does not exist.
@@ -605,7 +614,7 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
 def _layout(
     tensor: onnx.TensorProto, raw_data: Array | None = None
 ) -> tuple[_Storage, tuple[int, ...], str, bytes | Array]:
-    """Return the storage of the elements, the shape, the field that contains them, and raw data."""
+    """Return a tensor's element storage, shape, field of the elements, and raw data."""
     storage = _storage(tensor.data_type)
     if tensor.data_location != TensorProto.DEFAULT or tensor.external_data:
         raise Malformed("stores its elements in another file")
@@ -624,13 +633,13 @@ def _layout(
             raise Malformed(f"has no elements; {described} has {count}")
         return storage, shape, storage.field, b""
     (field,) = fields
-    # Each access to raw_data copies the data.
+    # The data are read once, because each access to raw_data copies them.
     raw = tensor.raw_data if raw_data is None else raw_data
     if field == "raw_data" and storage.name != STRING:
         actual, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:
         actual = len(getattr(tensor, field))
-        # A complex number has two entries.
+        # A complex number takes two entries.
         expected = -(-count // storage.entries) * (2 if storage.dtype.kind == "c" else 1)
         unit = "entries"
     else:
@@ -641,7 +650,7 @@ def _layout(
 
 
 def _check_entries(tensor: onnx.TensorProto, storage: _Storage) -> None:
-    """Check that entries are values of an integer type, or bit patterns of another type."""
+    """Check that entries are values of an integer type or bit patterns of another type."""
     unsigned = storage.field == "uint64_data"
     numbers = np.array(getattr(tensor, storage.field), np.uint64 if unsigned else np.int64)
     bits = 1 if storage.name == "bool" else storage.bits * storage.entries

@@ -1,4 +1,4 @@
-"""Read ``.npy``, ``.npz`` and ``.pb`` files: type and shape immediately, the data on demand."""
+"""Reads ``.npy``, ``.npz`` and ``.pb`` files: type and shape at once, the data on demand."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from onnxopt_cli.core.values import (
     dtype_name,
 )
 
-#: Limit on the size of a file: 2^26 elements of 16 bytes and a header.
+#: Largest number of bytes of a file: 2^26 elements of 16 bytes, and a header.
 MAX_BYTES = 2**30 + 2**16
 
-#: Element type, shape, and whether the array is in Fortran order.
+#: Element type, shape, and whether the array is stored in Fortran order.
 _Header: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bool]
 
 _MAX_HEADER_BYTES = 10_000
@@ -52,7 +52,7 @@ _ZIP_ERRORS = (
     RuntimeError,
     ValueError,
 )
-# The exceptions that NumPy raises for a header that is not the expected Python literal.
+# The exceptions that NumPy raises if a header is not the expected Python literal.
 _HEADER_ERRORS = (
     KeyError,
     TypeError,
@@ -65,7 +65,7 @@ _HEADER_ERRORS = (
 
 
 def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> PromisedTensor:
-    """Read the type and shape of a tensor in a file; its data are read on demand.
+    """Read the type and shape of a tensor in a file; the data are read on demand.
 
     Args:
         path: the file, with all symbolic links resolved; the suffix determines the format.
@@ -87,7 +87,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> Pr
             data, raw_data = read_message(path, MAX_BYTES, links=False)
             return array_of(parse_message(data, TensorProto), raw_data)
 
-        # A message must be read completely to be validated; its data are then discarded.
+        # A message must be read completely to be validated, after which its data are discarded.
         array = read()
         if dtype is not None and array.dtype != dtype:
             raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")
@@ -167,7 +167,7 @@ def _header(stream: IO[bytes], size: int) -> _Header:
         raise Malformed(f"is .npy data of version {version[0]}; version 1 or 2 was expected")
     try:
         with warnings.catch_warnings():
-            # NumPy warns about files that Python 2 wrote.
+            # NumPy warns about files that were written by Python 2.
             warnings.simplefilter("ignore", UserWarning)
             shape, fortran, dtype = readers[version](stream, max_header_size=_MAX_HEADER_BYTES)
     except _HEADER_ERRORS:
@@ -190,7 +190,10 @@ def _header(stream: IO[bytes], size: int) -> _Header:
 
 
 def _element_type(stored: np.dtype[Any], stated: np.dtype[Any] | None) -> np.dtype[Any]:
-    """Return the element type of a file's data, which must equal the type that the case states."""
+    """Return the element type of a file's data.
+
+    The type must equal the type that the case states.
+    """
     if stored.kind == "V":
         if stated is None or stated.kind != "V" or stated.itemsize != stored.itemsize:
             raise Malformed(

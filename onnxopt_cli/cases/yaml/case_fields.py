@@ -1,8 +1,8 @@
-"""Read and validate the fields of a case and their values, for all kinds of cases.
+"""Reads and validates the fields of a case, and their values, for all kinds of cases.
 
 The forms of a value are ``[1.2, 2.8]``, ``{dtype: double, shape: [2], data: ...}``, ``{random:
 ...}``, ``{file: x.npy}``, ``{sequence: [...]}`` and ``{optional: ...}``. The JSON Schema has
-validated their structure.
+already validated their structure.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def one_step_problem(
 
 
 class Incomplete(Exception):
-    """A case is invalid and cannot be read further; its errors have been collected."""
+    """The case is invalid and cannot be read further; its errors have been collected."""
 
 
 @dataclass(slots=True)
 class CaseFields:
-    """The fields of one case, and the errors collected while they are read.
+    """The fields of one case, and the errors that are collected while the fields are read.
 
     Attributes:
         node: the case.
@@ -153,12 +153,12 @@ class CaseFields:
         return (node.fields if node else None) or {}
 
     def add_error(self, node: Node, message: str) -> None:
-        """Collect an error about a node."""
+        """Collect an error at a node."""
         self.errors.append(FormatError(node, message))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect a FormatError that is raised inside the context."""
+        """Collect a FormatError that is raised in the context."""
         try:
             yield
         except FormatError as error:
@@ -190,11 +190,14 @@ class CaseFields:
             raise FormatError(node, f"found {node.key}, expected {valid_field}: {reason}")
 
     def read(self, nodes: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-        """Return the values of nodes by name; collect errors, and omit invalid nodes."""
+        """Return the values of nodes by name.
+
+        Errors of invalid nodes are collected, and the nodes are omitted.
+        """
         values: dict[str, T] = {}
         for name, node in nodes.items():
             if id(node) not in self.broken:
-                # Entering collecting() would take longer than reading most tensors.
+                # The context manager collecting() would take longer than reading most tensors.
                 try:
                     values[name] = reader(name, node)
                 except FormatError as error:
@@ -220,7 +223,7 @@ class CaseFields:
         return value
 
     def declare_tensor(self, node: Node, choose: ChooseDtype, purpose: str = "") -> DeclaredTensor:
-        """Read a value that must be a tensor; see :meth:`declare_value`.
+        """Read a value that must be a tensor, like :meth:`declare_value`.
 
         Args:
             node: the value.
@@ -234,7 +237,7 @@ class CaseFields:
         return value
 
     def check_names(self, kind: str, valid: Sequence[str], required: Sequence[str]) -> None:
-        """Collect errors about unknown and missing names.
+        """Collect errors about names that are unknown, and about names that are missing.
 
         Args:
             kind: the mapping to check: ``attributes``, ``inputs`` or ``outputs``.
@@ -270,7 +273,9 @@ def declare_attributes(
     *,
     wrap_scalars: bool = False,
 ) -> list[MakeAttribute]:
-    """Validate attributes and return functions that create them; errors are collected in `fields`.
+    """Validate attributes, and return functions that create them.
+
+    Errors are collected in `fields`.
 
     Args:
         fields: the case.
@@ -354,7 +359,7 @@ def rejected_case(
     inputs = fields.read(ordered, lambda name, node: fields.declare_value(node, choice_of(name)))
 
     def natural_kind(name: str, node: Node) -> int:
-        """Return the attribute type that a case states, or else derive it from the value.
+        """Return the attribute type that a case states, or derive the type from the value.
 
         An integer is a FLOAT if the operator declares the attribute as FLOAT.
         """
@@ -366,7 +371,7 @@ def rejected_case(
         kinds = {_BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
-        # As in other cases, a number is accepted in place of a list with one number.
+        # As in other cases, a single number is accepted in place of a list of one number.
         is_wrapped = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
         return _ATTRIBUTE_TYPES[min(kinds)][is_wrapped or node.items is not None]
 
@@ -389,11 +394,11 @@ def rejected_case(
     return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
 
-#: The element type of a value that does not state one; or a function that chooses it, given the
-#: natural types of its bare values (``int64``, ``float32``, ``bool``, ``string``).
+#: The element type for a value that does not state its type, or a function that chooses this type
+#: from the natural types of the bare values (``int64``, ``float32``, ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
-# The natural element type of a bare value of a file, by its Python type.
+# The natural element type of a bare value of a file, by the value's Python type.
 _BARE_DTYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",
@@ -404,7 +409,7 @@ _BARE_DTYPES: dict[type, str] = {
 
 # finfo of ml_dtypes lacks type annotations.
 _finfo: Any = ml_dtypes.finfo
-# The smallest and the largest normal number of common types.
+# The smallest and the largest normal number of each common type.
 _NORMAL_RANGES = {
     np.dtype(scalar): (float(_finfo(scalar).smallest_normal), float(_finfo(scalar).max))
     for scalar in (np.float32, np.float64)
@@ -414,7 +419,7 @@ _COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
 
 
 def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the common element type of values with these natural types; by default float32."""
+    """Return the common element type of values with these natural types; default: float32."""
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
 
 
@@ -428,7 +433,9 @@ def declare_value(
     choose: ChooseDtype = natural_dtype,
     dtype: np.dtype[Any] | None = None,
 ) -> Declared:
-    """Read a value: all elements of literal data, but only type and shape of random data and files.
+    """Read a value.
+
+    Literal data are read completely; of random data and files, only type and shape are read.
 
     Args:
         node: the value.
@@ -465,7 +472,10 @@ def declare_value(
 
 
 def _stated_dtype(node: Node, field: Node, enclosing: np.dtype[Any] | None) -> np.dtype[Any]:
-    """Return the element type that a value states; it must equal that of an enclosing value."""
+    """Return the element type that a value states.
+
+    The type must equal that of an enclosing value.
+    """
     dtype = dtype_named(str(field.scalar))
     if dtype is None:
         hint = nearest(str(field.scalar), DTYPES)
@@ -487,7 +497,7 @@ def has_dtype(node: Node) -> bool:
 
 
 def untyped_kinds(node: Node) -> frozenset[str]:
-    """Return the natural types of bare values; an empty set if the value states its type."""
+    """Return the natural types of bare values; none if the value states its type."""
     if node.items is not None:
         types = {type(item.scalar) for item in node.items} - {type(None)}
         nested = (untyped_kinds(item) for item in node.items if item.scalar is None)
@@ -516,7 +526,10 @@ def _sequence(
 def _promised(
     node: Node, declare: Callable[[], PromisedTensor | RandomTensor], prefix: str = "found"
 ) -> DeclaredTensor:
-    """Declare a tensor; report errors at a node, both now and when the data are created or read."""
+    """Declare a tensor; errors are reported at a node.
+
+    Some errors are raised only when the data are created or read.
+    """
 
     def located(function: Callable[[], T]) -> T:
         try:
@@ -550,7 +563,7 @@ def _random(random: Node, shape: Node, dtype: np.dtype[Any]) -> DeclaredTensor:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    # JSON Schema accepts 2.0 as an integer.
+    # JSON Schema also accepts 2.0 as an integer.
     return tuple(int(number(size)) for size in node.items or ())
 
 
@@ -587,7 +600,8 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
             )
     array = element_array(level, dtype)
     if array.shape != dimensions:
-        # Copy the data, because a view would keep itself and its base alive in each of many cases.
+        # The data are copied, because a view would keep its base alive in memory for each of many
+        # cases.
         array = array.reshape(dimensions).copy()
     return array
 
@@ -595,14 +609,15 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
 def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
     """Return the values of nodes as a one-dimensional array.
 
-    Decimal fractions have been read as the nearest double, which is rounded to the element type.
+    Decimal fractions were parsed as the nearest doubles, which are rounded to the element type.
 
     Raises:
         FormatError: at the first value that the element type cannot represent.
     """
     values: list[Any] = [node.scalar for node in nodes]
     if dtype in _NORMAL_RANGES and values and set(map(type, values)) <= {int, float}:
-        # Fast path for the most common data: no normal number overflows or underflows.
+        # Fast path for the most common data: if every number is normal, no number overflows or
+        # underflows.
         magnitudes = list(map(abs, values))
         smallest, largest = _NORMAL_RANGES[dtype]
         if min(magnitudes) >= smallest and max(magnitudes) <= largest:
@@ -636,7 +651,7 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
 
 
 def _rule(dtype: np.dtype[Any]) -> tuple[Callable[[Any], bool], str]:
-    """Return a predicate for valid scalars of an element type, and its description."""
+    """Return a predicate for valid scalars of an element type, and a description of them."""
     name = dtype_name(dtype)
     if name == STRING:
         return lambda item: isinstance(item, str), "text"

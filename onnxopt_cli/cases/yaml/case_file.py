@@ -1,4 +1,4 @@
-"""Read cases from a YAML case file, and report all of its errors at once."""
+"""Reads cases from a YAML case file, and reports all errors of the file at once."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ from onnxopt_cli.core.untrusted_files import (
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import registry
 
-# Number of problems shown: formatting all problems of a long file can take minutes.
+# At most this number of problems is shown, since formatting all problems of a long file can take
+# minutes.
 _MAX_PROBLEMS = 100
-# Number of cases whose contents are pickled together.
+# The contents of this number of cases are pickled together.
 _CASES_PER_PICKLE = 32
 _LIMITS = ("rtol", "atol", "ulp")
 _SCHEMA = "onnxopt_cli.cases.yaml"
@@ -90,7 +91,7 @@ def read_apart(
 ) -> tuple[list[Case], list[Fault]] | None:
     """Read a case file like :func:`read_yaml_file`, with results that can be pickled.
 
-    The contents of the cases stay pickled until they are loaded, which saves memory.
+    The contents of the cases stay pickled until they are loaded, to save memory.
 
     Args:
         path: the file.
@@ -110,7 +111,7 @@ def read_apart(
         try:
             reads = pickle.dumps([case.load for case in chunk])
         except (pickle.PicklingError, AttributeError, TypeError):
-            # Local functions create random data and trajectories; they cannot be pickled.
+            # Random data and trajectories are created by local functions, which cannot be pickled.
             return None
         packed += [
             replace(case, load=partial(_read_packed, reads, place))
@@ -147,7 +148,7 @@ def read_yaml_text(
     file: Mapping[str, Signature] = MappingProxyType({}),
     memory: int = DEFAULT_MEMORY,
 ) -> tuple[list[Case], list[Fault]]:
-    """Read the text of a case file.
+    """Read cases from the text of a case file.
 
     Args:
         text: the file's content.
@@ -189,7 +190,7 @@ def _cases(
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
-    # Cases without data files share this function.
+    # All cases without data files share this function.
     only_file: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken, memory)
@@ -231,7 +232,7 @@ def _cases(
 
 
 def _prefix(root: Node, path: Path, errors: list[FormatError]) -> tuple[str, str]:
-    """Return the prefix of the ids, empty if it is invalid, and the suite's version."""
+    """Return the prefix of the ids (empty if it is invalid) and the suite's version."""
     suite = root.field("suite")
     if any(error.node is suite for error in errors):
         return "", ""
@@ -257,13 +258,13 @@ def _unknown_outputs(tolerance: Node, outputs: Sequence[str]) -> list[FormatErro
 
 
 def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
-    """Read a case from its own fields and those that it inherits from its file.
+    """Read a case from its own fields and from fields that it inherits from its file.
 
     Raises:
         Incomplete: if the case is invalid; its errors are collected in the fields.
     """
-    # Most files contain only cases of operators with a formula, and no trajectories. Other readers
-    # are imported lazily.
+    # Most files contain only cases of operators with a formula, and no trajectories. The readers of
+    # other cases are imported late.
     steps = fields.node.field("steps")
     only_formula = "expected only with an operator that has a formula"
     if fields.node.field("model") is not None:

@@ -1,4 +1,4 @@
-"""Write cases as the text of a YAML case file, which reads back as the same cases, bit for bit.
+"""Writes cases as the text of a YAML case file, which reads back as the same cases, bit for bit.
 
 Values are lists of tokens, which may be separated by blanks or line breaks.
 """
@@ -31,7 +31,7 @@ Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _WIDTH = 100
-# Tensors of higher rank are written as a flat list, which is easier to read.
+# Tensors with more dimensions than this are written as flat lists, which are easier to read.
 _MAX_NESTING = 6
 _SHORT_RANGE = (1e-4, 1e6)
 _PLAIN_TEXT = re.compile(r"[A-Za-z_](?:[A-Za-z0-9 _.()/+*=^<>'-]*[A-Za-z0-9_.)])?")
@@ -53,7 +53,7 @@ class TypedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class CaseTemplate:
-    """A case of an operator with a formula, before it is written to a file.
+    """A case of an operator with a formula, in a form that can be written to a file.
 
     Attributes:
         name: unique in its file.
@@ -187,7 +187,7 @@ def node_yaml_text(
     about: str = "",
     notes: str = "",
 ) -> str:
-    """Write a case file of an operator without a formula.
+    """Write a case file with cases of an operator without a formula.
 
     Args:
         cases: the cases in the order of the file, at least one.
@@ -226,7 +226,7 @@ def _node_attribute(value: Any) -> list[str]:
 
 
 def _value_flow(value: Declared) -> list[str]:
-    """Return a tensor, sequence or optional as tokens that include its element type."""
+    """Return a tensor, sequence or optional as tokens, including its element type."""
     if isinstance(value, DeclaredGroup):
         items = [_value_flow(item) for item in value.items]
         if value.kind == "seq":
@@ -293,7 +293,7 @@ def _item(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Return the lines of a mapping; fields that are None are omitted.
+    """Return the lines of a mapping; fields with the value None are omitted.
 
     A value is a list of tokens, a text of words, or a nested mapping.
     """
@@ -309,11 +309,14 @@ def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
 
 
 def _words(indent: str, name: str, text: str) -> list[str]:
-    """Return the lines of a field of words, folded if it is long; no lines if it is empty."""
+    """Return the lines of a field of words.
+
+    A long field is folded; an empty one has no lines.
+    """
     if not text:
         return []
     line = f"{indent}{name}: {text_token(text, in_block=True)}"
-    # A folded text reads back with single spaces between its words.
+    # When a folded text is read back, its words are separated by single spaces.
     if len(line) < _WIDTH or text != " ".join(text.split()) or not text.isprintable():
         return [line]
     return [f"{indent}{name}: >-", *_filled(text, f"{indent}  ")]
@@ -352,9 +355,10 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
 
 
 def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
-    """Return a tensor as tokens; its shape and element type are stated only if necessary.
+    """Return a tensor as tokens.
 
-    NaN is written without its sign and payload.
+    Its shape and element type are stated only if necessary. NaN is written without its sign and
+    payload.
 
     Args:
         tensor: the array, or the description of random data.
@@ -425,7 +429,7 @@ def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
 def _digits(value: float, dtype: np.dtype[Any]) -> int:
     """Return the least number of significant digits from which a reader recovers the value."""
     max_digits = 17
-    # Readers reject numbers above the largest one of a type without infinity, even those that
+    # Readers reject numbers above the largest number of a type without infinity, even numbers that
     # would round to it. Write all digits.
     if dtype_name(dtype).endswith(("fn", "fnuz", "fnu")):
         return len(repr(value).partition("e")[0].replace(".", "").strip("-0")) or 1
@@ -437,7 +441,9 @@ def _digits(value: float, dtype: np.dtype[Any]) -> int:
 
 
 def text_token(text: str, *, in_block: bool = False) -> str:
-    """Return text as a token, in quotes if YAML would otherwise read another value.
+    """Return text as a token.
+
+    The text is quoted if YAML would otherwise read another value.
 
     Args:
         text: the text.

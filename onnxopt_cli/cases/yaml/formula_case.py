@@ -43,7 +43,7 @@ from onnxopt_cli.operators.operator import (
     Operator,
 )
 
-# The end of messages about different inputs with the same name in the graph.
+# If different inputs have the same name in the graph, messages end with this text.
 _EXPECTED_EQUAL = "expected equal inputs, because they share a name in the graph"
 
 
@@ -69,7 +69,8 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     outputs: Mapping[str, DeclaredTensor] | None = None
     call: Call[DeclaredTensor] | None = None
     if len(inputs) == len(names):
-        # Errors of attributes have been collected; they do not affect the check of the inputs.
+        # Errors of attributes have already been collected, and they do not affect the check of the
+        # inputs.
         call = check_signature(operator, fields, inputs, attributes)
         if fields.node.field("outputs") is not None:
             fields.check_names("outputs", output_names, output_names)
@@ -95,7 +96,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     def make_wired() -> Problem:
         values = {name: made(value) for name, value in inputs_by_name.items()}
         stored = None if outputs is None else wiring.yielded(outputs)
-        # The content of random data and files is known only at this point.
+        # The content of random data and files becomes known only at this point.
         for name, value in values.items():
             first = next(peer for peer in values if wiring.name(peer) == wiring.name(name))
             if value.tobytes() != values[first].tobytes():
@@ -162,7 +163,7 @@ def group_count(operator: Operator, names: Sequence[str] | Mapping[str, object])
 
 @cache
 def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
-    """Return the element type of an input if its case states none."""
+    """Return the element type of an input for which the case states no type."""
     scalar_dtypes = {scalar.name: scalar.dtypes for scalar in operator.scalars}
     return DTYPES[scalar_dtypes.get(name, operator.dtypes)[0]]
 
@@ -170,7 +171,7 @@ def default_dtype(operator: Operator, name: str) -> np.dtype[Any]:
 def read_tensors(
     fields: CaseFields, kind: str, dtypes: Mapping[str, np.dtype[Any]]
 ) -> dict[str, DeclaredTensor]:
-    """Read inputs or outputs, which must be tensors; collect the errors of invalid ones.
+    """Read inputs or outputs, which must be tensors; errors of invalid values are collected.
 
     Args:
         fields: the case.
@@ -185,13 +186,14 @@ def read_tensors(
 
 
 def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
-    """Read the attributes of the node; collect the errors of invalid ones."""
+    """Read the attributes of the node; errors of invalid attributes are collected."""
     declared = {attribute.name: attribute for attribute in operator.attributes}
     required = [attribute.name for attribute in operator.attributes if attribute.required]
     fields.check_names("attributes", list(declared), required)
     nodes = fields.mapping("attributes").items()
     return fields.read(
-        # The operator's string objects replace those of the file, so that cases share them.
+        # The strings of the file are replaced with equal strings of the operator, which all cases
+        # share.
         {declared[name].name: node for name, node in nodes if name in declared},
         lambda name, node: _attribute(operator, declared[name], node),
     )
@@ -217,11 +219,14 @@ def check_signature(
     inputs: Sequence[DeclaredTensor],
     attributes: Attributes,
 ) -> Call[DeclaredTensor] | None:
-    """Return the operator's call; if it breaks the signature, collect an error and return None."""
+    """Return the operator's call.
+
+    If the call breaks the signature, an error is collected and None is returned.
+    """
     omitted = frozenset(attribute.name for attribute in operator.attributes) - {*attributes}
     required = {attribute.name for attribute in operator.attributes if attribute.required}
     try:
-        # Missing and invalid attributes have been reported already.
+        # Errors about missing and invalid attributes were collected before.
         complete = attributes if required & omitted else complete_attributes(operator, attributes)
         return bind(operator, inputs, complete, omitted=omitted)
     except NodeError as error:

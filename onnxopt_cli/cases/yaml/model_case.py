@@ -1,4 +1,4 @@
-"""Cases with a model file: inputs and outputs have the names of its graph."""
+"""Cases with a model file; inputs and outputs have the names of the model's graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         load_model = partial(read_model, path, links=False)
         model = load_model()
     except BeyondLimit:
-        # Loading the case raises the error again.
+        # The same error is raised again when the case is loaded.
         return DeclaredCase((), (), {"": partial(one_step_problem, load_model, {}, None)})
     except (Malformed, InvalidCase) as error:
         reasons = (
@@ -78,7 +78,7 @@ def _check(
     outputs: Mapping[str, Declared],
     fields: CaseFields,
 ) -> None:
-    """Validate the model with onnx, and the shapes of the values against those of the graph."""
+    """Validate the model with onnx, and the shapes of values against the shapes of the graph."""
     input_outlines, output_outlines = (
         {name: outline(value) for name, value in values.items()} for values in (inputs, outputs)
     )
@@ -92,7 +92,7 @@ def _check(
 def _values(
     kind: str, infos: Iterable[onnx.ValueInfoProto], fields: CaseFields
 ) -> dict[str, Declared]:
-    """Read the values of graph inputs or outputs, in the graph's order, and check their types.
+    """Read the values of graph inputs or outputs in the graph's order, and check their types.
 
     Args:
         kind: ``inputs`` or ``outputs``.

@@ -39,7 +39,8 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: An input or output of the node: the schema's parameter and the value's name, empty if omitted.
+#: An input or output of the node: the parameter in the schema, and the name of the value (empty if
+#: it is omitted).
 Place: TypeAlias = tuple[OpSchema.FormalParameter, str]
 
 _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
@@ -59,7 +60,7 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
     Raises:
         Incomplete: if the case is invalid; its errors are collected in `fields`.
     """
-    # OpSchema.AttrType has the same numbers as AttributeProto.AttributeType.
+    # The enumerations OpSchema.AttrType and AttributeProto.AttributeType have the same numbers.
     kinds = {
         name: int(attribute.type.value)  # type: ignore[attr-defined]
         for name, attribute in schema.attributes.items()
@@ -213,7 +214,8 @@ def _unknown(operator: Node, domain_node: Node | None, domain: str) -> FormatErr
     registered = registry().operators
     names = {schema.name for schema in schemas if schema.domain == domain}
     names |= {item.name for item in registered if domain_node is None or item.domain == domain}
-    # "Adan" resembles Atan as much as Adam. Prefer registered operators, which are used more often.
+    # The name "Adan" resembles Atan as much as Adam. Registered operators are preferred, because
+    # they are used more often.
     hint = nearest(str(operator.scalar), [item.name for item in registered], cutoff=0.75)
     hint = hint or nearest(str(operator.scalar), names)
     expected = f"an operator of {domain or 'ai.onnx or of onnxopt'}{'; ' * bool(hint)}{hint}"
@@ -254,10 +256,11 @@ def _arranged(
 
 
 def _variadic(name: str, names: Collection[str]) -> list[str]:
-    """Return the names that a case uses for a variadic parameter, in order and without gaps.
+    """Return the names that a case uses for a variadic parameter.
 
-    The names are ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain ``inputs``; or ``data_0,
-    data_1`` if the schema itself calls the parameter ``data_0``.
+    The names are in order and without gaps. The names are ``inputs1, inputs2``, ``inputs_1,
+    inputs_2`` or plain ``inputs``; or ``data_0, data_1`` if the schema itself calls the parameter
+    ``data_0``.
     """
     stem, first = (name[:-2], 0) if name.endswith("_0") else (name, 1)
     if name in names and first:
@@ -271,7 +274,7 @@ def _variadic(name: str, names: Collection[str]) -> list[str]:
 def _values(
     kind: str, places: list[Place], fields: CaseFields, bound: dict[str, np.dtype[Any]]
 ) -> dict[str, Declared]:
-    """Read the valid inputs or outputs; collect the errors of invalid ones.
+    """Read the valid inputs or outputs; errors of invalid values are collected.
 
     A value that states its element type determines the type variable of its schema parameter, such
     as T. If no value of a type variable states its element type, they are all float32 if one of
@@ -313,7 +316,7 @@ def _values(
 
 
 def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the element type of a value that states none.
+    """Return the element type of a value for which the case states no type.
 
     Args:
         node: the value.
@@ -335,7 +338,7 @@ def _choose(node: Node, types: set[str], kinds: frozenset[str]) -> np.dtype[Any]
 
 
 def _variable(formal: OpSchema.FormalParameter) -> str | None:
-    """Return the name of a parameter's type variable, such as ``T``.
+    """Return the name of a parameter's type variable, for example ``T``.
 
     The result is None for a parameter with a fixed type, and for a variadic parameter whose values
     may differ in type.
@@ -350,7 +353,7 @@ def _allowed(formal: OpSchema.FormalParameter) -> set[str]:
 
 @cache
 def _renamed(text: str) -> str | None:
-    """Replace ONNX's element type name by NumPy's; return None for an unsupported type."""
+    """Replace ONNX's name of an element type with NumPy's; return None for unsupported types."""
     match = _TENSOR.search(text)
     dtype = dtype_named(match[1]) if match else None
     return text.replace(match[1], dtype_name(dtype)) if match and dtype else None

@@ -1,9 +1,9 @@
 """Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
 
 A case states the inputs of the first step, and under ``steps`` how some of them change. An input is
-fed back if the operator has an output of its name with ``_new`` (``X_new`` for ``X``). An integer
-scalar counts up. Other inputs are constant, except for those that have a value for each step under
-``steps``, or are computed there from X as a gradient.
+fed back if the operator has an output whose name is that of the input with ``_new`` (``X_new`` for
+``X``). An integer scalar counts up. Other inputs are constant, except for inputs that ``steps``
+gives a value for each step, or defines as a gradient that is computed from X.
 
 Each case with steps runs in two ways: as a model of one step, which is run repeatedly, and as one
 model whose ``Loop`` runs all steps and stacks their outputs.
@@ -61,8 +61,9 @@ from onnxopt_cli.interpret.lower.lower_call import (
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.operators.operator import Operator
 
-# Limit on the total number of elements that the steps of a case compute, including gradients. At
-# this limit the expected results, which are computed several times in a wide type, take minutes.
+# Largest total number of elements that the steps of a case may compute, including gradients. With
+# this number of elements, the expected results, which are computed several times in a wide type,
+# take minutes.
 _MAX_STEP_ELEMENTS = 100_000_000
 
 _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
@@ -117,12 +118,12 @@ class _ChangingInputs:
         place = names.index(name) - scalars
         if place < 0:
             raise FormatError(node, f"found a gradient, expected values for {name}")
-        # The optimized tensor of the same group.
+        # The optimized tensor that belongs to the same group.
         variable = names[scalars + place % self._groups]
         if variable in self._nodes:
             message = f"found a gradient, expected {variable} in the inputs of the case"
             raise FormatError(node, message)
-        # If the variable has no valid value, an error about it has been collected.
+        # If the variable has no valid value, the error about it was collected before.
         if variable in self._start:
             value = self._start[variable]
             self.derived[name], elements = _derived(node, variable, value, fields)
@@ -145,9 +146,10 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     changing_nodes = (steps["inputs"].fields if "inputs" in steps else None) or {}
     groups = group_count(operator, {**input_nodes, **changing_nodes})
     names = operator.input_names(groups)
-    # For each output, the positions of the inputs with its element type and with its shape.
+    # For each output: the positions of the inputs that have its element type and its shape.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
-    # For each output that is the next value of an input, that input: X for X_new, Z1 for Z1_new.
+    # For each output that is the next value of an input: the name of that input (X for X_new, Z1
+    # for Z1_new).
     feedback = {
         name: names[like]
         for name, (like, _) in places.items()
@@ -162,7 +164,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], input_nodes[name], count, fields)
-    # Inputs that are not allowed under steps, with the place where they are expected.
+    # Inputs that are not allowed under steps, and for each the place where it is expected.
     elsewhere = {
         **dict.fromkeys(input_nodes, "either here or in the inputs of the case"),
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
@@ -232,7 +234,7 @@ def _check_work(
 def _check_shapes(
     places: Mapping[str, tuple[int, int]], inputs: Sequence[DeclaredTensor], fields: CaseFields
 ) -> None:
-    """Collect errors about fed-back inputs whose shapes differ from those of the outputs."""
+    """Collect errors about fed-back inputs whose shapes differ from the shapes of the outputs."""
     for name, (like, base) in places.items():
         value, expected = inputs[like], list(inputs[base].shape)
         if list(value.shape) != expected:
@@ -244,7 +246,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return, by case suffix, functions that create the problem step by step and as a loop."""
+    """Return functions that create the problem, by case suffix: step by step and as a loop."""
 
     def step_by_step() -> Problem:
         steps = trajectory()
@@ -311,7 +313,10 @@ def _loop_inputs(trajectory: Trajectory) -> dict[str, Array]:
 
 
 def _body(trajectory: Trajectory) -> onnx.GraphProto:
-    """Build the graph of one step; its names differ from those of the outer graph."""
+    """Build the graph of one step.
+
+    Its names differ from those of the outer graph.
+    """
     step = trajectory.model
     node = step.graph.node[0]
     fresh = UniqueNames(step)
@@ -398,7 +403,7 @@ def _check_place(node: Node, names: Sequence[str], elsewhere: Mapping[str, str])
 
 
 def _recorded_steps(node: Node | None, count: int) -> tuple[int, ...]:
-    """Read the numbers of the steps that are judged.
+    """Read the numbers of the steps in which outputs are judged.
 
     Args:
         node: a list of numbers or ``{every: 50}``; None for all steps.
@@ -445,7 +450,7 @@ def _series(node: Node, count: int, dtype: np.dtype[Any], fields: CaseFields) ->
         over = int(number(linear.fields["over"]))
 
         def line() -> Array:
-            # Step `over` and all later steps have the value `high`.
+            # In step `over` and all later steps, the value is `high`.
             share = np.minimum(np.arange(count) / max(over - 1, 1), 1.0) if over > 1 else 1.0
             return np.broadcast_to(low + (high - low) * share, count).astype(dtype)
 
@@ -508,15 +513,15 @@ def _derived(
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))
     if name == "rosenbrock":
-        # The formula multiplies by the identity matrix.
+        # The formula multiplies by this identity matrix.
         computed += element_count(base) ** 2
     return make, computed
 
 
-# Gradients as functions of X, written as NumPy formulas that all interpretations share. Parameters
-# have values that X's type can represent, and are passed in the wide type. The error bound only
-# includes the rounding errors of operations on X, so a result that depends on parameters alone must
-# be exact in X's type.
+# Gradients as functions of X, written as NumPy formulas, which all interpretations share. The
+# values of parameters can be represented in X's type, and are passed in the wide type. The error
+# bound includes only the rounding errors of operations on X, so a result that depends on parameters
+# alone must be exact in X's type.
 
 
 def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:
@@ -548,7 +553,7 @@ def logistic(X: Any, *, features: Any, labels: Any) -> Any:
 
 
 class _Gradient(NamedTuple):
-    """A gradient that a case can name.
+    """A gradient that a case can refer to by name.
 
     Attributes:
         formula: function of X and the parameters.

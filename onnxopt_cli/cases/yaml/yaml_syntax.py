@@ -1,4 +1,4 @@
-"""Parse untrusted YAML text into nodes with line numbers, and validate it against a JSON Schema.
+"""Parses untrusted YAML text into nodes with line numbers, and validates it against a JSON Schema.
 
 The parser works on PyYAML's event stream: it rejects aliases, anchors, tags and deep nesting before
 it builds anything from them. Errors after which parsing can continue are collected, not raised.
@@ -28,19 +28,21 @@ from onnxopt_cli.errors import Fault, InvalidCase
 if TYPE_CHECKING:
     import jsonschema_rs
 
-#: Largest size of a YAML or JSON file.
+#: Largest number of bytes of a YAML or JSON file.
 MAX_BYTES = 16 * 2**20
-# Two escaped surrogates in a JSON string, after any number of escaped backslashes.
+# Matches two escaped surrogates in a JSON string, after any number of escaped backslashes.
 _ESCAPED_PAIR = re.compile(
     r"(?<!\\)((?:\\\\)*)\\u(d[89ab][\da-f]{2})\\u(d[c-f][\da-f]{2})", re.IGNORECASE
 )
-#: Deepest nesting of mappings and lists. libyaml recurses, and crashes at a depth of about 10^5.
+#: Mappings and lists may be nested to this depth. libyaml recurses, and crashes at a depth of about
+#: 10^5.
 MAX_DEPTH = 20
 _TOO_DEEP = f"found nesting deeper than {MAX_DEPTH}, expected less"
-#: Largest number of values in a file; reading more takes seconds. Large tensors belong in files.
+#: Largest number of values in a file, because reading more values takes seconds. Large tensors
+#: should be stored in files of their own.
 MAX_NODES = 200_000
 
-# libyaml's parser is ten times faster, but PyYAML may have been built without it.
+# The parser of libyaml is ten times faster, but PyYAML may have been built without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Scalar: TypeAlias = bool | int | float | str | None
@@ -54,7 +56,7 @@ _TYPES = {
     "object": "a mapping",
     "string": "text",
 }
-# The expected content for violations of schema keywords that have no errorMessage.
+# Describes the expected content if a schema keyword without errorMessage is violated.
 _EXPECTED = {
     "const": "{expected_value!r}",
     "minimum": "at least {limit}",
@@ -65,17 +67,18 @@ _EXPECTED = {
     "minLength": "a text of at least {limit} characters",
     "maxLength": "a text of at most {limit} characters",
 }
-# The expected content for violations of all other keywords.
+# Describes the expected content if any other keyword is violated.
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
-# Number of unknown keys of a mapping that are reported one by one.
+# At most this number of unknown keys of a mapping is reported one by one.
 _MAX_UNKNOWN = 20
-# With more valid keys than this, the message suggests no similar key: a file may have 200,000 valid
-# keys and 200,000 unknown keys.
+# If a mapping has more valid keys than this, no similar key is suggested, because a file may have
+# 200,000 valid keys and 200,000 unknown keys.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
-# The validator turns mapping keys of only these characters into list indices; see _marked().
+# The validator turns mapping keys that consist of these characters into list indices; see
+# _marked().
 _INDEX_CHARS = "\0+0123456789"
-# A case is an item of the list under the key "cases".
+# The depth of a case, which is an item of the list under the key "cases".
 _CASE_DEPTH = 2
 
 _WORDS: dict[str, Scalar] = {
@@ -86,7 +89,7 @@ _WORDS: dict[str, Scalar] = {
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
 }
-# The group matches if the integer has a prefix for its base.
+# Matches an integer; the group matches if the integer has a prefix for its base.
 _INTEGER = re.compile(r"[-+]?(?:[0-9]+|(0x[0-9a-fA-F]+|0o[0-7]+))")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _HEXADECIMAL = re.compile(
@@ -100,7 +103,7 @@ _MAX_BITS = 1023
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A value of the file and its position.
+    """A value of a YAML or JSON file, and its position.
 
     Attributes:
         line: line of the value's key, or of the value if it has no key; counted from 1.
@@ -124,7 +127,7 @@ class Node:
         return tuple(node.key for node in self.lineage() if node.parent is not None)[::-1]
 
     def lineage(self) -> Iterator[Node]:
-        """Yield this node and its ancestors, from the inside out."""
+        """Yield this node and its ancestors, from this node to the top of the file."""
         node: Node | None = self
         while node is not None:
             yield node
@@ -146,13 +149,13 @@ class Node:
 
 
 def number_token(value: float) -> str:
-    """Return a number or a truth value in YAML syntax."""
+    """Return a number or a truth value in the syntax of YAML."""
     words = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf", "True": "true", "False": "false"}
     return words.get(repr(value), repr(value))
 
 
 class FormatError(Exception):
-    """One value of a file is invalid.
+    """A value of a file is invalid.
 
     Args:
         node: the value.
@@ -173,7 +176,7 @@ def unexpected(node: Node, expected: str) -> FormatError:
 
 
 def number(node: Node) -> float:
-    """Return the number at a node; an integer is exact.
+    """Return the number at a node; an integer is not rounded.
 
     Raises:
         FormatError: if the value is not a number.
@@ -184,7 +187,7 @@ def number(node: Node) -> float:
 
 
 def located_fault(path: Path, error: FormatError) -> Fault:
-    """Return an error with its location, as users see it: ``case adam: inputs.X[1]: ...``."""
+    """Return an error with its location as shown to users: ``case adam: inputs.X[1]: ...``."""
     keys, where = error.node.path, ""
     if len(keys) >= _CASE_DEPTH and keys[0] == "cases" and isinstance(keys[1], int):
         case = next(node for node in error.node.lineage() if len(node.path) == _CASE_DEPTH)
@@ -277,11 +280,11 @@ def _instance(node: Node) -> object:
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
-        # JSON has neither infinity nor NaN. As text, infinity and NaN are valid in tensors and
-        # attributes, which may contain text, and invalid in all other places.
+        # JSON has no numbers for infinity and NaN. As text, infinity and NaN are valid in tensors
+        # and attributes, which may contain text, and invalid in all other places.
         return str(node)
     if isinstance(node.scalar, int):
-        # The validator does not support integers of more than 64 bits.
+        # The validator does not support integers with more than 64 bits.
         return max(-(2**63), min(node.scalar, 2**64 - 1))
     return node.scalar
 
@@ -289,7 +292,7 @@ def _instance(node: Node) -> object:
 def _format_errors(
     schema: dict[str, Any], root: Node, violation: jsonschema_rs.ValidationError
 ) -> Iterator[FormatError]:
-    """Yield the errors of this package for an error of the schema validator."""
+    """Yield errors in the form of this package for an error of the schema validator."""
     node = _node_at(root, violation.instance_path)
     part: Any = schema
     for step in violation.schema_path[:-1]:
@@ -313,7 +316,9 @@ def _format_errors(
 def unknown_names(
     mapping: Node, names: Sequence[str], valid: Collection[str], kind: str
 ) -> Iterator[FormatError]:
-    """Yield errors about the first 20 unknown keys of a mapping, and one that counts the others.
+    """Yield errors about the unknown keys of a mapping.
+
+    The first 20 keys are named; the number of others is stated.
 
     Args:
         mapping: the mapping.
@@ -329,7 +334,7 @@ def unknown_names(
 
 
 def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) -> FormatError:
-    """Return the error about an unknown key of a mapping; the message suggests a similar one.
+    """Return the error about an unknown key of a mapping, which suggests a similar key.
 
     Args:
         mapping: the mapping.
@@ -388,7 +393,7 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
 
 @dataclass
 class _Builder:
-    """Builds nodes from the parser's events; collects errors after which it can continue."""
+    """Builds nodes from the parser's events; errors after which it can continue are collected."""
 
     events: Iterator[Any]
     errors: list[FormatError]
@@ -434,7 +439,8 @@ class _Builder:
             line = event.start_mark.line + 1
             plain = type(event) is yaml.ScalarEvent and event.anchor is event.tag is None
             if plain and event.value[:1].isalpha():
-                # Nearly all keys are plain names that begin with a letter and need no checks.
+                # Nearly all keys are plain names that begin with a letter; such keys need no
+                # checks.
                 self.count += 1
             else:
                 name = self.node(event, Node(line, node, "(key)"), depth)
@@ -450,7 +456,7 @@ class _Builder:
 
 
 def plain_scalar(text: str) -> Scalar:
-    """Return the value of an unquoted scalar: null, a truth value, a number, or else the text.
+    """Return the value of an unquoted scalar: null, a truth value, a number, or text.
 
     A decimal fraction becomes the nearest double; an integer stays exact.
 
@@ -504,8 +510,8 @@ def _syntax_error(error: yaml.YAMLError, text: str) -> FormatError:
     content = text.split("\n")[line - 1] if text else ""
     if content.lstrip(" ").startswith("\t"):
         return FormatError(Node(line), "found a line indented with a tab, expected spaces")
-    # libyaml 0.2.6 scans a thousand brackets ahead, and rejects them before it emits an event for
-    # the first one.
+    # libyaml 0.2.6 scans a thousand brackets ahead, and rejects deep nesting before it emits an
+    # event for the first bracket.
     too_deep = "maximum nesting depth" in words
     return FormatError(
         Node(line), _TOO_DEEP if too_deep else f"found invalid YAML: {printable(words)}"
