@@ -109,11 +109,18 @@ class _Cell:
     linear: bool
     coupled: bool
 
-    def step(self, x: Array, h: Array, c: Array) -> tuple[Array, Array]:
-        """Return the next hidden state, and the next state of the cell."""
+    def step(
+        self, fed: Sequence[Array], biases: Sequence[Array], h: Array, c: Array
+    ) -> tuple[Array, Array]:
+        """Return the next hidden state, and the next state of the cell.
+
+        Args:
+            fed: the products of the input by the weights, by gate.
+            biases: the sums of the biases of input and state, by gate.
+            h: the hidden state.
+            c: the state of the cell.
+        """
         f, *further = self.activations
-        fed = [x @ w for w in self.w]
-        biases = [wb + rb for wb, rb in zip(self.wb, self.rb, strict=True)]
         if self.kind == "RNN":
             return f(fed[0] + h @ self.r[0] + biases[0]), c
         if self.kind == "GRU":
@@ -135,13 +142,22 @@ class _Cell:
 
         The states after the end of a sequence are zero.
         """
-        states = np.zeros((*x.shape[:2], h.shape[-1]), x.dtype)
-        for step in range(len(x)):
-            runs = step < lengths
-            places = np.where(runs, lengths - 1 - step if reverse else step, 0)
-            new_h, new_c = self.step(x[places, np.arange(len(places))], h, c)
-            h, c = np.where(runs[:, None], new_h, h), np.where(runs[:, None], new_c, c)
-            states[places[runs], np.flatnonzero(runs)] = h[runs]
+        steps, sequences = np.arange(len(x))[:, None], np.arange(x.shape[1])
+        runs = steps < lengths
+        places = np.where(runs, lengths - 1 - steps if reverse else steps, 0)
+        fed = [x[places, sequences] @ w for w in self.w]
+        biases = [wb + rb for wb, rb in zip(self.wb, self.rb, strict=True)]
+        hidden = np.zeros((*x.shape[:2], h.shape[-1]), x.dtype)
+        for step, running in enumerate(runs[:, :, None]):
+            new_h, new_c = self.step([product[step] for product in fed], biases, h, c)
+            if running.all():
+                h, c = new_h, new_c
+            else:
+                h, c = np.where(running, new_h, h), np.where(running, new_c, c)
+            hidden[step] = h
+        states = np.zeros_like(hidden)
+        step_of, sequence_of = np.nonzero(runs)
+        states[places[runs], sequence_of] = hidden[step_of, sequence_of]
         return [states, h, c]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -23,6 +24,11 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 _IMAGE_RANK = 4
 # Bytes of the windows of a convolution that are in memory at once.
 _MAX_WINDOW_BYTES = 1 << 27
+# Bytes of the windows of a pool that are copied at once. Few bytes remain in the processor's cache.
+_POOL_BLOCK_BYTES = 1 << 20
+# Up to this number of windows, all their elements are added by one call: a call for each place
+# within a window would take longer than the additions.
+_FEW_WINDOWS = 1 << 10
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
@@ -121,33 +127,75 @@ def _padded_by_zeros(x: Array, pads: Array) -> Array:
     return padded
 
 
-@accelerates(
-    "op_col2im.col2im_naive_implementation", "op_conv_transpose.col2im_naive_implementation"
-)
-def fast_image(
+@accelerates("op_col2im.Col2Im._run")
+def _images_of_columns(
+    node: Any,
     original: Any,
+    data: Array,
+    image_shape: Array,
+    block_shape: Array,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> tuple[Array]:
+    """Sum the columns of all images and channels at once."""
+    ones = [1] * len(image_shape)
+    places = prod(block_shape.tolist())
+    columns = data.reshape(len(data), -1, places, data.shape[-1]) if places else data
+    steps = (dilations or ones, pads or [0, 0] * len(ones), strides or ones)
+    images = summed_columns(columns, image_shape.tolist(), block_shape.tolist(), *steps)
+    if images is None:
+        result: tuple[Array] = original(
+            node, data, image_shape, block_shape, dilations=dilations, pads=pads, strides=strides
+        )
+        return result
+    return (images,)
+
+
+def summed_columns(
     columns: Array,
     image_shape: Sequence[int],
     kernel_shape: Sequence[int],
     dilations: Sequence[int],
     pads: Sequence[int],
     strides: Sequence[int],
-) -> Array:
-    """Sum the columns of a transposed convolution into an image: ``col2im``.
+) -> Array | None:
+    """Sum columns into images: ``col2im``.
 
-    For each place within a window, the elements of all windows are added at once.
+    Args:
+        columns: for each image, the elements of all windows, by place within a window and by
+            window. Axes before the last two count images.
+        image_shape: the shape of an image.
+        kernel_shape: the shape of a window.
+        dilations: the distances of the elements of a window.
+        pads: the padding of the image.
+        strides: the distances of the windows.
+
+    Returns:
+        The images; None if the padding is negative or the columns do not fit.
     """
     dilation, stride, padding = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
     sizes = np.array(image_shape) + padding.sum(axis=0)
     count = (sizes - (np.array(kernel_shape) - 1) * dilation - 1) // stride + 1
-    if padding.min() < 0 or columns.shape != (prod(kernel_shape), prod(count)):
-        result: Array = original(columns, image_shape, kernel_shape, dilations, pads, strides)
-        return result
-    padded = np.zeros(sizes, columns.dtype)
-    for place, column in zip(np.ndindex(*kernel_shape), columns, strict=True):
-        start = np.array(place) * dilation
-        padded[tuple(map(slice, start, start + stride * count, stride))] += column.reshape(count)
-    return padded[tuple(map(slice, padding[0], padding[0] + image_shape))]
+    if padding.min() < 0 or columns.shape[-2:] != (prod(kernel_shape), prod(count.tolist())):
+        return None
+    images = columns.shape[:-2]
+    padded = np.zeros((*images, *sizes), columns.dtype)
+    if prod(images) * columns.shape[-1] > _FEW_WINDOWS:
+        # The elements at one place of all windows are added at once.
+        for index, place in enumerate(np.ndindex(*kernel_shape)):
+            start = np.array(place) * dilation
+            target: Any = (..., *map(slice, start, start + stride * count, stride))
+            padded[target] += columns[..., index, :].reshape(*images, *count)
+    else:
+        places = np.indices([*kernel_shape]).reshape(len(sizes), -1, 1) * dilation[:, None, None]
+        windows = np.indices(count.tolist()).reshape(len(sizes), 1, -1) * stride[:, None, None]
+        within_image = np.ravel_multi_index([*(places + windows)], sizes.tolist())
+        first_of_image = np.arange(prod(images)).reshape(*images, 1, 1) * prod(sizes.tolist())
+        np.add.at(padded.reshape(-1), first_of_image + within_image, columns)
+    inside: Any = (..., *map(slice, padding[0], padding[0] + image_shape))
+    result: Array = padded[inside]
+    return result
 
 
 @replaces("op_conv_transpose.ConvTranspose._run")
@@ -170,8 +218,39 @@ def _grouped(
     # The reference has no output for an empty batch, so one image of zeros is convolved instead.
     images = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
     parts = zip(np.split(images, group, 1), np.split(w, group), biases, strict=True)
-    outputs = [original(node, *part, group=1, **kwargs)[0] for part in parts]
+    outputs = [_transposed(node, original, *part, **kwargs) for part in parts]
     return (np.concatenate(outputs, axis=1)[: len(x)],)
+
+
+def _transposed(
+    node: Any, original: Any, x: Array, w: Array, b: Array | None, **attributes: Any
+) -> Array:
+    """Return the transposed convolution of one group of channels."""
+    ones = [1] * (x.ndim - 2)
+    dilation, stride, pads, added = (
+        attributes.get(name) or default
+        for name, default in (
+            ("dilations", ones),
+            ("strides", ones),
+            ("pads", [0, 0] * len(ones)),
+            ("output_padding", [0] * len(ones)),
+        )
+    )
+    extent = (np.array(w.shape[2:]) - 1) * dilation + 1
+    padding = np.reshape(pads, (2, -1)).sum(axis=0)
+    shape = np.array(stride) * (np.array(x.shape[2:]) - 1) + added + extent - padding
+    shape = attributes.get("output_shape") or shape.tolist()
+    kernels = w.reshape(len(w), -1).T
+    images = []
+    for image in x:
+        columns = np.matmul(kernels, image.reshape(len(image), -1))
+        columns = columns.reshape(w.shape[1], -1, columns.shape[-1])
+        summed = summed_columns(columns, shape, w.shape[2:], dilation, pads, stride)
+        if summed is None:
+            result: Array = original(node, x, w, b, group=1, **attributes)[0]
+            return result
+        images.append(summed if b is None else summed + b.reshape(-1, *ones))
+    return np.stack(images).astype(x.dtype)
 
 
 def _transposed_pads(
@@ -299,14 +378,51 @@ class _Geometry:
         rank = self.size.size
         return windows.reshape(*windows.shape[:-rank], prod(windows.shape[-rank:]))
 
+    def sums(self, padded: Array) -> Array:
+        """Return the sum of each window of the result of :meth:`padded`."""
+        windows = _strided_windows(padded, self.extent, self.stride, self.dilation)
+        shape = windows.shape[: padded.ndim]
+        axis = int(np.argmax(shape))
+        block_bytes = windows.itemsize * windows.size // max(1, shape[axis])
+        block = max(1, _POOL_BLOCK_BYTES // max(1, block_bytes))
+        parts = []
+        for first in range(0, max(1, shape[axis]), block):
+            selected: Any = (*[slice(None)] * axis, slice(first, first + block))
+            part = windows[selected]
+            elements = prod(part.shape[padded.ndim :])
+            parts.append(np.sum(part.reshape(*part.shape[: padded.ndim], elements), axis=-1))
+        return np.concatenate(parts, axis=axis)
+
+    def counts(self, *, padding: bool) -> Array:
+        """Return how many elements of each window are in the input, or in the padded input."""
+        counted = [
+            inside[start].sum(axis=-1)
+            for inside, start in zip(self._inside(padding=padding), self._elements(), strict=True)
+        ]
+        return np.asarray(reduce(np.multiply.outer, counted))
+
     def within(self, *, padding: bool) -> Array:
-        """Return which elements of windows are in the input (with ``padding``: the padded one)."""
-        places = np.indices(self._covered.tolist())
+        """Return which elements of each window are in the input, or in the padded input."""
+        inside = np.asarray(reduce(np.logical_and.outer, self._inside(padding=padding)))
+        return self.windows(inside)
+
+    def _inside(self, *, padding: bool) -> list[Array]:
+        """Return, for each axis, which places are in the input, or in the padded input."""
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
-        shape = (-1, *[1] * self.size.size)
-        inside = (places >= first.reshape(shape)) & (places < end.reshape(shape))
-        return self.windows(np.asarray(inside.all(axis=0)))
+        return [
+            (np.arange(covered) >= low) & (np.arange(covered) < high)
+            for covered, low, high in zip(self._covered, first, end, strict=True)
+        ]
+
+    def _elements(self) -> list[Array]:
+        """Return, for each axis, the places of the elements of each window, one row per window."""
+        return [
+            np.add.outer(np.arange(count) * stride, np.arange(0, extent, dilation))
+            for count, stride, extent, dilation in zip(
+                self.count, self.stride, self.extent, self.dilation, strict=True
+            )
+        ]
 
     @property
     def _covered(self) -> Array:
@@ -352,8 +468,8 @@ def _averaged(_pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[
     """
     geometry = _geometry(x, attributes)
     padding_counts = bool(attributes.get("count_include_pad"))
-    counted = geometry.within(padding=padding_counts).sum(axis=-1)
-    total = np.sum(geometry.windows(geometry.padded(_wide(x), 0)), axis=-1)
+    counted = geometry.counts(padding=padding_counts)
+    total = geometry.sums(geometry.padded(_wide(x), 0))
     return ((total / counted.astype(total.dtype)).astype(x.dtype),)
 
 
@@ -365,7 +481,7 @@ def _root_of_powers(pool: Any, _original: Any, x: Array, **attributes: Any) -> t
     """
     geometry, power = _geometry(x, attributes), attributes.get("p") or pool.p
     powers = np.abs(_wide(x)) ** power
-    total = np.sum(geometry.windows(geometry.padded(powers, 0)), axis=-1)
+    total = geometry.sums(geometry.padded(powers, 0))
     return ((total ** (1 / power)).astype(x.dtype),)
 
 
