@@ -33,7 +33,7 @@ from onnxopt_cli.analysis.model_walk import (
     node_labels,
 )
 from onnxopt_cli.analysis.subgraph import SearchEndedError, smallest_failing
-from onnxopt_cli.backends.host import Request, Response
+from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.config.run_config import Limits
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
@@ -53,6 +53,7 @@ from onnxopt_cli.oracle.reference_in_worker import (
     VALUES,
     parsed_contributions,
 )
+from onnxopt_cli.oracle.reference_oracle import ReferenceResponse
 from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import LIMIT
 from onnxopt_cli.run.runner import Plan, run, run_case
@@ -656,18 +657,18 @@ class _Search:
         }
         return {*read, *self._walk.outputs} & {key for item in runs for key in item.outputs}
 
-    def _of_oracle(self, key: str, request: Request) -> Callable[[], Response | str]:
+    def _of_oracle(self, key: str, request: Request) -> Callable[[], ReferenceResponse | str]:
         """Submit a model to the oracle for the result that a key of its metadata names."""
         oracle = self._plan.oracle.reference
         assert oracle is not None  # noqa: S101 - the plan has an oracle
         assert oracle.workers is not None  # noqa: S101 - so it has workers
         onnx.helper.set_model_props(request.model, {key: "1"})
         name_nodes(request.model.graph)
-        return oracle.workers()(request)
+        return oracle.workers()(request.model, request.inputs)
 
     def _values(
         self,
-        submit: Callable[[Request], Callable[[], Response | str]],
+        submit: Callable[[Request], Callable[[], ReferenceResponse | str]],
         model: onnx.ModelProto,
         inputs: Mapping[str, Value],
     ) -> Sequence[Value] | str:

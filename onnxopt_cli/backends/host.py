@@ -46,7 +46,7 @@ from onnxopt_cli.errors import (
     ProtocolBreach,
     Unsupported,
 )
-from onnxopt_cli.operators.call import Call, sole_call, sole_operator
+from onnxopt_cli.operators.call import Call, breaks_signature, sole_operator
 from onnxopt_cli.operators.nodes import nodes_within
 
 _COMPARED_BYTES = 1 << 20
@@ -431,15 +431,6 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
         if breaks_signature(model, inputs):
             raise NotApplicable(_REFUSED_BY_LOWERING) from error
         raise _Unlowerable(_joined(reason, f"it cannot be lowered: {error.message}")) from error
-
-
-def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> bool:
-    """Return whether a model is one node that breaks its operator's signature."""
-    try:
-        sole_call(model, inputs)
-    except NodeError:
-        return True
-    return False
 
 
 class _Unlowerable(Unsupported):

@@ -1,7 +1,8 @@
 """The backends ``numpy`` and ``onnx-reference``, which run in this Python interpreter.
 
 ``numpy`` computes operators with a formula by the formula, and all other operators with onnx's
-reference evaluator. ``onnx-reference`` is onnx's evaluator without changes.
+reference evaluator and the corrections of the oracle. ``onnx-reference`` is onnx's evaluator
+without changes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from onnxopt_cli.operators.nodes import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.patching import corrected, unimplemented_operator
 
 if TYPE_CHECKING:
     from onnx.reference import ReferenceEvaluator
@@ -61,8 +63,7 @@ class NumpyBackend(Backend):
         if has_gradient(model):
             return Prepared(partial(_run_differentiated, model))
         with reporting(_unsupported):
-            dense = _with_dense_initializers(spell_out_defaults(model))
-            return _prepared(_evaluator_class()(dense))
+            return Prepared(reporting(_unsupported)(partial(_corrected, _numpy_evaluator(model))))
 
 
 def _run_differentiated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[object]:
@@ -76,9 +77,17 @@ def _run_differentiated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> 
 
 def _evaluated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[object]:
     with reporting(_unsupported):
-        evaluator = _evaluator_class()(_with_dense_initializers(spell_out_defaults(model)))
-        with np.errstate(all="ignore"):
-            return list(evaluator.run(None, dict(inputs)))
+        return _corrected(_numpy_evaluator(model), inputs)
+
+
+def _numpy_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
+    return _evaluator_class()(_with_dense_initializers(spell_out_defaults(model)))
+
+
+def _corrected(evaluator: ReferenceEvaluator, inputs: Mapping[str, Value]) -> list[object]:
+    """Run an evaluator with the corrections of onnx's reference."""
+    with corrected():
+        return _returned(evaluator, inputs)
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
@@ -93,14 +102,6 @@ def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
     return [outputs[output.name] for output in model.graph.output]
 
 
-# Matches the evaluator's messages about operators that it does not implement. Most of these errors
-# are of type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
-_UNKNOWN_OPERATOR = re.compile(
-    r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
-    r"No implementation for operator|No implementation was found for node type) "
-    r"'(?P<name>.*?)' (?:and |from |)domain '(?P<domain>.*?)'"
-    r"(?: is unknown,| and version |,|\.| in\n)"
-)
 # Matches the list of all implementations of the evaluator, with which some messages end.
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
@@ -124,18 +125,16 @@ class ReferenceBackend(Backend):
         from onnx.reference import ReferenceEvaluator
 
         with reporting(_unsupported):
-            return _prepared(ReferenceEvaluator(model))
+            evaluator = ReferenceEvaluator(model)
+        return Prepared(reporting(_unsupported)(partial(_returned, evaluator)))
 
 
-def _prepared(evaluator: ReferenceEvaluator) -> Prepared:
-    @reporting(_unsupported)
-    def run(inputs: Mapping[str, Value]) -> list[object]:
-        with np.errstate(all="ignore"):
-            returned = evaluator.run(None, dict(inputs))
-        types = evaluator.output_types
-        return [_unwrapped(value, of_type) for value, of_type in zip(returned, types, strict=True)]
-
-    return Prepared(run)
+def _returned(evaluator: ReferenceEvaluator, inputs: Mapping[str, Value]) -> list[object]:
+    """Return the outputs of an evaluator, without NumPy's warnings."""
+    with np.errstate(all="ignore"):
+        returned = evaluator.run(None, dict(inputs))
+    types = evaluator.output_types
+    return [_unwrapped(value, of_type) for value, of_type in zip(returned, types, strict=True)]
 
 
 def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
@@ -155,15 +154,6 @@ def _unsupported(error: BaseException) -> Unsupported | None:
     if not operator and not isinstance(error, NotImplementedError):
         return None
     return Unsupported(printable(_LISTING.sub("", message), lines=True), operator=operator)
-
-
-def unimplemented_operator(error: BaseException) -> str:
-    """Return the operator, as ``domain:name``, that an error of onnx's evaluator says is missing.
-
-    The result is empty for any other error.
-    """
-    match = _UNKNOWN_OPERATOR.match(str(error))
-    return f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
 
 
 def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -194,10 +184,13 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 def _evaluator_class() -> type[ReferenceEvaluator]:
     from onnx.reference import ReferenceEvaluator
 
-    nodes = [_node_class(operator) for operator in registry().operators]
+    # The import is late because runs of the NumPy reference on formulas do not need the module.
+    from onnxopt_cli.oracle.corrections.corrected_reference import operators
+
+    nodes = [*map(_node_class, registry().operators), *operators()]
 
     class FormulaEvaluator(ReferenceEvaluator):
-        """An evaluator with the nodes of all operators with a formula.
+        """An evaluator with corrected operators and the nodes of all operators with a formula.
 
         The base class evaluates subgraphs and functions with new evaluators of the same class. The
         base class passes ``new_ops`` to evaluators of subgraphs but not of functions, so every

@@ -426,3 +426,12 @@ def bind_node(
         len(node.output),
         omitted=frozenset(attribute.name for attribute in operator.attributes) - present,
     )
+
+
+def breaks_signature(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> bool:
+    """Return whether a model is one node that breaks its operator's signature."""
+    try:
+        sole_call(model, inputs)
+    except NodeError:
+        return True
+    return False

@@ -1,4 +1,4 @@
-"""Replacement of functions of onnx's reference and of NumPy.
+"""Replacement of functions of onnx's reference and of NumPy, and errors of the reference.
 
 Corrections of the reference register their functions with :func:`replaces`. The replacements take
 effect only in blocks in which :func:`replaced` applies :func:`replacements`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, reduce
@@ -19,6 +20,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
 _ACCELERATIONS: set[Callable[..., Any]] = set()
+# Matches the reference's messages about operators that it does not implement. Most of these errors
+# are of type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
+_UNKNOWN_OPERATOR = re.compile(
+    r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
+    r"No implementation for operator|No implementation was found for node type) "
+    r"'(?P<name>.*?)' (?:and |from |)domain '(?P<domain>.*?)'"
+    r"(?: is unknown,| and version |,|\.| in\n)"
+)
 # A module of NumPy that is linked with the BLAS library.
 _LINKED_MODULE = "numpy.linalg._umath_linalg"
 # The forms of the names of OpenBLAS's functions in NumPy's wheels and in other builds.
@@ -135,6 +144,15 @@ def reference_modules() -> Any:
     from onnx.reference.ops.aionnxml import _op_list  # noqa: F401
 
     return ops
+
+
+def unimplemented_operator(error: BaseException) -> str:
+    """Return the operator, as ``domain:name``, that an error of the reference says is missing.
+
+    The result is empty for any other error.
+    """
+    match = _UNKNOWN_OPERATOR.match(str(error))
+    return f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""
 
 
 def _method(function: Callable[..., Any], original: Any) -> Callable[..., Any]:

@@ -8,15 +8,14 @@ by ONNX's default tolerance, and the result states the reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import onnx
 
-from onnxopt_cli.backends.host import Request, Response, breaks_signature
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.model_check import (
     contradicts,
@@ -27,7 +26,7 @@ from onnxopt_cli.cases.onnx.model_check import (
 )
 from onnxopt_cli.config.run_config import Judging, ToleranceRule
 from onnxopt_cli.core.compare import compare_outputs, largest_share
-from onnxopt_cli.core.result import ABSOLUTE_ONLY, Diff
+from onnxopt_cli.core.result import ABSOLUTE_ONLY, Diff, Outcome
 from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
@@ -46,6 +45,7 @@ from onnxopt_cli.core.values import (
     kind_of,
     structure_of,
 )
+from onnxopt_cli.operators.call import breaks_signature
 from onnxopt_cli.oracle.expected import (
     Expected,
     PendingExpected,
@@ -71,13 +71,31 @@ _CONTRADICTION = (
 )
 _MISSING_OUTPUTS = "store the outputs in a test directory"
 _MISSING_OPERATOR = "define the operator in a file for --operators"
-#: Submits a request. A function that submits a request, and returns a function that waits for the
-#: response. The latter returns a text with the reason if the response is missing.
-Submit = Callable[[Request], Callable[[], Response | str]]
 #: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
 #: Key in a model's metadata for the arithmetic that a backend declares with the option ``math``.
 DECLARED = "onnxopt.math"
+
+
+class ReferenceResponse(Protocol):
+    """The response of a worker of the oracle."""
+
+    @property
+    def outputs(self) -> list[Value] | None:
+        """The outputs in the graph's order; None after a failure."""
+
+    @property
+    def failure(self) -> Outcome | None:
+        """The kind of failure; None if the worker returned outputs."""
+
+    @property
+    def message(self) -> str:
+        """The reason for the failure."""
+
+
+#: A function that submits a model and its inputs, and returns a function that waits for the
+#: response. The latter returns a text with the reason if the response is missing.
+Submit = Callable[[onnx.ModelProto, Mapping[str, Value]], Callable[[], ReferenceResponse | str]]
 
 
 @dataclass
@@ -86,7 +104,7 @@ class ReferenceOracle:
 
     Attributes:
         judging: how outputs are judged.
-        workers: returns the function that submits requests; the first call starts a worker. None
+        workers: returns the function that submits models; the first call starts a worker. None
             without workers.
     """
 
@@ -148,7 +166,7 @@ class ReferenceOracle:
         cached = estimates.get(key)
         if cached is not None:
             return cache(partial(_completed, problem, stored, names, cached))
-        pending = self.workers()(Request(model, problem.inputs))
+        pending = self.workers()(model, problem.inputs)
 
         def completed() -> Expected:
             response = pending()

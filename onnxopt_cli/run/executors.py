@@ -274,17 +274,20 @@ def _start_reference(
     interruption: Interruption,
     pools: _Pools,
 ) -> Submit:
-    """Start the workers of the reference oracle; return the function that submits requests."""
+    """Start the workers of the reference oracle; return the function that submits models."""
     from onnxopt_cli.oracle.reference_oracle import REFERENCE_WORKER
 
     pools.stack.callback(reference_oracle.close)
     specification = parse_specification(REFERENCE_WORKER)
     never = LoweringMode.NEVER
-    if not HAS_WORKERS:
-        return InProcess(specification, never, interruption, None).submit
-    limits = _reference_limits(execution.limits)
-    execution = replace(execution, lowering=never, limits=limits)
-    return pools.start(specification, execution, closed=True).submit
+    executor: Executor
+    if HAS_WORKERS:
+        limits = _reference_limits(execution.limits)
+        execution = replace(execution, lowering=never, limits=limits)
+        executor = pools.start(specification, execution, closed=True)
+    else:
+        executor = InProcess(specification, never, interruption, None)
+    return lambda model, inputs: executor.submit(Request(model, inputs))
 
 
 def distinct_specifications(backends: Sequence[str]) -> list[Specification]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnxopt_cli.backends.host import Response, breaks_signature
+from onnxopt_cli.backends.host import Response
 from onnxopt_cli.cases.case import Case, Problem, case_content
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.select import capabilities
@@ -25,6 +25,7 @@ from onnxopt_cli.core.text import some_of
 from onnxopt_cli.core.tolerance import ErrorBound, Provenance
 from onnxopt_cli.core.values import Array, Value, describe
 from onnxopt_cli.errors import OUT_OF_MEMORY
+from onnxopt_cli.operators.call import breaks_signature
 from onnxopt_cli.operators.nodes import operator_names
 from onnxopt_cli.oracle.accumulation import (
     EXAMINED,
