@@ -42,7 +42,8 @@ from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.forked_processes import parallel
 
-#: A case with more elements runs on a mutant only if fewer than two other cases reject that mutant.
+#: A case with more elements than this runs on a mutant only if fewer than two other cases reject
+#: that mutant.
 LARGE_ELEMENTS = 40
 # An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
 # thorough, no further case runs on the mutant.
@@ -55,13 +56,13 @@ _BATCH = 16
 #: kind INCONCLUSIVE stands for the task of finding the operator's inconclusive elements.
 Task: TypeAlias = tuple[str, str, int]
 INCONCLUSIVE = "inconclusive"
-#: Case, output and number of inconclusive elements.
+#: The id of a case, the name of an output, and the number of its inconclusive elements.
 Inconclusive: TypeAlias = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
 class AuditedCase:
-    """A case on which an operator's implementations can run.
+    """A case on which implementations of an operator can run.
 
     Attributes:
         case: the case's id.
@@ -123,7 +124,7 @@ class Verdict:
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
         stillborn: whether the implementation fails on every node on which it has an effect. A
             stillborn mutant counts neither as rejected nor as surviving.
-        inputs: number of further inputs on which a mutant ran because no trial rejects it.
+        inputs: number of further inputs on which a mutant ran that no trial rejects.
     """
 
     name: str
@@ -175,7 +176,7 @@ class MutationScore:
 
     @property
     def survivors(self) -> list[Verdict]:
-        """Mutants that no case rejects, without the equivalent ones."""
+        """Mutants that no case rejects, apart from equivalent mutants."""
         return [verdict for verdict in self.scored if not verdict.rejected]
 
     @property
@@ -186,7 +187,7 @@ class MutationScore:
 
     @property
     def value(self) -> float | None:
-        """The share of mutants that the cases reject; None without mutants."""
+        """The share of mutants that the cases reject; None if there are no mutants."""
         scored = self.scored
         rejected = sum(verdict.rejected for verdict in scored)
         return rejected / len(scored) if scored else None
@@ -199,7 +200,7 @@ class MutationScore:
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases whose mutants are all rejected by other cases as well; None unless thorough.
+        """Cases that reject only mutants which other cases also reject; None unless thorough.
 
         The number of rejected mutants remains the same if a single redundant case is removed.
         """
@@ -220,8 +221,8 @@ def find_trials(
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
-    # Bounds of single elements would have to be derived again for each mutant, because each mutant
-    # has errors in other elements.
+    # The error bounds of all elements are derived at once. Bounds of single elements would have to
+    # be derived again for each mutant, because each mutant has errors in different elements.
     oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:
@@ -231,7 +232,7 @@ def find_trials(
         except InvalidCase as error:
             problems += error.problems
             continue
-        # Other cases test the single steps of a trajectory.
+        # A trajectory is skipped, because other cases test its single steps.
         call = None if problem.must_reject or problem.trajectory else problem.call
         if call is None:
             continue
@@ -265,15 +266,15 @@ def audit(
         trials: from :func:`find_trials`.
         jobs: number of processes.
         progress: called with the numbers of finished and of all implementations.
-        thorough: whether to find redundant cases as well, which takes many times as long.
+        thorough: whether to find redundant cases, too; the audit then takes many times as long.
         shard: the part of the implementations to audit; None for all.
         elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
             tasks on this machine.
         node_trials: from :func:`~onnxopt_cli.analysis.node_audit.find_node_trials`.
-        elsewhere_nodes: whether ``elsewhere`` yields the outcomes of operators without a formula,
-            too; they run on this machine otherwise.
-        inputs: number of further nodes on which surviving mutants of operators without a formula
-            run, at most.
+        elsewhere_nodes: whether ``elsewhere`` also yields the outcomes of operators without a
+            formula; otherwise these tasks run on this machine.
+        inputs: largest number of further nodes on which surviving mutants of operators without a
+            formula run.
         seconds: processor time of a search after which no further nodes are drawn.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
@@ -292,8 +293,8 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # Each batch draws further nodes of its own. A single process therefore takes all tasks as one
-    # batch.
+    # A single process takes all tasks as one batch, because each batch draws further nodes of its
+    # own.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(
@@ -328,7 +329,7 @@ def _all_tasks(
         for kind, implementations in KINDS.items():
             indices = range(len(implementations(operator)))
             tasks += [(operator.name, kind, index) for index in indices]
-        # This task is last, because it needs error bounds that the other tasks derive.
+        # The task INCONCLUSIVE is last, because it needs error bounds that the other tasks derive.
         tasks.append((operator.name, INCONCLUSIVE, 0))
     for name, trials in node_trials.items():
         for kind in KINDS:
@@ -339,7 +340,7 @@ def _all_tasks(
 
 
 def _batches(tasks: Sequence[Task], limit: int) -> Iterator[Sequence[Task]]:
-    """Yield tasks in groups of one operator and kind, at most ``limit`` in each."""
+    """Yield groups of at most ``limit`` tasks, each group with one operator and kind."""
     for _, group in groupby(tasks, key=lambda task: task[:2]):
         remaining = [*group]
         for start in range(0, len(remaining), limit):
@@ -425,6 +426,6 @@ def _operator(name: str) -> Operator:
     return next(operator for operator in registry().operators if operator.name == name)
 
 
-#: Functions that return the implementations of an operator, by the kind of implementation. The
-#: kinds have the names of fields of :class:`MutationScore`.
+#: For each kind of implementation, the function that returns the implementations of an operator.
+#: The kinds are names of fields of :class:`MutationScore`.
 KINDS = {"named": known_mistakes, "automatic": mutants, "right": reformulations}

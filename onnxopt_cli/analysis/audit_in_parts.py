@@ -47,12 +47,13 @@ from onnxopt_cli.workers.cluster.dask_client import (
 )
 from onnxopt_cli.workers.cluster.sidecar import Handler
 
-# Largest file of a shard.
+# Largest number of bytes in the file of a shard.
 _MAX_SHARD_BYTES = 1 << 28
-#: An operator, a kind of implementation and an implementation's name; empty for INCONCLUSIVE.
+#: An operator, a kind of implementation, and the name of an implementation, which is empty for the
+#: kind INCONCLUSIVE.
 _OutcomeKey: TypeAlias = tuple[str, str, str]
-#: Arguments for a worker of a cluster: references to the cases of each operator, how outputs are
-#: judged, and whether the audit is thorough.
+#: The arguments of a worker of a cluster: references to the cases of each operator, the settings by
+#: which outputs are judged, and whether the audit is thorough.
 _WorkerArguments: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
 
 
@@ -187,9 +188,9 @@ class _Shard:
     """A shard of an audit, as read from its file.
 
     Attributes:
-        versions: the versions of the packages that made it.
-        digests: by operator, the digest of its cases.
-        outcomes: the outcomes of its tasks in JSON.
+        versions: the versions of the packages that made the shard.
+        digests: for each operator, a digest of its cases.
+        outcomes: the outcomes of the shard's tasks in JSON.
     """
 
     versions: Mapping[str, Any]

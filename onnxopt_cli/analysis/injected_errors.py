@@ -38,21 +38,21 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
-# Magnitudes below this are set to zero by one of the errors. Subnormal numbers are far smaller.
+# One of the injected errors sets magnitudes below this to zero. Subnormal numbers are far smaller.
 _FLUSH_LIMIT = 1e-6
-# Integers below this are exact in every type, and so are their neighbours.
+# Integers below this, and their neighbours, are exact in every type.
 _MAX_INTEGER = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedErrors:
-    """An error in the outputs of a case, and which tolerances catch it.
+    """An error that is injected into the outputs of a case, and the tolerances that catch it.
 
     Attributes:
         case: the case's id.
         operator: the operator, or "(several)".
         error: the name of the error in :data:`ERRORS`.
-        moves: whether the outputs must be exact, as for an operator that only moves data.
+        moves: whether the outputs must be exact, as those of an operator that moves data.
         onnx: whether ONNX's tolerance catches the error.
         conditioned: whether the conditioned tolerance catches it.
     """
@@ -66,7 +66,7 @@ class InjectedErrors:
 
     @property
     def exchange_missed(self) -> bool:
-        """Whether the conditioned tolerance misses exchanged neighbours in exact outputs."""
+        """Whether exact outputs with exchanged neighbours pass with the conditioned tolerance."""
         return self.moves and self.error == _EXCHANGED and not self.conditioned
 
 
@@ -137,7 +137,7 @@ _EXCHANGED = "neighbours exchanged"
 def inject_errors(
     cases: Sequence[Case], jobs: int, tick: Callable[[int, int], None]
 ) -> list[InjectedErrors]:
-    """Inject every error into the outputs of every case with outputs of floats.
+    """Inject every error into the outputs of every case whose outputs are floats.
 
     Args:
         cases: the cases. Invalid cases and those with random outputs or outputs other than tensors
@@ -163,7 +163,7 @@ def inject_errors(
 
 
 def _submitted(case: Case, oracles: Oracles) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
-    """Submit a case to the reference oracle; yield a function that waits and injects errors."""
+    """Submit a case to the reference oracle; yield a function that awaits it and injects errors."""
     try:
         problem = case.load()
         if problem.must_reject or problem.stored is None:

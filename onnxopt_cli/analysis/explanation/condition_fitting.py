@@ -1,8 +1,8 @@
-"""Conditions that agree with all known inputs of a backend.
+"""Failure conditions that agree with the results of a backend for all known inputs.
 
-A path has one or two conditions, as in a decision tree of depth two. It agrees with an input that
-fails if a wrong element meets all of its conditions, and with an input that passes if no element in
-which the fault would be visible meets them all.
+A path has one or two conditions, as in a decision tree of depth two. A path agrees with a failing
+input if a wrong element meets all conditions of the path. A path agrees with a passing input if no
+element in which the fault would be visible meets all of them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from onnxopt_cli.analysis.explanation.samples import Sample, always_wrong, commo
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.implementation import Implementation
 
-#: A condition must account for this share of the run's failing cases.
+#: A failure condition must account for this share of the run's failing cases.
 MIN_CASES_SHARE = 0.25
-#: Number of first conditions that are continued with a second condition, and of paths that are
-#: kept.
-BEAM_WIDTH, MAX_PATHS = 40, 200
+#: Number of first conditions to which a second condition is added.
+BEAM_WIDTH = 40
+#: Largest number of paths that are kept.
+MAX_PATHS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,9 +38,9 @@ class ConditionPath:
 
     Attributes:
         conditions: the parts.
-        cost: preference; the smallest is reported.
+        cost: preference; the path of the smallest cost is reported.
         disagreement: share of the elements of failing samples that disagree.
-        reach: number of failing samples that it accounts for.
+        reach: number of failing samples for which the path accounts.
     """
 
     conditions: tuple[Condition, ...]
@@ -94,10 +95,10 @@ class ConditionFitting:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
-        # The condition of a mistake has only one part, because the search tries several mistakes.
-        # Other conditions with two parts are found even if a single part agrees with all samples.
-        # Generated inputs must then refute either the conditions with two parts or the single
-        # condition.
+        # The condition of a mistake has only one part, because the search must try several
+        # mistakes. Conditions with two parts are found even if a condition of a single part agrees
+        # with all samples. Generated inputs must then refute either the conditions of two parts or
+        # the condition of a single part.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
@@ -108,7 +109,7 @@ class ConditionFitting:
         self._paths = self._ranked(with_reach, failing)
 
     def _least(self) -> int:
-        """Return how many failing samples a path must account for."""
+        """Return the number of failing samples for which a path must account."""
         if not self._partial:
             return len({*self._wrong_owners.tolist()})
         return max(1, int(np.ceil(MIN_CASES_SHARE * self._given)))
@@ -117,8 +118,8 @@ class ConditionFitting:
         """Return all conditions on the elements of one branch of the tree.
 
         Args:
-            wrong: which wrong elements the branch has.
-            right: which right elements the branch has.
+            wrong: a mask of the wrong elements of the branch.
+            right: a mask of the right elements of the branch.
             parent: the condition of the branch; None at the root.
         """
         wrong_columns, right_columns = np.flatnonzero(wrong), np.flatnonzero(right)
@@ -170,7 +171,10 @@ class ConditionFitting:
     def _ranked(
         self, with_reach: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
     ) -> list[ConditionPath]:
-        """Return the plainest paths. Elements that disagree add to the cost of a path."""
+        """Return the plainest paths.
+
+        Each element that disagrees with a path adds to the path's cost.
+        """
         plain = sorted(with_reach, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
         if self._partial and plain:
             most = max(reach for _, reach in plain)
@@ -232,10 +236,12 @@ class _Level:
 
     Attributes:
         conditions: the conditions.
-        reach: for each, the number of failing samples with a wrong element that meets it.
-        contradictions: for each, the number of passing samples with a right element that meets it.
-        wrong: a row for each condition: which wrong elements meet it.
-        right: a row for each condition: which right elements meet it.
+        reach: for each condition, the number of failing samples with a wrong element that meets the
+            condition.
+        contradictions: for each condition, the number of passing samples with a right element that
+            meets the condition.
+        wrong: for each condition, a mask of the wrong elements that meet the condition.
+        right: for each condition, a mask of the right elements that meet the condition.
     """
 
     conditions: list[Condition]
@@ -245,7 +251,7 @@ class _Level:
     right: Array
 
     def consistent(self, least: int) -> list[int]:
-        """Return the conditions that nothing contradicts and that reach enough samples."""
+        """Return conditions that no sample contradicts and that enough failing samples meet."""
         return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
 
     def promising(self, least: int, *, partial: bool) -> list[int]:
@@ -267,7 +273,7 @@ def _cost(conditions: Sequence[Condition]) -> float:
 def meeting_columns(
     conditions: Sequence[Condition], table: Array | Mapping[int, Array], columns: int | None = None
 ) -> Array:
-    """Return a row for each condition: which columns of a table of features meet it.
+    """Return for each condition a mask of the columns of a table of features that meet it.
 
     Args:
         conditions: the conditions.
@@ -285,7 +291,7 @@ def meeting_columns(
 def meeting_elements(
     paths: Sequence[tuple[Condition, ...]], columns: Array
 ) -> Iterator[tuple[tuple[Condition, ...], Array]]:
-    """Yield the conditions of each path, and which columns of a table of features meet them all.
+    """Yield for each path a mask of the columns of a feature table that meet all conditions.
 
     A condition that several paths share is evaluated once.
     """
@@ -296,7 +302,7 @@ def meeting_elements(
 
 
 def _met(holds: Array, owners: Array) -> Array:
-    """Return for each row and each owner whether the row is true for one of the owner's columns."""
+    """Return for each row and each owner whether any column of the owner is true in the row."""
     if not owners.size:
         return np.zeros((len(holds), 0), bool)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))

@@ -1,6 +1,7 @@
 """Inputs that are generated and submitted to a backend to refute or confirm conditions.
 
-Most inputs are near to known ones, and some have a value near the threshold of a condition.
+Most generated inputs are near to known inputs, and some have a value near the threshold of a
+condition.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.call import Call
 
-#: Submits a node to a backend; returns None if the backend returns no outputs.
+#: A function that submits a node to a backend and returns the outputs, or None if the backend
+#: returns none.
 SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
-#: Number of inputs that are submitted in a round to distinguish conditions.
+#: Number of inputs that are submitted in each round that distinguishes conditions.
 SUBMITTED_TO_LEARN = 12
-# Generated inputs derive from the smaller half of the known inputs, or from this number of them.
+# Generated inputs derive from the smaller half of the known inputs, but at least from this number
+# of known inputs.
 _MIN_BASES = 8
-#: An attempt to prove a condition draws at most MAX_DRAWN_TO_PROVE inputs. It submits up to
-#: SUBMITTED_TO_PROVE inputs that meet the condition, and as many that do not.
-SUBMITTED_TO_PROVE, MAX_DRAWN_TO_PROVE = 60, 400
-# Steps of the bisection that narrows a threshold.
+#: An attempt to prove a condition submits at most this number of inputs that meet the condition,
+#: and at most this number of inputs that do not.
+SUBMITTED_TO_PROVE = 60
+#: An attempt to prove a condition draws at most this number of inputs.
+MAX_DRAWN_TO_PROVE = 400
+# Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
 # A threshold is narrow if its gap is at most this share of the threshold.
 _NARROW_GAP = 0.01
@@ -96,7 +101,7 @@ class ConditionQueries(ConditionFitting):
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             each = self._sampled(call, branches)
-            # An input without elements that could show the fault is less informative.
+            # An input in which no element could show the fault is less informative.
             if self._random.random() < max(0.1, self._visible_share(each)):
                 yield each
 
@@ -106,7 +111,7 @@ class ConditionQueries(ConditionFitting):
         return sum(shares) / max(1, len(shares))
 
     def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
-        """Set a feature to a value near a threshold of one of the plainest paths."""
+        """Return an input in which a feature is near a threshold of one of the plainest paths."""
         parts = [
             part
             for path in self._paths[:BEAM_WIDTH]
@@ -123,7 +128,7 @@ class ConditionQueries(ConditionFitting):
         return vary(call, number) if vary and np.isfinite(number) else call
 
     def _informative(self, candidates: Sequence[Sample]) -> list[int]:
-        """Return the inputs that distinguish most conditions, then some that test the plainest."""
+        """Return inputs that distinguish most conditions, then inputs that test the plainest."""
         if not candidates:
             return []
         predicted = self._predictions(self._paths, candidates)
@@ -158,8 +163,8 @@ class ConditionQueries(ConditionFitting):
     def _sharpen(self) -> None:
         """Bisect the thresholds of the plainest path, starting from a failing sample.
 
-        Conditions are fitted to all samples only after a bisection, since a fit takes longer than
-        the run of a node.
+        Conditions are fitted to all samples only after the bisection, because a fit takes longer
+        than the run of a node.
         """
         for place in range(len(self._paths[0].conditions)):
             if not self._paths or place >= len(self._paths[0].conditions):
@@ -204,14 +209,15 @@ class ConditionQueries(ConditionFitting):
         """Return whether new inputs agree with the conditions of the plainest path."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
-            # If failures have several reasons, an input may fail for another reason.
+            # If failures may have several reasons, a failing input that does not meet the
+            # conditions may fail for another reason.
             if meets != failed and not (failed and self._partial):
                 return False
             met[meets] += 1
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
+        """Submit new inputs; yield for each whether it meets the conditions, and if it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
@@ -223,12 +229,12 @@ class ConditionQueries(ConditionFitting):
 
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
-    """Return the first half of calls sorted by size, which run fastest; at least _MIN_BASES."""
+    """Return the smaller half of some calls, which run fastest; at least _MIN_BASES calls."""
     return calls[: max(_MIN_BASES, len(calls) // 2)]
 
 
 def is_narrow(part: Condition, feature: Feature) -> bool:
-    """Return whether the values next to a threshold are known closely enough."""
+    """Return whether the gap between the known values next to a threshold is narrow."""
     right, wrong = part.gap or (0.0, 0.0)
     if feature.kind == "count":
         return abs(right - wrong) <= 1
@@ -237,7 +243,7 @@ def is_narrow(part: Condition, feature: Feature) -> bool:
 
 
 def _middle(low: float, high: float) -> float:
-    """Return the arithmetic middle of two numbers, or the geometric one if their ratio is large."""
+    """Return the arithmetic mean of two numbers, or the geometric mean if their ratio is large."""
     if low * high > 0 and max(low / high, high / low) > 10:  # noqa: PLR2004 - a magnitude
         return float(np.sign(low) * np.sqrt(abs(low)) * np.sqrt(abs(high)))
     return low + (high - low) / 2

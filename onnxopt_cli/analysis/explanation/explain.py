@@ -60,22 +60,26 @@ from onnxopt_cli.run.reproduce import (
 #: Cases with more output elements than this are skipped, because a single one of them may take
 #: longer than all other cases together.
 MAX_OUTPUT_ELEMENTS = 1 << 20
-#: Number of public implementations that are named for a mistake.
+#: Largest number of public implementations that are named for a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
-#: Number of failing cases on which a mistake, or a likely mistake, is tried first.
-FIRST_CASES, FIRST_CASES_LIKELY = 12, 36
-#: Number of mistakes that are combined with a mistake that reproduces some failing cases.
+#: Number of failing cases on which a mistake is tried first.
+FIRST_CASES = 12
+#: Number of failing cases on which a likely mistake is tried first.
+FIRST_CASES_LIKELY = 36
+#: Largest number of mistakes that are added to a mistake that reproduces only some failing cases.
 MAX_ADDED_MISTAKES = 2
-#: If the remaining failing cases outnumber the reproduced ones by this factor, agreement with a
-#: mistake may be chance.
+#: If the remaining failing cases outnumber the reproduced cases by this factor, the agreement with
+#: a mistake may be due to chance.
 MAX_LEFT_RATIO = 3
-#: Time limit, in seconds for each operator, of the search for other causes. The search for other
-#: causes follows that for known mistakes, and mostly waits for the backend.
+#: Seconds that the search for other causes than known mistakes may take for each operator. This
+#: search follows the search for known mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
-#: Linux: the time on a processor and the time in the queue for one, both in nanoseconds.
-SCHEDULER_STATISTICS, NANOSECONDS = Path("/proc/thread-self/schedstat"), 1_000_000_000
+#: A file of Linux with the time of this thread on a processor, and its time in the queue for a
+#: processor, both in nanoseconds.
+SCHEDULER_STATISTICS = Path("/proc/thread-self/schedstat")
+NANOSECONDS = 1_000_000_000
 
 
 def least_seconds(run: float) -> float:
@@ -125,7 +129,7 @@ def explain(
         end += query_seconds
     for number, search in enumerate(searches):
         share = (end - clock.now()) / (len(searches) - number)
-        # Without a cause in this time, the failures remain unexplained.
+        # Failures for which no cause is found in this time remain unexplained.
         with suppress(_OutOfTimeError):
             search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
@@ -133,7 +137,7 @@ def explain(
 
 
 class _OutOfTimeError(Exception):
-    """The search has used its time."""
+    """Raised if the search has exceeded its time limit."""
 
 
 class SearchClock:
@@ -143,16 +147,16 @@ class SearchClock:
     """
 
     def __init__(self) -> None:
-        # Seconds that the backends took, without the seconds in which this process ran or waited
-        # for a processor, plus the processor time of other processes.
+        # Seconds that the backends took, plus the processor time of other processes. Seconds in
+        # which this process ran or waited for a processor are excluded.
         self._waited = 0.0
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary time."""
+        """Return the measured seconds since an arbitrary time."""
         return process_time() + self._waited
 
     def add(self, seconds: float) -> None:
-        """Count the processor time of another process that worked for the search."""
+        """Add the processor time of another process that worked for the search."""
         self._waited += seconds
 
     def timed(self, ask: ModelRunner) -> ModelRunner:
@@ -181,7 +185,7 @@ class SearchClock:
     def limited(self, ask: ModelRunner, end: float) -> ModelRunner:
         """Return a function that runs models, and raises an error after a time.
 
-        A search that submits models therefore also ends if its own work takes long.
+        A search that submits models therefore ends even if its own computations take long.
         """
 
         def run_model(
@@ -206,7 +210,7 @@ class SearchClock:
 
 
 def _seconds_in_queue() -> float:
-    """Return how long this thread has waited for a processor; 0 if the system does not count it."""
+    """Return the seconds for which this thread has waited for a processor; 0 if unknown."""
     try:
         return int(SCHEDULER_STATISTICS.read_text().split()[1]) / NANOSECONDS
     except (OSError, ValueError, IndexError):
@@ -239,8 +243,7 @@ class _Candidate:
     """One or more known mistakes, and the failing cases that they reproduce together.
 
     Attributes:
-        names: names of the mistakes.
-        mistake: an implementation with all of them.
+        names: names of the mistakes. mistake: an implementation with all of them.
         cases: the failing cases reproduced.
     """
 
@@ -249,7 +252,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return a base with these mistakes added; None if not all can be combined."""
+        """Return a candidate with these mistakes added; None if they cannot all be combined."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
@@ -260,7 +263,7 @@ class _Candidate:
 class _Search:
     """The search for explanations of the failures of one backend in one operator.
 
-    Long operations are iterators over small steps, so that searches can share the time.
+    Long operations are iterators over small steps, so that several searches can share the time.
 
     Attributes:
         backend: the backend's name.
@@ -305,9 +308,10 @@ class _Search:
     # Lowered models -----------------------------------------------------------------------------
 
     def check_lowered_nodes(self, ask: ModelRunner) -> Iterator[None]:
-        """Find the primitive nodes that are wrong where a backend runs lowered models.
+        """Find the wrong primitive nodes of cases that a backend runs as lowered models.
 
-        Cases that such a node accounts for do not indicate a mistake of the operator.
+        A case that fails because of a wrong primitive node does not indicate a mistake of the
+        operator.
         """
         failing = [
             result
@@ -318,8 +322,8 @@ class _Search:
         submit = partial(ask, self.backend)
         examples: dict[str, WrongNode] = {}
         for number, result in enumerate(failing):
-            # The smallest cases show which operators are wrong; larger cases test only these
-            # operators.
+            # The smallest cases show which primitive operators are wrong; larger cases test only
+            # these operators.
             if number >= FIRST_CASES and not examples:
                 return
             self._report(f"{number} of {len(failing)} lowered models")
@@ -382,8 +386,8 @@ class _Search:
         for _ in range(MAX_ADDED_MISTAKES):
             before = len(self._reproducing)
             bases = self._cover()
-            # Single mistakes are tried again, since one that reproduces only few of all cases may
-            # have been missed in the first cases.
+            # Single mistakes are tried again, because the first cases may have missed a mistake
+            # that reproduces only a few of all cases.
             chosen = [*bases, None] if bases else []
             yield from self._try_with_bases(chosen, self._possible, "mistakes")
             if len(self._reproducing) == before:
@@ -394,7 +398,7 @@ class _Search:
         self._complete = not likely
 
     def _pairs(self, *, published: bool = False) -> list[_Candidate]:
-        """Return pairs of listed mistakes, and pairs of a listed mistake and an ignored attribute.
+        """Return pairs of listed mistakes, and pairs of a listed mistake with an ignored attribute.
 
         Args:
             published: whether to use only listed mistakes that public programs make.
@@ -416,7 +420,7 @@ class _Search:
     def _try_with_bases(
         self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Combine each candidate with each base, and try them on the remaining cases."""
+        """Combine each candidate with each base, and try combinations on the remaining cases."""
         for base in bases:
             for number, candidate in enumerate(candidates):
                 self._report(f"{number} of {len(candidates)} more {what}")
@@ -433,12 +437,12 @@ class _Search:
         Args:
             candidate: the mistakes.
             cases: failing cases; the candidate is recorded if it reproduces one of them.
-            first: the number of cases that are tried first. The other cases are tried only if one
-                of these is reproduced.
+            first: the number of cases that are tried first. The other cases are tried only if the
+                candidate reproduces one of the first cases.
         """
         reproduced = []
-        # If a candidate reproduces all cases, further candidates are only counted as equivalent
-        # mistakes.
+        # If a recorded candidate reproduces all cases, further such candidates are merely counted,
+        # as equivalent mistakes.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
         few = spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
@@ -470,9 +474,9 @@ class _Search:
         """Return a few candidates that reproduce every case which any candidate reproduces.
 
         The first candidate reproduces the most cases. Each further candidate reproduces the most of
-        the remaining cases, and only these are returned with it. Among candidates that reproduce
-        equally many cases, candidates with fewer mistakes are preferred, then those that do not
-        round, then those that refuse more of the cases which the backend refused.
+        the remaining cases, and is returned with only those cases. Among candidates that reproduce
+        equally many cases, candidates with fewer mistakes are preferred, then candidates that do
+        not round, then candidates that refuse more of the cases which the backend refused.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong
@@ -494,7 +498,7 @@ class _Search:
         return len(candidate.names), rounds, -refused
 
     def _supported_cover(self) -> list[_Candidate]:
-        """Return the cover without mistakes for which :meth:`_is_supported` is false.
+        """Return the cover without the mistakes for which :meth:`_is_supported` is false.
 
         If a backend has a mistake, every combination that reproduces a case which the mistake
         affects must contain the mistake.
@@ -514,7 +518,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether combinations with a mistake reproduce half of the affected cases."""
+        """Return whether combinations with a mistake reproduce half of the cases it affects."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
@@ -560,7 +564,7 @@ class _Search:
         """Return a cover that generated inputs do not contradict; drop other candidates."""
         cover = self._supported_cover() if self._wrong else []
         while contradicted := self._contradicted(cover, submit):
-            # If a combination is contradicted, its parts may still be right.
+            # If inputs contradict a combination, they may still agree with one of its parts.
             self._reproducing = [
                 candidate
                 for candidate in self._reproducing
@@ -583,7 +587,7 @@ class _Search:
     # Reading cases ------------------------------------------------------------------------------
 
     def _read_failing(self) -> Iterator[None]:
-        """Read the failing cases, and count those on which no mistake can be tried."""
+        """Read the failing cases, and count the cases on which no mistake can be tried."""
         self._report("reading failing cases")
         accounted = {case for cases in self._wrong_nodes.values() for case in cases}
         for result in filter(attrgetter("failing"), self.results):
@@ -599,7 +603,7 @@ class _Search:
             else:
                 (self._wrong if observation.returned else self._refused).append(observation)
             yield
-        # Small cases first: they are the fastest.
+        # Small cases come first, because they are the fastest.
         self._wrong.sort(key=lambda observation: observation.call.size)
 
     def _observed(self, result: Result) -> Observation | str:
@@ -629,7 +633,8 @@ class _Search:
         """Return the result of the search; None if no failing case was examined.
 
         Args:
-            stopped: words for the time limit, for the note of a search that the limit stopped.
+            stopped: a description of the time limit, for the note on a search that the limit
+                stopped.
         """
         if not self._began:
             failing = Counter(str(result.outcome) for result in self.results if result.failing)
@@ -682,7 +687,7 @@ class _Search:
         return f"{stopped}, before all known mistakes were tried; none of those tried reproduces"
 
     def _causes(self, cover: Sequence[_Candidate]) -> tuple[tuple[Cause, ...], Counter[str]]:
-        """Return the causes in a cover, and the errors for which none of them accounts."""
+        """Return the causes in a cover, and the errors for which no cause accounts."""
         causes: list[Cause] = []
         errors = list(self._refused)
 
@@ -741,7 +746,7 @@ def _submitting(ask: Submit) -> SubmitCall:
 
 
 def _has_right_values(result: Result) -> bool:
-    """Return whether the values are right, even if the case failed for another reason."""
+    """Return whether the values of a result are right, although its case may have failed."""
     return result.outcome is Outcome.PASS or (bool(result.diffs) and not result.wrong)
 
 

@@ -2,10 +2,11 @@
 
 A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
 then returns the outputs of a known mistake. A hypothesis must agree with all cases of the run: the
-backend must fail the cases that the hypothesis predicts to fail, and must not pass a case in which
-the defect would be visible. If the backend can be run again, valid nodes near to failing and
-passing cases are generated and submitted. The hypothesis must also agree with their results, in
-particular with those of nodes that are generated after the hypothesis has been chosen.
+backend must fail the cases for which the hypothesis predicts a failure, and must not pass a case in
+which the defect would be visible. If the backend can be run again, valid nodes near to failing and
+passing cases are generated and submitted. The hypothesis must also agree with the results of these
+nodes, in particular with the results of nodes that are generated after the hypothesis has been
+chosen.
 """
 
 from __future__ import annotations
@@ -42,34 +43,44 @@ from onnxopt_cli.run.executors import ModelRunner
 
 #: Cases with more elements than this are not examined.
 MAX_ELEMENTS = 1 << 16
-#: Largest numbers of failing and of passing cases that are examined.
-MAX_FAILING, MAX_PASSING = 60, 160
-#: Seconds for one operator of a backend that can be run again, and for all operators together.
-OPERATOR_SECONDS, MAX_SECONDS = 20.0, 100.0
+#: Largest number of failing cases that are examined.
+MAX_FAILING = 60
+#: Largest number of passing cases that are examined.
+MAX_PASSING = 160
+#: Seconds of the search for each failing operator of a backend.
+OPERATOR_SECONDS = 20.0
+#: Largest sum of these seconds over all failing operators.
+MAX_SECONDS = 100.0
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
-#: A proof requires this many failing generated nodes that agree with the hypothesis, and this many
-#: passing ones that do not contradict it.
-MIN_AGREEING, MIN_OTHERS = 4, 4
-#: A condition alone is not stated if more than this share of the nodes that do not meet it fail as
-#: well.
+#: A proof requires this many failing generated nodes that agree with the hypothesis.
+MIN_AGREEING = 4
+#: A proof requires this many passing generated nodes that do not contradict the hypothesis.
+MIN_OTHERS = 4
+#: A condition without a mistake is not stated if more than this share of the nodes that do not meet
+#: the condition fail.
 MAX_OTHER_SHARE = 0.1
-#: The largest share of the nodes outside a condition of one part without limits that may fail, and
-#: the largest probability with which all nodes that meet the condition may fail by chance.
-MAX_OTHER_SHARE_OF_PLAIN, MAX_CHANCE = 0.5, 1e-9
-#: A condition of two parts requires this number of passing nodes that meet only the second part,
-#: and the same number of passing nodes that meet only the first.
+#: For a condition of one part without limits, this larger share of the nodes that do not meet the
+#: condition may fail if failures of all nodes that meet the condition are unlikely by chance.
+MAX_OTHER_SHARE_OF_PLAIN = 0.5
+#: The largest probability with which all nodes that meet such a plain condition may fail by chance.
+MAX_CHANCE = 1e-9
+#: A condition of two parts requires this number of passing nodes that meet only the first part, and
+#: the same number of passing nodes that meet only the second part.
 MIN_LACKING = 3
-#: If no backend can run generated nodes, a condition requires this many failing cases that meet
-#: it, and this many passing cases that do not.
-MIN_FAILING_CASES, MIN_PASSING_CASES = 3, 3
+#: If the backend cannot run generated nodes, a condition requires this many failing cases that meet
+#: the condition.
+MIN_FAILING_CASES = 3
+#: If the backend cannot run generated nodes, a condition requires this many passing cases that do
+#: not meet the condition.
+MIN_PASSING_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
-# A hypothesis whose cost exceeds that of the best one by less than this number is a rival.
+# A hypothesis is a rival of the best hypothesis if its cost is higher by less than this number.
 _RIVAL_COST = 0.15
-# Seconds of the reference for each generated node.
+# Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 
 
@@ -92,8 +103,8 @@ def explain_nodes(
         formulas: names of the operators with a formula, which are skipped.
         seconds: limit of the processor time of the search and of the time that the backends take;
             None for a fifth of the time that the cases took or :data:`OPERATOR_SECONDS` for each
-            failing operator, up to :data:`MAX_SECONDS`, whichever is longer. Operators that were
-            not examined in this time are among the explanations, without a cause.
+            failing operator, up to :data:`MAX_SECONDS`, whichever is longer. The explanations of
+            operators that were not examined in this time have no cause.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns None if the backend fails.
             Without ``ask``, only the cases of the run can confirm a statement.
@@ -118,7 +129,7 @@ def explain_nodes(
     }
     if not failing:
         return []
-    # Loaded here once, instead of in each forked process.
+    # These modules are loaded once, instead of in each forked process.
     from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
 
     if seconds is None:
@@ -188,7 +199,7 @@ def _samples(
 
 
 def _unexamined(backend: str, operator: str, results: Iterable[Result]) -> Explanation:
-    """Return the explanation of an operator that was not examined in time."""
+    """Return an explanation that states that an operator was not examined in time."""
     count = sum(result.outcome is Outcome.FAIL for result in results)
     note = f"{UNEXPLAINED}, out of time"
     return Explanation(backend, operator, (), {NOT_TRIED: {"fail": count}}, note, False)
@@ -216,7 +227,7 @@ class _NodeSearch(HypothesisRanking):
         self._seed = 0
 
     def run(self) -> Explanation | None:
-        """Search, and return the explanation; None if no hypothesis is accepted."""
+        """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
         if not any(sample.failed for sample in self._samples):
             return None
         if self._changes_when_repeated():
@@ -241,7 +252,7 @@ class _NodeSearch(HypothesisRanking):
     # Acceptance ---------------------------------------------------------------------------------
 
     def _find_supported(self) -> None:
-        """Accept hypotheses that the cases of the run alone support."""
+        """Accept hypotheses that are supported by the cases of the run alone."""
         for _ in range(MAX_CAUSES):
             ranked = self._hypotheses()
             if not ranked or not self._cases_support(ranked):
@@ -288,10 +299,11 @@ class _NodeSearch(HypothesisRanking):
         """Accept a further hypothesis that generated nodes support.
 
         Returns:
-            Whether a hypothesis was accepted, and failing cases remain for another one.
+            Whether a hypothesis was accepted and failing cases remain for a further hypothesis.
         """
         best_key = ""
-        # The number of nodes that were known when a hypothesis became the best one, by its key.
+        # For each hypothesis, by its key, the number of nodes that were known when it became the
+        # best hypothesis.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._hypotheses()
@@ -320,7 +332,7 @@ class _NodeSearch(HypothesisRanking):
         return False
 
     def _generate(self, best: Hypothesis) -> None:
-        """Submit generated nodes, and keep those for which the backend returns outputs.
+        """Submit generated nodes, and keep the nodes for which the backend returns outputs.
 
         Args:
             best: the hypothesis that the nodes test.
@@ -352,8 +364,8 @@ class _NodeSearch(HypothesisRanking):
     def _drop_refuted(self) -> bool:
         """Drop the accepted hypotheses that no longer agree with all nodes.
 
-        Nodes that are generated to test one hypothesis may refute another, whose failing cases then
-        need another cause.
+        Nodes that are generated to test one hypothesis may refute another hypothesis. The failing
+        cases of the refuted hypothesis then need another cause.
 
         Returns:
             Whether a hypothesis was dropped.
@@ -379,9 +391,9 @@ class _NodeSearch(HypothesisRanking):
         )
 
     def _drop_insufficient(self) -> None:
-        """Drop conditions without a mistake if no accepted hypothesis covers many failing nodes.
+        """Drop conditions without a mistake if many failing nodes meet no accepted hypothesis.
 
-        A condition is also dropped if the other hypotheses explain nearly all of its nodes.
+        A condition is also dropped if other hypotheses explain nearly all nodes that meet it.
         """
         for hypothesis in [*self._accepted]:
             if hypothesis.mistake is None and not self._acts_alone(hypothesis):
@@ -407,10 +419,10 @@ class _NodeSearch(HypothesisRanking):
             ]
 
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
-        """Return whether many failing nodes are unlikely to meet a plain condition by chance.
+        """Return whether so many failing nodes are unlikely to meet a plain condition by chance.
 
-        The probability is that of independent nodes, which nodes similar to each other are not.
-        Passing nodes that meet a condition refute it separately.
+        The probability assumes independent nodes, although similar nodes are not independent.
+        A passing node that meets the condition refutes the condition in a separate test.
 
         Args:
             hypothesis: a hypothesis without a mistake.
@@ -422,11 +434,11 @@ class _NodeSearch(HypothesisRanking):
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether a hypothesis is the only one that explains enough generated nodes."""
+        """Return whether enough generated nodes are explained by this hypothesis alone."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes that a hypothesis explains, and no other."""
+        """Return the number of generated nodes that only this hypothesis explains."""
         rivals = self._accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)
@@ -436,8 +448,8 @@ class _NodeSearch(HypothesisRanking):
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
         """Return whether most nodes that lack only one part of a condition are right.
 
-        If most nodes that lack a part are wrong nevertheless, the fault does not depend on the
-        part. Nodes count as wrong even if another statement explains them.
+        If most nodes that lack a part of the condition are wrong, the fault does not depend on that
+        part. A node counts as wrong even if another statement explains its failure.
         """
         if len(hypothesis.traits) == 1:
             return True
@@ -461,7 +473,7 @@ class _NodeSearch(HypothesisRanking):
     # Statements ---------------------------------------------------------------------------------
 
     def _causes(self) -> tuple[Cause, ...]:
-        """Return as causes the accepted hypotheses that still agree with all nodes."""
+        """Return the causes of the accepted hypotheses that still agree with all nodes."""
         causes: list[Cause] = []
         explained: set[str] = set()
         for hypothesis in self._accepted:
@@ -485,7 +497,7 @@ class _NodeSearch(HypothesisRanking):
         return tuple(causes)
 
     def _evidence(self, hypothesis: Hypothesis, failing_cases: int) -> str:
-        """Return the numbers of nodes that agree with a condition, and of others that fail.
+        """Return the number of nodes that agree with a condition, and the number of other failures.
 
         Generated nodes that other causes explain are not counted.
 

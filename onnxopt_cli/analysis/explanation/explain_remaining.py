@@ -2,8 +2,8 @@
 
 :mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
 run. This module submits further inputs to the backend. Further inputs may contradict a known
-mistake. For the failing cases that remain, they support one of these causes, which are sought in
-this order:
+mistake. For failing cases that no known mistake reproduces, the inputs support one of the following
+causes. The causes are sought in this order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.
@@ -49,37 +49,52 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: Generated inputs on which a mistake is wrong: the number submitted to confirm the mistake, and
-#: the number of inputs drawn to find them.
-SUBMITTED_TO_CONFIRM, DRAWN_TO_CONFIRM = 24, 96
-#: A mistake is dropped if the backend is right in more than the first share of these inputs, or if
-#: less than the second share of its wrong results equals those of the mistake.
-MAX_RIGHT_SHARE, MIN_ALIKE_SHARE = 0.1, 0.5
-#: The backend is taken to have the roundings of a mistake if its distance from the mistake, divided
-#: by its distance from the expected value, has at most this median.
+#: To confirm a mistake, this many generated inputs on which the mistake is wrong are submitted.
+SUBMITTED_TO_CONFIRM = 24
+#: Number of inputs that are drawn to find the inputs which confirm a mistake.
+DRAWN_TO_CONFIRM = 96
+#: A mistake is dropped if the backend is right in more than this share of the submitted inputs.
+MAX_RIGHT_SHARE = 0.1
+#: A mistake is dropped if less than this share of the backend's wrong results equals those of the
+#: mistake.
+MIN_ALIKE_SHARE = 0.5
+#: A backend has the roundings of a mistake if the median of a ratio is at most this number: its
+#: distance from the mistake's value divided by its distance from the expected value.
 MAX_DISTANCE_RATIO = 0.5
-#: Limits of the search for changes of the formula: its time in seconds, unless half of the time of
-#: the whole search is less; the number of changes that are tested on generated inputs, once without
-#: and once with a condition; and the number of failing cases that determine their constants.
-CHANGE_SECONDS, MAX_TESTED_CHANGES, CONSTANT_CASES = 5.0, 8, 3
-#: A change must reproduce this share of the failing cases. The change may be wrong in one passing
-#: case, or in the second share of the passing cases.
-MIN_REPRODUCED_SHARE, MAX_CONTRADICTING_SHARE = 0.75, 0.01
-#: Generated inputs on which a change of the formula is wrong: how many are submitted, and how many
-#: inputs are generated to find them.
-SUBMITTED_FOR_CHANGE, DRAWN_FOR_CHANGE = 60, 500
+#: Seconds that the search for changes of the formula may take, unless half of the time of the whole
+#: search is less.
+CHANGE_SECONDS = 5.0
+#: Largest number of changes of the formula that are tested on generated inputs, once without and
+#: once with a condition.
+MAX_TESTED_CHANGES = 8
+#: Number of failing cases that determine the constants of changes.
+CONSTANT_CASES = 3
+#: A change of the formula must reproduce this share of the failing cases.
+MIN_REPRODUCED_SHARE = 0.75
+#: A change of the formula may be wrong in one passing case, or in this share of the passing cases.
+MAX_CONTRADICTING_SHARE = 0.01
+#: To confirm a change of the formula, this many generated inputs on which the change is wrong are
+#: submitted.
+SUBMITTED_FOR_CHANGE = 60
+#: Number of inputs that are drawn to find the inputs which confirm a change.
+DRAWN_FOR_CHANGE = 500
 #: Number of inputs near to failing cases on which a mistake is tested before its condition is
 #: sought.
 NEAR_INPUTS = 16
 #: While the condition of a mistake is sought, this number of wrong outputs may differ from those of
 #: the mistake, in addition to the share MAX_RIGHT_SHARE.
 MIN_CONTRADICTING = 3
-#: Number of known mistakes for which a condition is sought, of failing cases that each of them must
-#: reproduce first, and of passing cases by which they are ordered.
-MAX_RESTRICTED, RESTRICTED_CASES, PASSING_CASES = 4, 6, 36
-#: Number of failing cases that run twice, to see whether outputs depend on earlier runs; the share
-#: of these cases whose outputs must depend on them; and the statement in reports.
-REPEATED_CASES, MIN_CHANGING_SHARE = 12, 1 / 3
+#: Largest number of known mistakes for which a condition is sought.
+MAX_RESTRICTED = 4
+#: Number of failing cases that a mistake must reproduce before its condition is sought.
+RESTRICTED_CASES = 6
+#: Number of passing cases that determine the order in which mistakes are tried.
+PASSING_CASES = 36
+#: Number of failing cases that run twice, to test whether outputs depend on earlier runs.
+REPEATED_CASES = 12
+#: Outputs depend on earlier runs if those of this share of the repeated cases change.
+MIN_CHANGING_SHARE = 1 / 3
+#: The cause that reports state if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
 )
@@ -92,7 +107,7 @@ def contradicts(
     cover: Sequence[Implementation],
     submit: SubmitCall | None,
 ) -> bool:
-    """Return whether roundings or generated inputs show that a backend lacks a mistake.
+    """Return whether roundings or generated inputs show that a backend does not have a mistake.
 
     Args:
         mistake: the mistake.
@@ -103,8 +118,8 @@ def contradicts(
     """
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
-    # A backend that computes in a coarser type may be right by another order of operations, so
-    # generated inputs do not refute such a mistake.
+    # A backend that computes in a coarser type may be right because it uses another order of
+    # operations, so generated inputs do not refute such a mistake.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]
@@ -120,7 +135,7 @@ def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) 
     """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
     A backend whose outputs change keeps state, and no condition on the inputs describes its
-    failures. The outputs of the other nodes may hardly depend on the state.
+    failures. A third is enough, because the outputs of other nodes may hardly depend on the state.
     """
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)
@@ -164,9 +179,9 @@ class CauseSearch:
     # Changes of the formula ---------------------------------------------------------------------
 
     def _formula_changes(self) -> dict[Implementation, list[Observation]]:
-        """Return changes of the formula, and the cases whose wrong elements each reproduces.
+        """Return changes of the formula, each with the cases whose wrong elements it reproduces.
 
-        Of changes with the same outputs, only the plainest is kept.
+        Of several changes with the same outputs, only the plainest is kept.
         """
         ordinary = sorted(self.remaining, key=_extremeness)[:CONSTANT_CASES]
         few = [*ordinary, *spread(self.remaining, RESTRICTED_CASES)]
@@ -194,7 +209,7 @@ class CauseSearch:
     def _unrestricted_change(
         self, changes: Mapping[Implementation, Sequence[Observation]], submit: SubmitCall
     ) -> Cause | None:
-        """Return a change that agrees with cases and generated inputs; None if no change does.
+        """Return a change that agrees with cases and generated inputs; None if there is none.
 
         A few cases may contradict the change, because roundings decide their results where the
         change is discontinuous.
@@ -267,7 +282,7 @@ class CauseSearch:
         return self._by_wrong_passing_cases(mistakes)[:MAX_RESTRICTED]
 
     def _by_wrong_passing_cases(self, mistakes: Sequence[Implementation]) -> list[Implementation]:
-        """Return mistakes in the order of the number of passing cases that they change.
+        """Return mistakes in ascending order of the number of passing cases that they change.
 
         The fewer passing cases a mistake changes, the simpler is the condition that restricts it to
         the failing cases.
@@ -281,13 +296,14 @@ class CauseSearch:
         )
 
     def _conditional_cause(self, mistakes: Sequence[Implementation]) -> Cause | None:
-        """Return the cause that failures have under a condition; None if no condition is found.
+        """Return a condition and the cause of the failures under it; None if none is found.
 
         The cause is one of the given mistakes, or wrong outputs of any kind.
         """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)
-        # "Negated wherever ..." is plainer than a mistake that no program is known to make.
+        # The statement "negated wherever ..." is plainer than a mistake that no program is known to
+        # make.
         before_mistakes = bool(mistakes) and has_common_content(samples)
         condition = failure_condition(samples, submit) if before_mistakes else None
         if not (condition and condition.names_content):
@@ -300,7 +316,7 @@ class CauseSearch:
         return Cause(condition.text, case_ids(self._cases_meeting(condition)))
 
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
-        """Submit a node; return the expected outputs if the cover explains those of the backend."""
+        """Submit a node; return the expected outputs instead of outputs that the cover explains."""
         returned = self.submit(call) if self.submit else None
         if returned and any(returns(mistake, call, returned) for mistake in self.cover):
             return evaluate(call)
@@ -376,7 +392,7 @@ def case_ids(observations: Iterable[Observation]) -> tuple[str, ...]:
 
 
 def spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-    """Return some cases, spread evenly over the smaller half of all cases, which run fastest."""
+    """Return cases that are spread evenly over the smaller half of all cases, which run fastest."""
     small = cases[: max(count, len(cases) // 2)]
     return small[:: -(-len(small) // count)] if small else small
 
@@ -389,14 +405,14 @@ def _outcomes(
     submitted: int = SUBMITTED_TO_CONFIRM,
     drawn: int = DRAWN_TO_CONFIRM,
 ) -> Iterator[str]:
-    """Yield a word about the backend for each generated input on which a mistake is wrong.
+    """Yield one word for the result of each generated input on which a mistake is wrong.
 
     The word is "right" if the backend is right, "alike" if it returns the outputs of a mistake of
     the cover, and "other" if it returns other wrong outputs.
 
     Args:
         mistake: the mistake.
-        cover: the mistakes of the backend, this one among them.
+        cover: the mistakes of the backend, including this mistake.
         submit: submits a node.
         bases: groups of nodes; each input derives from a node of a random group.
         submitted: number of inputs that the mistake gets wrong and that are submitted.
@@ -450,7 +466,7 @@ def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) ->
 
 
 class _ContradictedError(Exception):
-    """A backend returns other wrong elements than a mistake."""
+    """Raised if a backend returns other wrong elements than a mistake."""
 
 
 def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[bool]) -> SubmitCall:
@@ -488,7 +504,7 @@ def _samples(
     passing: Sequence[Observation],
     mistake: Implementation | None = None,
 ) -> list[Sample]:
-    """Return observations as samples; those of ``passing`` count as right."""
+    """Return observations as samples; the outputs of ``passing`` count as right."""
     pairs = [
         *((observation, observation.returned) for observation in failing),
         *((observation, None) for observation in passing),
@@ -507,7 +523,8 @@ def _samples(
 def _extremeness(observation: Observation) -> float:
     """Return the largest distance of an input element from 1, in orders of magnitude.
 
-    Extreme values hide other operands: a constant has no effect on a sum of 1e30.
+    Extreme values hide the effect of other operands: for example, a constant has no effect on a sum
+    of 1e30.
     """
     logarithms = [0.0]
     for tensor in observation.call.inputs:
@@ -532,7 +549,7 @@ def _reproduced_cases(
 def _reproduces_most(mistake: Implementation, observations: Sequence[Observation]) -> bool:
     """Return whether a mistake reproduces the wrong elements of most cases.
 
-    Most changes are wrong in the first cases, so that the others need not be computed.
+    Most changes are wrong in the first cases, so that further cases need not be computed.
     """
     missed = 0
     for observation in observations:

@@ -41,29 +41,34 @@ from onnxopt_cli.analysis.explanation.samples import (
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.implementation import Implementation
 
-# Number of rounds of inputs that distinguish conditions.
+# Largest number of rounds in which inputs are submitted to distinguish conditions.
 _LEARNING_ROUNDS = 6
-#: Number of inputs that are drawn in each of these rounds.
+#: Number of inputs that are drawn in each round that distinguishes conditions.
 DRAWN_TO_LEARN = 60
-#: Number of attempts to prove a condition.
+#: Largest number of attempts to prove a condition.
 PROOFS = 4
-# A condition for part of the failures must account for more failing inputs than this.
+# A condition that accounts for only part of the failures must account for more failing inputs than
+# this.
 _MIN_SUPPORT = 4
-#: A path is an alternative to the plainest path if neither its cost nor its share of disagreeing
-#: elements exceeds that of the plainest path by more than these margins.
-COST_MARGIN, DISAGREEMENT_MARGIN = 0.75, 0.02
-# Conditions count as equal if at most this share of inputs meets only one of them.
+#: An alternative to the plainest path exceeds the cost of the plainest path by at most this number.
+COST_MARGIN = 0.75
+#: An alternative to the plainest path exceeds its share of disagreeing elements by at most this
+#: number.
+DISAGREEMENT_MARGIN = 0.02
+# Two conditions count as equal if at most this share of the inputs meets only one of them.
 _DIFFERENT_SHARE = 0.01
-#: If no backend can run generated nodes, a condition requires this many failing cases.
+#: If the backend cannot run generated nodes, a condition requires this many failing cases.
 MIN_FAILING_CASES = 4
 # A condition that holds for more than this share of inputs and of their elements is not
 # informative.
 _MAX_INPUTS_SHARE = 0.9
-#: Inputs that lack only one part: the number that must pass, the largest share that may fail.
-MIN_PASSING, MAX_FAILING_SHARE = 5, 0.1
-# Of inputs that lack only one part, the share that may fail if failures have several reasons.
+#: For each part of a condition, this many inputs that lack only this part must pass.
+MIN_PASSING = 5
+#: The largest share of the inputs that lack only one part of a condition which may fail.
+MAX_FAILING_SHARE = 0.1
+# The same share if failures may have several reasons.
 _MAX_OTHER_REASONS = 0.4
-# "Only where" statements: the largest share of the passing cases that meet the condition.
+# The largest share of the passing cases that may meet the condition of an "only where" statement.
 _MAX_PASSING_SHARE = 0.5
 
 
@@ -73,10 +78,10 @@ class FailureCondition:
 
     Attributes:
         text: the statement, with the evidence for it.
-        conditions: the parts; empty if two conditions cannot be distinguished.
+        conditions: the parts of the condition; empty if two conditions cannot be distinguished.
         effect: the outputs that are wrong, and the content of their wrong elements.
-        evidence: the numbers of inputs that meet all parts and fail, and of those that pass; empty
-            without parts.
+        evidence: the number of inputs that meet all parts and fail, and the number of inputs that
+            pass; empty without parts.
         meets: returns whether an element of a sample meets all parts.
     """
 
@@ -93,7 +98,7 @@ class FailureCondition:
 
     @property
     def names_content(self) -> bool:
-        """Whether the statement gives the content of the wrong elements, such as 0."""
+        """Whether the statement describes the content of the wrong elements, for example 0."""
         return bool(self.conditions) and "wrong" not in self.effect
 
 
@@ -127,12 +132,13 @@ class _Search(ConditionQueries):
         self._rounds = _LEARNING_ROUNDS
 
     def run(self) -> FailureCondition | None:
-        """Search for a condition of all failures, and if none is found, of part of them."""
+        """Search for a condition of all failures or, if none is found, of part of the failures."""
         for_all = self._attempt()
         if (for_all and for_all.conditions) or self._submit is None:
             return for_all
         if self._mistake:
-            # "Only where" would be false if the mistake occurs under other conditions, too.
+            # The statement "only where" would be false if the mistake also occurs under other
+            # conditions.
             return None
         self._partial = True
         for_part = self._attempt()
@@ -166,7 +172,7 @@ class _Search(ConditionQueries):
     # Statements ---------------------------------------------------------------------------------
 
     def _statement(self) -> FailureCondition | None:
-        """Return the plainest path as a statement, if it is informative and not contradicted."""
+        """Return the statement of the plainest path; None if uninformative or contradicted."""
         best = self._paths[0]
         candidates = [*self._drawn(DRAWN_TO_LEARN * 2)]
         if not candidates:
@@ -228,7 +234,7 @@ class _Search(ConditionQueries):
         return bool(np.nanmean(shares) > _MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
-        """Return whether a condition accounts for enough failures, if it need not explain all."""
+        """Return whether a condition explains enough failures, if it need not explain all."""
         if not self._partial:
             return True
         reached = {*met}
@@ -267,14 +273,14 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the positions, 0 or 1, of conditions that elements lack if they meet the other."""
+        """Return which of two conditions, 0 or 1, elements lack while they meet the other."""
         first, second = meeting_columns(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()
         return {place for place, elements in enumerate((second, first)) if elements.any()}
 
     def _gaps(self, path: ConditionPath) -> str:
-        """Return in words the intervals of the thresholds that are not known exactly."""
+        """Describe the intervals of the thresholds that are not known exactly."""
         texts = []
         for part in path.conditions:
             feature = self._features[part.feature]
@@ -284,7 +290,7 @@ class _Search(ConditionQueries):
         return f" ({' and '.join(texts)})" if texts else ""
 
     def _exceptions(self, conditions: Sequence[Condition]) -> str:
-        """Return in words why some right elements meet the conditions."""
+        """Describe why some right elements meet the conditions."""
         names = sorted(self._always) or sorted(self._effects)
         reasons = dict.fromkeys(
             reason for name in names for reason in EXCEPTIONS[self._effects[name]]
@@ -324,7 +330,7 @@ class _Search(ConditionQueries):
         return float(np.median(shares))
 
     def _shows_elsewhere(self, conditions: Sequence[Condition], met: Iterable[Sample]) -> bool:
-        """Return whether elements that meet the conditions of a mistake are right despite it."""
+        """Return whether elements are right although they meet the conditions of a mistake."""
         if self._mistake is None:
             return False
         shares = []
@@ -366,7 +372,7 @@ class _Search(ConditionQueries):
         return FailureCondition(text, parts, "wrong", counts, partial(self._meets, parts))
 
     def _is_common(self, conditions: Sequence[Condition]) -> bool:
-        """Return whether most passing cases of the run, if there are enough, meet conditions."""
+        """Return whether most passing cases meet conditions; False if too few cases pass."""
         if len(self._passing_cases) < MIN_OTHERS:
             return False
         met = sum(self._meets(conditions, each) for each in self._passing_cases)
@@ -394,13 +400,13 @@ class _Search(ConditionQueries):
 
 
 def _text(conditions: Iterable[Condition]) -> str:
-    """Return conditions in words: those on the node first, then on the tensor, then on elements."""
+    """Describe conditions: those on the node first, then on the tensor, then on elements."""
     in_order = sorted(conditions, key=lambda condition: condition.feature)
     return " and ".join(dict.fromkeys(condition.text for condition in in_order))
 
 
 def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
-    """Return the outputs that are wrong in nearly all samples, and the counts of other outputs."""
+    """Describe the outputs that are wrong in nearly all samples, and count other outputs."""
     counts = Counter(name for each in samples for name in each.possible)
     always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
     part = "partly " if partly < ALWAYS_SHARE else ""

@@ -24,20 +24,22 @@ from onnxopt_cli.analysis.explanation.generated_inputs import (
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-#: Label of an element that is wrong. Right elements have the label 1 if the fault would be visible
-#: in them, otherwise 0.
+#: Label of an element that is wrong. A right element has the label 1 if the fault would be visible
+#: in the element, otherwise 0.
 WRONG = 2
-#: Upper limits of the number of elements of a tensor, and of tensors of a node, that get features.
+#: Largest number of elements of a tensor that get features.
 MAX_ELEMENTS = 100
+#: Largest number of tensors of a node that get features.
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
-#: A count is compared with this number of the smallest and of the largest values of wrong elements.
+#: A count is compared with this number of the smallest values of wrong elements, and with this
+#: number of the largest values.
 MAX_COUNT_CUTS = 5
 #: Counts above this limit are near the ends of int64, where arithmetic overflows. No threshold
-#: excludes them.
+#: excludes such counts.
 MAX_COUNT = 1 << 62
-#: Decimal exponents up to which a power of ten is a normal double.
+#: Powers of ten up to this exponent are normal doubles, and so are their reciprocals.
 MAX_EXPONENT = 300
 #: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35
@@ -51,9 +53,10 @@ class Condition:
     Attributes:
         feature: index of the feature.
         text: the condition in words.
-        cost: preference among conditions that agree with all samples; the smallest is reported.
+        cost: preference among conditions that agree with all samples; the condition of the smallest
+            cost is reported.
         test: returns for values of the feature whether the condition holds. NaN is a missing value.
-        gap: for a threshold, the nearest values on both sides for which the outcome is known.
+        gap: for a threshold, the nearest known values on both sides.
     """
 
     feature: int
@@ -64,7 +67,7 @@ class Condition:
 
     @property
     def key(self) -> tuple[int, str]:
-        """A key that is equal for conditions which differ only in their threshold."""
+        """A key that is equal for conditions that differ only in their thresholds."""
         if self.gap:
             return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
         return self.feature, self.text
@@ -76,7 +79,8 @@ class Feature:
 
     Attributes:
         text: the feature in words; for a count with ``{k}``, ``{are}`` and ``{s}`` to fill in.
-        values: the value of all elements, or an array with that of each; 1 or 0 for a flag.
+        values: the value of all elements, or an array with the value of each element; 1 or 0 for a
+            flag.
         kind: ``count``, ``number``, ``magnitude`` or ``flag``.
         cost: added to the cost of each condition.
         vary: returns a node with another value of the feature, or None; None if the feature does
@@ -93,7 +97,7 @@ class Feature:
 
 
 def feature_list(call: Call[Array], expected: Mapping[str, Array]) -> list[Feature]:
-    """Return the features that every node of an operator has, without values of elements."""
+    """Return the features of every node of an operator, without values of elements."""
     return list(_features(call, expected, NO_ELEMENTS))
 
 
@@ -104,13 +108,14 @@ def features(
 
     Args:
         call: the node.
-        expected: expected elements of all tensors, by output; only outputs that have the shapes of
-            the tensors.
+        expected: expected elements of all tensors, by output; other outputs than those with the
+            shapes of the tensors are left out.
         labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element in which
             the fault would be visible, 0 for an element to leave out.
 
     Returns:
-        A row for each feature and a column for each element; and the label of each element.
+        A table with a row for each feature and a column for each element; and the label of each
+        element.
     """
     by_group = [part.reshape(-1) for part in call.split([labels])]
     order = sorted(range(len(by_group)), key=lambda at: -int(np.max(by_group[at], initial=0)))
@@ -181,7 +186,7 @@ def fitted_conditions(
     if feature.kind == "flag" or not wrong.size:
         return
     values = np.unique(wrong)
-    # A threshold may separate infinite values, too, but NaN is on neither side of it.
+    # A threshold may also separate infinite values, but NaN is on neither side of a threshold.
     if np.isnan(values).any():
         return
     if feature.kind == "count":
@@ -256,12 +261,12 @@ def _count(
 
 
 def _is_plain(k: int) -> bool:
-    """Return whether a count is small, a power of two or one more."""
+    """Return whether a count is small, a power of two, or a power of two plus one."""
     return k in (0, 1, 2) or k & (k - 1) == 0 or (k - 1) & (k - 2) == 0
 
 
 def plain_count(right: int, wrong: int) -> int:
-    """Return the plainest integer above ``right`` and not above ``wrong``."""
+    """Return the plainest integer that is greater than ``right`` and at most ``wrong``."""
     if _is_plain(wrong) or wrong - right == 1:
         return wrong
     power = 1 << max(0, wrong.bit_length() - 1)

@@ -1,9 +1,9 @@
 """Changes of an operator's formula that may explain failures which no known mistake reproduces.
 
 A change alters the value of one expression of the formula: an operand, an intermediate result or a
-part of it. A change applies a function such as rounding to float32, compares with a constant, or
-takes the value of another tensor of the node. With this constant, the formula returns a wrong
-element of the backend. The automatic mutants of the formula are changes, too.
+part of it. A change applies a function such as rounding to float32, uses a constant with which the
+formula returns a wrong element of the backend, or takes the value of another tensor of the node.
+The automatic mutants of the formula are also changes.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
 
-#: Alters the value of an expression, given the first tensor of its group.
+#: A function that alters the value of an expression, given the first tensor of its group.
 Alteration = Callable[[Any, Any], Any]
 
 _HOOK = "altered_value"
-#: Returned values within this many units of rounding are equal.
+#: Returned values count as equal if they differ by at most this many epsilons.
 _EQUAL_EPSILONS = 8.0
-#: Constants that are tried for each expression, of the magnitudes that programs contain.
+#: First digits and decimal exponents of the constants that are tried for each expression.
 _DIGITS = (1.0, 2.0, 5.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0)
 _EXPONENTS = range(-12, 10)
 _SPECIAL_CONSTANTS = (
     0.25, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.5, 15.0, 25.0, 65504.0, 65535.0, 127.0, 128.0,
     255.0, 256.0, 512.0, 1024.0, 32767.0, 32768.0, 2.0**31, 2.0**32, 3.4e38, 6e-8, 1 / 3,
 )  # fmt: skip
-#: Constants for formulas that are evaluated once for each constant.
+#: Constants that are tried where the formula must be evaluated once for each constant.
 _FEW_CONSTANTS = (
     0.0, 0.5, 1.0, 2.0, 0.01, 0.1, 5.0, 10.0, 20.0, 25.0, 50.0, 75.0, 80.0, 90.0, 95.0, 99.0, 100.0,
     1000.0, 1e4, 1e-3, 1e-6, -1.0,
 )  # fmt: skip
-#: Constants that are kept for each expression and wrong element.
+#: Largest number of constants that are kept for each expression and wrong element.
 _MAX_FITTING = 2
-#: Numbers of elements after which a reduction may stop.
+#: Numbers of elements after which a wrong reduction may stop.
 _LENGTHS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 10000)
 
 
 class FailingNode(Protocol):
-    """A node, and the wrong outputs of a backend."""
+    """A node and the wrong outputs that a backend returned for it."""
 
     @property
     def call(self) -> Call[Array]:
@@ -59,7 +59,7 @@ class FailingNode(Protocol):
 
     @property
     def right(self) -> Sequence[Branch]:
-        """The expected outputs with their limits."""
+        """The expected outputs with their tolerances."""
 
     @property
     def returned(self) -> Sequence[Array]:
@@ -73,7 +73,7 @@ class _Place:
     Attributes:
         text: the expression in words.
         name: the name of the expression if it is an operand or attribute; empty for others.
-        formula: returns the formula in which a function alters the value of the expression.
+        formula: returns a formula in which a given function alters the value of the expression.
     """
 
     text: str
@@ -118,7 +118,8 @@ def _changed(text: str, place: _Place, alteration: Alteration) -> Implementation
     return Implementation(text, "One expression of the formula has another value.", change=change)
 
 
-# Changes of a value. Each function takes the value and the first tensor of its group.
+# Changes of a value. Each function takes the value of an expression, and the first tensor of its
+# group.
 
 
 def _in_type(dtype: Any) -> Alteration:
@@ -198,7 +199,8 @@ _REDUCTION_CHANGES: dict[str, Alteration] = {
     **{f"only the first {length} elements of {{}}": _first(length) for length in _LENGTHS},
 }
 
-# Values of other tensors. Each function takes the values of all groups and the group's number.
+# Values of other tensors. Each function takes the values of an expression in all groups, and the
+# number of a group.
 
 
 def _of_all(values: Sequence[Array], _: int) -> Array:
@@ -324,7 +326,7 @@ def _fitting_constants(
 
 
 def _wrong_element(node: FailingNode) -> tuple[int, int, int] | None:
-    """Return output, group and flat index of the most wrong element with a finite value."""
+    """Return output, group and flat index of the finite element with the largest error."""
     groups = len(node.call.groups)
     largest_share = 0.0
     most_wrong: tuple[int, int, int] | None = None
@@ -352,7 +354,7 @@ def _wrong_element(node: FailingNode) -> tuple[int, int, int] | None:
 
 @lru_cache
 def _places(operator: Operator) -> tuple[_Place, ...]:
-    """Return the expressions of a formula: operands, attributes, intermediate results, others."""
+    """Return the operands, attributes, intermediate results and other expressions of a formula."""
     tree = formula_tree(operator.formula)
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
     x = operator.tensors[0]
@@ -376,8 +378,9 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
-                # The only use of a name is skipped, because the name itself has been yielded. The
-                # assignment of an intermediate result counts as a use.
+                # A name that occurs once is skipped here, because the change of its value has
+                # already been yielded. The assignment of an intermediate result also counts as an
+                # occurrence.
                 least_uses = 2 if node.id in names else 3
                 if uses[node.id] < least_uses:
                     continue
@@ -403,7 +406,7 @@ def _place(text: str, name: str, tree: ast.FunctionDef, like: Formula) -> _Place
 
 
 def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
-    """Return a function that compiles a source with a given hook, and returns its function."""
+    """Return a function that compiles a source with a given hook and returns the formula."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
     (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body
@@ -417,8 +420,8 @@ def _expressions(
 ) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None], str]]:
     """Yield each numeric expression of a statement and a function that replaces it.
 
-    The third item is the name of the output or intermediate result that has the value of the whole
-    expression. The third item is empty for a part of an expression.
+    The third item is the name of the output or intermediate result to which the expression is
+    assigned; it is empty for a part of an expression.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller

@@ -27,7 +27,8 @@ STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2*
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
-#: Positions between the lower limit (0) and the upper limit (1) of an attribute.
+#: Values that are tried for an attribute, as positions between its lower limit (0) and its upper
+#: limit (1).
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
     0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,
@@ -35,9 +36,11 @@ _SPECIAL_VALUES = (
 _SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
 _MAX_INPUT_ELEMENTS = 1 << 18
 _MAX_TENSORS = 512
-#: Steps of the search for a scale, and the relative accuracy that it must reach.
-MAX_SCALINGS, EXPECTED_ACCURACY = 8, 1e-3
-# Doubles of at least this magnitude are not exact as int64.
+#: Largest number of steps of the search for a scale.
+MAX_SCALINGS = 8
+#: Relative accuracy that the search for a scale must reach.
+EXPECTED_ACCURACY = 1e-3
+# Doubles of at least this magnitude are outside the range of int64.
 _INT64_LIMIT = 2.0**63
 
 
@@ -47,7 +50,7 @@ def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Ar
     Args:
         random: source of all choices.
         call: the node.
-        counts: numbers of changes to choose from.
+        counts: the number of changes is drawn from these numbers.
     """
     ways = (_scalars, _scalars, _attribute, _attribute, _types, _groups, _groups, _shape, _shape,
             _narrow, _values, _values, _values)  # fmt: skip
@@ -226,7 +229,7 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _types(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one type for all tensors or for each operand; sometimes only in one group."""
+    """Draw a type for all tensors or a type for each operand, sometimes in one group only."""
     types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
     same = random.randrange(2)
     numbers = range(len(call.groups))
@@ -241,7 +244,7 @@ def _types(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:
-    """Change the number of tensors; sometimes some of them have no element."""
+    """Change the number of tensors; sometimes, some tensors have no elements."""
     near = [max(1, len(call.groups) + step) for step in (-1, 1)]
     chosen = random.choices(call.groups, k=random.choice((*_TENSOR_COUNTS, *near * 3)))
     if random.randrange(3) == 0:
@@ -257,7 +260,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one shape for all tensors or for each group, and elements from the present values."""
+    """Draw a shape for all tensors or for each group, and draw elements from the present values."""
     draw, number = _draw(random), len(call.groups)
     near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
     shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))
@@ -318,6 +321,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call with changed tensors; the function gets the position of the operand, too."""
+    """Return a call with changed tensors; the function also gets the operand's position."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

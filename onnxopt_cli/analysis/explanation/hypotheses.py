@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeSample, Trait
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
-#: A mistake must reproduce this share of the failures in which it has an effect.
+#: A mistake must reproduce this share of the failures on which the mistake has an effect.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-#: A condition requires this many failing nodes that meet it, and this many right nodes that do not
-#: meet it. These nodes must have been generated after the condition was chosen. If a quarter of the
-#: nodes that meet it were right, or a quarter of the others wrong, 11 nodes would all agree with
-#: the condition with a probability of 0.75 ** 11 = 4 %.
-MIN_MEETING, MIN_OUTSIDE = 11, 11
+#: A condition requires this many failing nodes that meet the condition and were generated after it
+#: was chosen. If a quarter of the nodes that meet the condition were right, 11 such nodes would all
+#: fail with a probability of 0.75 ** 11 = 4 %.
+MIN_MEETING = 11
+#: For the same reason, a condition requires this many right nodes that do not meet the condition
+#: and were generated after it was chosen.
+MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
 
@@ -32,7 +34,7 @@ class Hypothesis:
     Attributes:
         traits: the parts of the condition; empty if the mistake has no further condition.
         mistake: the mistake; None for any wrong outputs.
-        cost: the hypothesis of the least cost is reported.
+        cost: preference; the hypothesis of the least cost is reported.
     """
 
     traits: tuple[Trait, ...]
@@ -49,13 +51,13 @@ class Hypothesis:
 
     @property
     def key(self) -> str:
-        """A text that identifies the hypothesis, apart from the limits in its condition."""
+        """A text that identifies the hypothesis; the limits in its condition are left out."""
         mistake = self.mistake.name if self.mistake else ""
         return " and ".join([mistake, *(trait.key for trait in self.traits)])
 
     @property
     def dependence(self) -> str:
-        """The words for the change that shows whether a node depends on the condition."""
+        """The name of the change that shows whether a node depends on the condition."""
         is_left_out = all(
             trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
         )
@@ -63,7 +65,7 @@ class Hypothesis:
 
     @property
     def uncertainty(self) -> str:
-        """The intervals of the limits that are not known exactly, in words."""
+        """A description of the intervals of the limits that are not known exactly."""
         gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
         if not gaps:
             return ""
@@ -76,7 +78,7 @@ class Hypothesis:
         return all(trait.holds(sample) for trait in self.traits)
 
     def explains(self, sample: NodeSample) -> bool:
-        """Return whether a failing node agrees with the statement."""
+        """Return whether a failing node agrees with the hypothesis."""
         if not sample.failed or not self.meets(sample):
             return False
         if self.mistake is not None:
@@ -99,7 +101,7 @@ class Hypothesis:
         )
 
     def contradicts(self, sample: NodeSample) -> bool:
-        """Return whether a node passes although the statement says that it fails."""
+        """Return whether a node passes although the hypothesis predicts that the node fails."""
         if sample.failed is not False or not self.meets(sample):
             return False
         if self.mistake is not None:
@@ -107,7 +109,7 @@ class Hypothesis:
         return self._shows(sample)
 
     def leaves_out(self, sample: NodeSample) -> bool:
-        """Return whether a node is predicted to pass only because it does not meet the condition.
+        """Return whether a node is predicted to pass only because the node lacks the condition.
 
         A node on which the mistake has no effect does not show whether the condition matters.
         """
@@ -117,7 +119,7 @@ class Hypothesis:
         return effect is not Effect.NONE
 
     def differs(self, sample: NodeSample) -> bool:
-        """Return whether a failing node has wrong outputs other than those of the mistake."""
+        """Return whether a failing node has other wrong outputs than those of the mistake."""
         return (
             self.mistake is not None
             and bool(sample.failed)
@@ -162,7 +164,8 @@ def agrees_with_nodes(
     if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
         return False
     if hypothesis.mistake is not None and hypothesis.traits:
-        # The condition is wrong if the backend has the mistake on nodes that do not meet it.
+        # The condition is wrong if the backend has the mistake on nodes that do not meet the
+        # condition.
         plain = Hypothesis((), hypothesis.mistake, 0.0)
         elsewhere = sum(
             plain.explains(sample) and not hypothesis.meets(sample) for sample in samples
@@ -208,7 +211,7 @@ def _separate_mistakes(
 
 
 def _acts_alone(name: str, other: str, effects: Iterable[Mapping[str, Effect]]) -> bool:
-    """Return whether a mistake reproduces a failing node on which another has no effect."""
+    """Return whether a mistake reproduces a failing node on which another mistake has no effect."""
     return any(
         of_node.get(name) is Effect.ALIKE and of_node.get(other) is Effect.NONE
         for of_node in effects

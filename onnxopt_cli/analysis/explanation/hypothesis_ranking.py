@@ -23,9 +23,14 @@ from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample, Tr
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 
-# The cost of a mistake, of a failing case that is not explained, and of a failing generated node
-# that is not explained. The last number is the largest total cost of such cases and nodes.
-_MISTAKE_COST, _CASE_COST, _NODE_COST, _MAX_LEFT_COST = 0.4, 0.4, 0.1, 4.0
+# Cost of a mistake.
+_MISTAKE_COST = 0.4
+# Cost of a failing case that a hypothesis does not explain.
+_CASE_COST = 0.4
+# Cost of a failing generated node that a hypothesis does not explain.
+_NODE_COST = 0.1
+# Largest total cost of failing cases and nodes that a hypothesis does not explain.
+_MAX_LEFT_COST = 4.0
 # Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5
 # Cost of a second part of a condition.
@@ -34,8 +39,10 @@ _PAIR_COST = 0.5
 _MAX_RESTRICTED = 24
 # Largest number of rivals, other mistakes with the same effect, that a statement names.
 _MAX_RIVALS = 2
-# Number of mistakes for which limits on numbers are sought, and largest number of these conditions.
-_MISTAKES_WITH_LIMITS, _MAX_LIMITS = 3, 40
+# Largest number of mistakes for which limits on numbers are sought.
+_MISTAKES_WITH_LIMITS = 3
+# Largest number of conditions with limits on numbers.
+_MAX_LIMITS = 40
 # Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
 
@@ -47,7 +54,7 @@ class HypothesisRanking(NodeExamination):
     """
 
     def _accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
-        """Return the accepted hypotheses apart from this one."""
+        """Return the accepted hypotheses except this hypothesis."""
         return [accepted for accepted in self._accepted if accepted is not hypothesis]
 
     def _hypotheses(self) -> list[Hypothesis]:
@@ -55,7 +62,8 @@ class HypothesisRanking(NodeExamination):
         failures = self._open_failures()
         if not any(sample.case for sample in failures):
             return []
-        # Some number may separate a few cases by chance, which only generated nodes can reveal.
+        # Limits on numbers require generated nodes, because some number may separate a few cases by
+        # chance.
         limits = self._limits(failures) if self._submit else []
         table = _Table(self._samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
@@ -78,7 +86,7 @@ class HypothesisRanking(NodeExamination):
         ]
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
-        """Return conditions that limit a number to values of failing nodes."""
+        """Return conditions that limit a number of a node to the values of failing nodes."""
         passing = [sample for sample in self._samples if sample.failed is False]
         mistakes = [None, *self._candidates[:_MISTAKES_WITH_LIMITS]]
         with_counts: dict[Trait, int] = {}
@@ -98,7 +106,7 @@ class HypothesisRanking(NodeExamination):
                 values = [numbers[number] for numbers in wrong if number in numbers]
                 for limits in fitted_limits(number, np.array(values), np.array(right)):
                     # An interval of lengths or values often separates a few nodes by accident.
-                    # Further values inside the interval are tried only for attributes.
+                    # Therefore, further values inside the interval are tried only for attributes.
                     if limits.low and limits.high and not number.attribute:
                         continue
                     inside = sum(limits.contain(numbers) for numbers in wrong)
@@ -150,7 +158,7 @@ class _Table:
         traits = {trait for sample in failures if sample.case for trait in sample.traits}
         traits.update(limits)
         self._samples = samples
-        # Of traits that hold for the same nodes, only the simplest is kept.
+        # Of several traits that hold for the same nodes, only the simplest is kept.
         rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
         for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
             holds = np.array([trait.holds(sample) for sample in samples])

@@ -19,7 +19,8 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array, describe
 from onnxopt_cli.errors import OnnxoptError
 
-#: Runs a model on a backend; returns None if the backend fails or an output is not a tensor.
+#: A function that runs a model on a backend; it returns None if the backend fails or an output is
+#: not a tensor.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
 #: Floats that differ by at most this many epsilons are right without further analysis.
@@ -31,7 +32,7 @@ class WrongNode:
     """A primitive node that a backend gets wrong.
 
     Attributes:
-        operator: the node's op_type.
+        operator: the op_type of the node.
         example: one wrong element: its operands, the returned and the expected value.
     """
 
@@ -71,7 +72,7 @@ def wrong_nodes(
 def _nodes(
     model: onnx.ModelProto, inputs: Mapping[str, Array]
 ) -> Iterator[tuple[onnx.ModelProto, dict[str, Array], list[Array]]]:
-    """Yield each node of a lowered model as its own model, its inputs by name and its outputs."""
+    """Yield each node of a lowered model as a model, with its inputs by name and its outputs."""
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.interpret.lower.lower_model import lower
@@ -158,7 +159,7 @@ def _wrong_element(
 
 
 def _near(actual: Array, expected: Array) -> Array:
-    """Return which elements are equal, or differ by a rounding."""
+    """Return a mask of the elements that are equal or differ by a rounding."""
     equal = actual == expected
     if expected.dtype.kind != "f":
         return np.asarray(equal)

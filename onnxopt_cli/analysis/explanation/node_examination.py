@@ -36,8 +36,8 @@ from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
 
-#: Seconds after which a process that yields no item is ended. An item is the effect of a mistake on
-#: all cases, which takes long on a busy machine.
+#: Seconds after which a process that yields no item is ended. The limit is high because an item,
+#: the effects of a mistake on all cases, takes long on a busy machine.
 SILENCE_SECONDS = 30.0
 #: Two outputs for the same inputs are different if they differ by more than this fraction of the
 #: largest element.
@@ -45,7 +45,8 @@ REPEATED_RTOL = 1e-3
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
 
-#: Submits a model of one node to a backend; returns None if the backend returns no outputs.
+#: A function that submits a model of one node to a backend; it returns None if the backend returns
+#: no outputs.
 SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None]
 _Item = TypeVar("_Item")
 
@@ -71,7 +72,7 @@ class NodeExamination:
         self._clock, self._end = clock, clock.now() + seconds
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
-        # Mistakes that reproduce too few wrong elements to be named without generated nodes.
+        # Mistakes that reproduce so few wrong elements that only generated nodes can confirm them.
         self._doubtful: list[str] = []
         self._mistakes: dict[str, NodeMutant] = {}
         self._accepted: list[Hypothesis] = []
@@ -82,7 +83,7 @@ class NodeExamination:
         return self._remaining() <= 0
 
     def _remaining(self) -> float:
-        """Return the seconds that remain for this search."""
+        """Return the seconds that remain for the search."""
         return self._end - self._clock.now()
 
     def _forked(self, work: Callable[[], Iterator[_Item]], seconds: float) -> Iterator[_Item]:
@@ -95,8 +96,8 @@ class NodeExamination:
 
         def timed() -> Iterator[tuple[float, list[_Item]]]:
             if getpid() != parent:
-                # A model that crashes onnx may end this process, so no further helper process is
-                # needed.
+                # A model that crashes onnx may end the forked process, so onnx needs no helper
+                # process of its own.
                 die_with_models()
             began = process_time()
             for item in work():
@@ -173,7 +174,7 @@ class NodeExamination:
         return mistakes
 
     def _is_possible(self, name: str) -> bool:
-        """Return whether a mistake may explain failures, possibly with a condition."""
+        """Return whether a mistake, possibly with a condition, may explain failures."""
         effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
         alike = effects.count(Effect.ALIKE)
         return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
@@ -207,7 +208,7 @@ def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:
 
 
 def _far_apart(first: Value, second: Value) -> bool:
-    """Return whether two outputs differ by more than another order of operations would cause."""
+    """Return whether two outputs differ more than another order of operations would explain."""
     if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
         return False
     if (first.dtype, first.shape) != (second.dtype, second.shape):

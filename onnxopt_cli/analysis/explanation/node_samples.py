@@ -4,9 +4,9 @@ A trait is a short statement about the attributes, optional inputs, types, shape
 node, for example "dilations are not all 1". Traits are the parts of failure conditions of operators
 without a formula.
 
-A mistake has an effect on a node if its outputs are wrong there. A mistake explains a failure if
-its outputs are those of the backend, within a few roundings. Nodes must be judged in a forked
-process with the corrected reference, since a model is not trusted.
+A mistake has an effect on a node if the mistake makes the outputs of the node wrong. A mistake
+explains a failure if it yields the outputs of the backend, within a few roundings. Nodes must be
+judged in a forked process with the corrected reference, since a model is not trusted.
 """
 
 from __future__ import annotations
@@ -43,25 +43,29 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
 # Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
-#: Endings of the names of mistakes that ignore an attribute or input, or change a default. Such a
-#: mistake shows whether a node depends on the attribute or input.
-IGNORED, CHANGED = " ignored", " changed"
+#: The ending of the names of mistakes that ignore an attribute or input. Such a mistake shows
+#: whether a node depends on the attribute or input.
+IGNORED = " ignored"
+#: The ending of the names of mistakes that change the default of an attribute or input.
+CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: A limit is known if the numbers of right and wrong nodes next to it differ by at most this share.
+#: A limit is known if the nearest numbers of right and of wrong nodes differ by at most this share.
 NARROW_GAP = 0.01
-# Smallest number of wrong nodes within the limits of a condition, and largest number of intervals
-# that are tried for one number.
-_MIN_INSIDE, _MAX_INTERVALS = 3, 2
+# Smallest number of wrong nodes within the limits of a condition.
+_MIN_INSIDE = 3
+# Largest number of intervals that are tried for one number of a node.
+_MAX_INTERVALS = 2
 # Values of attributes with more characters than this are not named.
 _MAX_VALUE_CHARS = 40
 # The values of inputs with more elements than this are not examined.
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
-# Attributes that have a number for each spatial axis, and attributes that count channels.
+# Attributes that have a number for each spatial axis.
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
+# Attributes that count channels.
 _CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
-# Integers beyond this are not exact in float32.
+# Integers beyond this magnitude are not exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 _LONGEST_NAMED_RANK = 5
 # Inputs of at most this many integers are usually parameters: axes, sizes or pads.
@@ -69,9 +73,9 @@ _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
-# Positions of axes that two inputs may have in common, by their names.
+# Names and positions of the axes that two inputs may have in common.
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
-# Additional cost of traits of the right output, which follow from those of the inputs.
+# Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
 # NumPy's own floating-point types. Other types, such as bfloat16, need another package.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
@@ -83,11 +87,12 @@ class Trait:
 
     Attributes:
         text: the statement, as it follows "wherever".
-        cost: preference; of several conditions that agree with all nodes the cheapest is named.
+        cost: preference; of several conditions that agree with all nodes, the condition of the
+            least cost is named.
         ignoring: name of the mutant that ignores the attribute or optional input of the statement,
-            or changes its default; empty for other statements. A node on which that mutant is right
+            or changes its default; empty for other statements. A node on which the mutant is right
             neither confirms nor contradicts the statement.
-        limits: the limits of a number of the node, if the statement is about one.
+        limits: the limits of a number of the node; None if the statement is not about a number.
     """
 
     text: str
@@ -97,7 +102,7 @@ class Trait:
 
     @property
     def key(self) -> str:
-        """A text that identifies the statement, apart from its limits."""
+        """A text that identifies the statement; its limits are left out."""
         return self.limits.key if self.limits else self.text
 
     def holds(self, sample: NodeSample) -> bool:
@@ -114,8 +119,8 @@ class NodeNumber:
     Attributes:
         name: the number in words.
         cost: the cost of a statement about it.
-        is_integer: whether it is an integer in every node.
-        attribute: the name of the attribute, if it is the value of one.
+        is_integer: whether the number is an integer in every node.
+        attribute: the name of the attribute, if the number is the value of an attribute.
         ignoring: see :class:`Trait`.
     """
 
@@ -128,7 +133,7 @@ class NodeNumber:
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """An interval of a number in which wrong nodes have been seen, but no right nodes.
+    """An interval of a number that contains the numbers of wrong nodes, but of no right node.
 
     Attributes:
         number: the number.
@@ -149,7 +154,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """The intervals in which the limits lie that are not known to 1 %, in ascending order."""
+        """Intervals that contain the limits which are not known to 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)
@@ -192,7 +197,7 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number that have only wrong nodes, by descending number of nodes.
+    """Yield the intervals of a number that contain only wrong nodes, those with most nodes first.
 
     Args:
         number: the number.
@@ -201,7 +206,7 @@ def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[Nu
     """
     bounds = np.unique(right)
     separable = np.sort(wrong[~np.isin(wrong, bounds)])
-    # All wrong values between two consecutive right values belong to one interval.
+    # The wrong values between two consecutive right values belong to one interval.
     places, starts, counts = np.unique(
         np.searchsorted(bounds, separable), return_index=True, return_counts=True
     )
@@ -228,7 +233,7 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
-            # Nodes of all types have the same numbers, so that each can contradict a limit.
+            # Nodes of all types have the same numbers, so that each node can contradict a limit.
             is_integer = all("int" in type_name for type_name in formal.types)
             numbers.update(
                 _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)
@@ -244,7 +249,7 @@ def _array_numbers(
     Args:
         name: the name of the input.
         array: the tensor.
-        extra: additional cost of statements about it.
+        extra: additional cost of statements about the input.
         is_integer: whether the input has integers in every node.
     """
     shape = array.shape
@@ -319,7 +324,7 @@ def _are(name: str) -> str:
 
 
 def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
-    """Yield the statements that hold as traits; each has a condition, a text and a cost."""
+    """Yield traits for those of the statements that hold; each has a condition, text and cost."""
     for holds, text, cost in statements:
         if holds:
             yield Trait(text, cost, ignoring)
@@ -567,7 +572,7 @@ def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
 
 
 def _have_axis(left: Array, right: Array, position: int) -> bool:
-    """Return whether two tensors of equal rank have an axis at a position."""
+    """Return whether two tensors have the same rank and an axis at a position."""
     return left.ndim == right.ndim > max(position, 0)
 
 
@@ -672,7 +677,7 @@ class Effect(Enum):
 
 @dataclass(eq=False)
 class NodeSample:
-    """A node that the backend has run.
+    """A node that a backend has run.
 
     Attributes:
         case: the id of the case; empty for a generated node.
@@ -680,7 +685,7 @@ class NodeSample:
         inputs: its inputs.
         right: its correct outputs in the graph's order.
         returned: the backend's outputs; None for a case that passes.
-        failed: whether the outputs are wrong; None if that is not known yet.
+        failed: whether the outputs are wrong; None if not yet known.
         traits: the traits of the node, without limits of numbers.
         numbers: the numbers of the node that a condition may limit.
         effects: the effects of mistakes by name.
@@ -713,12 +718,12 @@ class NodeSample:
 
 
 class _NotEstimatedError(Exception):
-    """The correct outputs of a node, or their tolerances, cannot be estimated."""
+    """Raised if the correct outputs of a node, or their tolerances, cannot be estimated."""
 
 
 @dataclass(eq=False)
 class JudgedNode:
-    """A node with its correct outputs, in the process that computes mistakes.
+    """A node with its correct outputs, as used in the process that computes mistakes.
 
     Attributes:
         sample: the node.
@@ -756,8 +761,7 @@ class JudgedNode:
     def expected(self) -> Expected:
         """The expected result of the node.
 
-        Raises:
-            _NotEstimatedError: if it cannot be estimated.
+        Raises: _NotEstimatedError: if it cannot be estimated.
         """
         if self._estimate is None:
             raise _NotEstimatedError
@@ -813,7 +817,7 @@ class JudgedNode:
         return may_differ(of_first, of_second)
 
     def _compute(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
-        """Compute a model; the outputs of the node itself are known already."""
+        """Compute a model; the outputs of the unchanged node are already known."""
         if model is self.sample.model and inputs is self.sample.inputs:
             return [copied(value) for value in self.native]
         return computing({}, {})(model, inputs)
@@ -830,7 +834,7 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             node = BoundNode.of(sample.model, sample.inputs)
             judge = JudgedNode(sample, native, node_traits(node, outputs), node_numbers(node))
         if sample.failed is None:
-            assert sample.returned is not None  # noqa: S101 - generated nodes are answered
+            assert sample.returned is not None  # noqa: S101 - generated nodes have outputs
             judge.failed = judge.is_wrong(sample.returned)
         elif sample.failed:
             judge.failed = bool(judge.expected)
@@ -844,7 +848,7 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
 def effects_by_mistake(
     mistakes: Iterable[NodeMutant], judge: JudgedNode
 ) -> dict[str, Effect] | None:
-    """Return the effects of mistakes on a node by name; None if one of them cannot be decided."""
+    """Return the effects of mistakes on a node by name; None if an effect cannot be decided."""
     try:
         return {mistake.name: judge.effect(mistake)[0] for mistake in mistakes}
     except _NotEstimatedError:
@@ -854,7 +858,7 @@ def effects_by_mistake(
 def effects_on(
     mistake: NodeMutant, judges: Mapping[int, JudgedNode]
 ) -> tuple[float, dict[int, Effect]]:
-    """Return how many wrong elements a mistake reproduces, and its effects on cases by number."""
+    """Return how many wrong elements a mistake reproduces, and its effects by case number."""
     effects: dict[int, Effect] = {}
     elements = 0.0
     for index, judge in judges.items():
@@ -869,7 +873,7 @@ def effects_on(
     if elements or mistake.name.endswith(PROBES):
         further = [index for index in judges if index not in effects]
         for index in further:
-            # A passing case that cannot be judged does not show the mistake.
+            # A passing case that cannot be judged does not contradict the mistake.
             effect = effects_by_mistake([mistake], judges[index]) or {}
             effects[index] = effect.get(mistake.name, Effect.NONE)
     return elements, effects

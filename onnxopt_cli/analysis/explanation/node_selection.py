@@ -17,7 +17,7 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 NODES_PER_ROUND = 40
 #: Largest number of nodes that are generated in a round; at most NODES_PER_ROUND are submitted.
 MAX_ATTEMPTS = 240
-# Largest number of nodes from which new nodes are generated.
+# Largest number of known nodes from which new nodes are generated.
 _MAX_BASES = 24
 
 # The purpose of a generated node: the rival that it distinguishes from the mistake of a hypothesis,
@@ -30,9 +30,9 @@ def select_nodes(
 ) -> Iterator[Variation | None]:
     """Yield the nodes of a round that test a hypothesis, and None in place of other nodes.
 
-    To test a condition, some nodes must meet it and others lack one of its parts, and the mistake
-    must have an effect on them. To exclude a rival, some nodes must distinguish it from the
-    mistake. Random nodes may contain few nodes of one of these kinds.
+    To test a condition, some nodes must meet all of its parts, and other nodes must lack one part.
+    The mistake must have an effect on all of these nodes. To exclude a rival, some nodes must
+    distinguish it from the mistake. Among random nodes, nodes of one of these kinds may be rare.
 
     Args:
         variations: random nodes; None in place of an invalid one.
@@ -44,7 +44,7 @@ def select_nodes(
     if parts:
         kinds |= {parts, *(parts - {part} for part in parts)}
     needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
-    # Nodes of any kind, which may support another hypothesis.
+    # Some nodes may be of any kind, because they may support another hypothesis.
     needed_others = NODES_PER_ROUND - sum(needed.values())
     for variation in islice(variations, MAX_ATTEMPTS):
         if variation is None:
@@ -86,7 +86,7 @@ def _kinds_of_node(
 
 
 def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
-    """Return a generated node with the outputs of a backend, which are not judged yet."""
+    """Return a generated node with the outputs of a backend, which have not been judged yet."""
     return NodeSample("", variation.model, variation.inputs, variation.outputs, returned, None)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-# Smallest number of inputs that meet a condition in its proof, all of which fail. If a quarter of
-# such inputs passed, all would fail with a probability of 0.75 ** 11 = 4 %. The proof
-# also needs at least MIN_OTHERS inputs that do not meet the condition.
+# A proof of a condition needs at least this many inputs that meet the condition, all of which must
+# fail. If the backend passed a quarter of such inputs, all would fail with a probability of 0.75 **
+# 11 = 4 %. The proof also needs at least MIN_OTHERS inputs that do not meet the condition.
 _MIN_PROVEN = 11
-# Smallest numbers of inputs for which a changed formula is wrong: if the backend agrees with the
-# formula for all of them, and if it agrees for all but one. If the backend returned other outputs
-# for a tenth of such inputs, the probability of such an agreement would be below 5 %.
+# Required numbers of inputs for which a changed formula is wrong. The first number applies if the
+# backend agrees with the changed formula for all inputs, and the second if it agrees for all but
+# one. If the backend returned other outputs for a tenth of such inputs, the probability of this
+# agreement would be below 5 %.
 _MIN_ALIKE = (29, 46)
-# "Only where" statements: of the inputs that meet the condition, the smallest share that fails.
+# An "only where" statement requires that at least this share of the inputs that meet the condition
+# fails.
 _MIN_FAILURE_RATE = 0.5
-#: "Only where" statements: the smallest number of inputs that do not meet the condition, all of
-#: which pass. If such inputs failed at a rate of one in ten, 29 of them would all pass with a
+#: An "only where" statement requires this many inputs that do not meet the condition, all of which
+#: must pass. If such inputs failed at a rate of one in ten, 29 of them would all pass with a
 #: probability of 0.9 ** 29 = 5 %.
 MIN_OTHERS = 29
-#: "Only where" statements: the smallest number of inputs that meet the condition. If failures did
-#: not depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
+#: An "only where" statement requires this many inputs that meet the condition. If failures did not
+#: depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
 MIN_MEETING = 10
 
 
@@ -26,7 +28,8 @@ def supports_wherever(meeting: int, others: int) -> bool:
 
     Args:
         meeting: number of inputs that meet the condition, all of which fail.
-        others: number of inputs that do not meet it, none of which fails for this reason.
+        others: number of inputs that do not meet the condition, none of which fails for this
+            reason.
     """
     return meeting >= _MIN_PROVEN and others >= MIN_OTHERS
 
@@ -48,7 +51,7 @@ def supports_only_where(failing: int, meeting: int, others: int) -> bool:
     Args:
         failing: number of failing inputs, which all meet the condition.
         meeting: number of inputs that meet the condition.
-        others: number of inputs that do not meet it.
+        others: number of inputs that do not meet the condition.
     """
     return (
         meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= _MIN_FAILURE_RATE * meeting

@@ -25,15 +25,15 @@ _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "NaN": lambda new, _: np.full_like(new, np.nan),
     "negated": lambda new, _: -new,
 }
-#: Effects of a fault, the most specific first: a replacement; a change that is visible in one class
-#: of elements; a wrong type or shape. The classes are listed from NOT_FINITE to EVERYWHERE: the
-#: right value is NaN or infinite; finite, not 0 and not the old value; finite and not 0; finite;
-#: anything.
+#: Effects of a fault, the most specific first. A fault replaces elements, changes elements of one
+#: class, or changes the type or shape of an output. The classes, from NOT_FINITE to EVERYWHERE,
+#: contain an element if its right value is NaN or infinite; is finite, not 0 and not the old value;
+#: is finite and not 0; is finite; is any value.
 EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(_REPLACEMENTS), len(EFFECTS)
 )
-# In an element whose tolerance exceeds this share of its expected value, errors are invisible.
+# Errors are invisible in an element whose tolerance exceeds this share of its expected value.
 _WIDE_LIMIT = 0.001
 #: An output counts as always wrong if it is wrong in at least this share of the failing samples.
 ALWAYS_SHARE = 0.95
@@ -66,10 +66,13 @@ class Sample:
 
     Attributes:
         call: the node.
-        wrong: by output, whether each element of all tensors, concatenated, is wrong.
-        visible: by output, a row for each effect: whether it would be visible in each element.
-        possible: by output that has wrong elements, whether each effect explains all of them.
-        expected: expected elements of all tensors, by output; only outputs of the tensors' shapes.
+        wrong: by output, a mask of the wrong elements of all tensors, concatenated.
+        visible: by output, a row for each effect: a mask of the elements in which the effect would
+            be visible.
+        possible: by output that has wrong elements, whether each effect explains all of these
+            elements.
+        expected: expected elements of all tensors, by output; outputs of other shapes than the
+            tensors are left out.
     """
 
     call: Call[Array]
@@ -120,8 +123,8 @@ def sample(
         call: the node.
         right: the expected outputs with their limits.
         returned: outputs of the backend; None if they are right.
-        mistaken: outputs of a known mistake; None for the backend's own effects. If given, an
-            effect is visible wherever the mistake changes the result.
+        mistaken: outputs of a known mistake; None if the condition of any fault is sought. With
+            these outputs, an effect is visible wherever the mistake changes the result.
     """
     wrong: dict[str, Array] = {}
     visible: dict[str, Array] = {}
@@ -165,7 +168,7 @@ def sample(
                 if mistaken is not None:
                     possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
         if call.operator.carries(name):
-            # There is one output for all tensors, so each of their elements has its label.
+            # All tensors share this output, so each of their elements has the label of the output.
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
@@ -176,7 +179,7 @@ def sample(
 
 
 def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
-    """Return for each output that is wrong in a sample the most specific effect that fits all."""
+    """Return for each wrong output the most specific effect that agrees with all samples."""
     possible: dict[str, Array] = {}
     for each in samples:
         for name, own in each.possible.items():
@@ -201,7 +204,7 @@ def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
 
 
 def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array]) -> Array:
-    """Return which elements of outputs a mistake changes: all, if it changes a type or shape.
+    """Return a mask of the elements that a mistake changes: all, if it changes a type or shape.
 
     Args:
         judged: the expected elements of all outputs, concatenated.
