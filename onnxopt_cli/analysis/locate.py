@@ -1,11 +1,11 @@
 """Find the nodes of a model that a backend computes wrongly.
 
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
-2. Each node alone is a case: its inputs are these values, and its expected outputs are the
-   oracle's. An error of a node is therefore never blamed on the nodes that read its outputs.
-3. If all nodes are right alone, the whole model is judged. A wrong model is reduced to a smallest
-failing subgraph. 4. If nothing is wrong, the nodes whose roundings contribute most to the
-tolerances are named.
+2. Each node alone is a case: its inputs are the computed values, and its expected outputs are those
+of the oracle. An error of a node is therefore never blamed on the nodes that read its outputs. 3.
+If all nodes are right alone, the whole model is judged. If the whole model is wrong, it is reduced
+to a smallest failing subgraph. 4. If nothing is wrong, the nodes whose roundings contribute most to
+the tolerances are named.
 """
 
 from __future__ import annotations
@@ -58,32 +58,34 @@ from onnxopt_cli.run.executors import Executor
 from onnxopt_cli.run.judge import LIMIT
 from onnxopt_cli.run.runner import Plan, run, run_case
 
-# Bytes of values that are kept in memory; others are written to files.
+# Largest number of bytes of values that are kept in memory; further values are written to files.
 _KEPT_BYTES = 256 << 20
 # A node is judged if its values take at most 1/8 of the memory limit. Judging needs several copies
 # of the values in double precision, and two nodes may be judged at the same time.
 _MEMORY_DIVISOR = 8
-# Wrong nodes beyond this number have no test directory.
+# A test directory is written for at most this number of wrong nodes.
 _MAX_REPRODUCTIONS = 100
-# Largest number of subgraphs that are judged in the search for a smallest one.
+# Largest number of subgraphs that are judged in the search for a smallest failing subgraph.
 _MAX_SUBGRAPHS = 2_000
 _LIMITS = Limits()
-# Each phase of the search may take this number of time limits of a case.
+# Each phase of the search may take this many times the time limit of a case.
 _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
-# Contributions smaller than this are not named.
+# Contributions of nodes with a smaller share than this are not named.
 _LEAST_SHARE = 0.05
-# Time limit for measuring the contributions of nodes to the error: each node runs alone again.
+# Seconds that the nodes may take when each runs alone again to measure its contribution to the
+# error.
 _MEASURE_SECONDS = 30.0
-# Time limit of the search for the known mistakes that a node of a training operator has.
+# Seconds of the search for known mistakes that explain a wrong node of a training operator.
 _EXPLAIN_SECONDS = 10.0
-# The cause of a node that is wrong only when it is run again.
+# The beginning of the cause of a node that is right when it first runs and wrong when it runs
+# again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # Outcomes without outputs. A node may have such an outcome only because the backend cannot run the
 # node alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
-# Outcomes of models without a tolerance or an error.
+# Outcomes for which a model has neither tolerances nor errors.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
 
 
@@ -95,8 +97,8 @@ class LocatedNode:
         node: its name.
         operator: its operator.
         output: the output with the largest error.
-        error_over_tolerance: the largest error, as a multiple of its tolerance; infinite if no
-            error is allowed, None if an output has another structure or is missing.
+        error_over_tolerance: the largest error as a multiple of its tolerance; infinite if no error
+            is allowed; None if an output is missing or has another structure.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
         problem: the case that reproduces the failure; None if the number of such cases or the
@@ -116,7 +118,7 @@ class LocatedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeContribution:
-    """How much a node contributes to the tolerance of an output.
+    """The contribution of a node to the tolerance of an output.
 
     Attributes:
         output: the output.
@@ -135,7 +137,7 @@ class NodeContribution:
 
 @dataclass(frozen=True, slots=True)
 class ErrorContribution:
-    """How much a node contributes to the error of an output on a backend.
+    """The contribution of a node to the error of an output on a backend.
 
     Attributes:
         output: the output.
@@ -154,7 +156,7 @@ class ErrorContribution:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A node that backends compute differently, although all are within the tolerance.
+    """A node that backends compute differently, although all backends are within the tolerance.
 
     Attributes:
         node: its name.
@@ -192,11 +194,12 @@ class Located:
         nodes: the number of nodes that ran.
         wrong: the wrong nodes in the order of the graph.
         not_judged: the nodes that cannot be judged.
-        subgraph: names of nodes that fail together, although each is right alone; by backend.
-        reproductions: the case of each subgraph, by backend; absent if it exceeds a limit.
+        subgraph: by backend, the names of nodes that fail together, although each node is right
+            alone.
+        reproductions: by backend, the case of the subgraph; absent if the case exceeds a limit.
         whole: the result of the whole model, by backend; empty if it was not judged.
         contributions: the largest contributions of nodes to the tolerances, largest first.
-        error_contributions: the same to the errors of each backend.
+        error_contributions: the largest contributions of nodes to the errors of each backend.
         disagreements: nodes that backends compute differently within the tolerance.
         interrupted: whether the user ended the search.
     """
@@ -220,14 +223,15 @@ def locate(
 
     Args:
         case: the model with its inputs; stored outputs are ignored.
-        plan: the backends, which have started, and the reference oracle; its cases are ignored.
+        plan: the backends, which have started, and the reference oracle; the cases of the plan are
+            ignored.
         limits: the limits of the backends. The memory limit determines the largest values that are
-            judged, and the time limit of a case how long each phase of the search may take.
+            judged. The time limit of a case determines how long each phase of the search may take.
         open_progress: opens a progress display.
 
     Raises:
         InvalidCase: if the case cannot be loaded.
-        UsageError: if it exceeds a limit of onnxopt.
+        UsageError: if the case exceeds a limit of onnxopt.
     """
     try:
         problem = replace(case.load(), stored=None, tolerance=None, output_tolerances={})
@@ -240,7 +244,7 @@ def locate(
 
 
 def first_wrong_node(case: Case, plan: Plan, seconds: float) -> LocatedNode | None:
-    """Return the first wrong node of a model in the order of the graph, if it is found in time.
+    """Return the first wrong node of a model in the order of the graph, if found in time.
 
     Args:
         case: the model with its inputs.
@@ -267,7 +271,7 @@ class _Search:
         max_bytes: int,
         seconds: float,
     ) -> None:
-        # Number and bytes of the further problems that may be kept for test directories.
+        # The number and the bytes of further problems that may be kept for test directories.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress, self._seconds = open_progress, seconds
@@ -321,7 +325,7 @@ class _Search:
         )
 
     def first_wrong(self, end: float) -> LocatedNode | None:
-        """Judge nodes in the order of the graph until one is wrong or the time has passed."""
+        """Judge nodes in the order of the graph until one is wrong or the time limit has passed."""
         for node_run in self._walk.walk(self._problem.inputs):
             if monotonic() > end or self._plan.interruption.signal:
                 return None
@@ -358,7 +362,8 @@ class _Search:
     def _error_contributions(self) -> Iterator[ErrorContribution]:
         """Yield the largest contributions of nodes to the errors of each backend.
 
-        Models with control flow, whose nodes run several times or not at all, have none.
+        There are no contributions for a model with control flow, whose nodes run several times or
+        not at all.
         """
         runs = self._walk.runs
         if any(node_run.missing or node_run.holders for node_run in runs):
@@ -378,7 +383,7 @@ class _Search:
                 yield ErrorContribution(output, label, operator, share, executor.name)
 
     def _returned_by(self, executor: Executor) -> dict[str, Value]:
-        """Return the tensors that a backend returns for all nodes alone, each run again.
+        """Run each node alone again, and return the tensors that a backend returns.
 
         The result is empty if the nodes take too long, the tensors take too much memory, or the
         backend returns no outputs for a node. The keys are the names of the values with the prefix
@@ -433,7 +438,7 @@ class _Search:
         wrong: dict[tuple[int, str], tuple[NodeRun, LocatedNode]] = {}
         not_judged: dict[tuple[int, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
-        # The nodes of a branch are judged in the place of its If.
+        # The nodes of a branch are judged instead of the If that contains the branch.
         searched = {
             id(holder)
             for node_run in self._walk.runs
@@ -495,7 +500,7 @@ class _Search:
     def _disagreements(
         self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
     ) -> Iterator[Disagreement]:
-        """Yield the nodes on which backends have different errors, all within the tolerance."""
+        """Yield nodes on which backends have different errors that are within the tolerance."""
         for node_run, row in results:
             if len(row) > 1 and all(result.outcome in _RIGHT for result in row):
                 errors = {
@@ -525,7 +530,7 @@ class _Search:
         )
 
     def _cause(self, result: Result, problem: Problem | None) -> str:
-        """Return the wrong elements, and for an operator with a formula a known mistake."""
+        """Describe the wrong elements and, for an operator with a formula, a known mistake."""
         if problem is None:
             return result.message
         if sole_operator(problem.model) is None or result.outcome is not Outcome.FAIL:
@@ -558,7 +563,7 @@ class _Search:
         )
 
     def _with_subgraphs(self, located: Located) -> Located:
-        """Reduce the model for each backend on which its nodes are right, but the model is not."""
+        """Reduce the model on each backend on which all nodes are right, but the model is wrong."""
         backends = {finding.backend for finding in located.wrong}
         further: list[LocatedNode] = []
         subgraphs: dict[str, tuple[str, ...]] = {}
@@ -599,7 +604,7 @@ class _Search:
             yield replace(finding, cause=f"{_RIGHT_AT_FIRST}{finding.cause}")
 
     def _fails(self, executor: Executor, runs: Sequence[NodeRun]) -> bool:
-        """Return whether some nodes together are wrong on a backend.
+        """Return whether some nodes are wrong on a backend if they run together.
 
         Raises:
             SearchEndedError: if the user has interrupted the search.
@@ -618,7 +623,7 @@ class _Search:
         """Return the problem of some nodes, with expected outputs for a test directory.
 
         Raises:
-            BeyondLimit: if their values exceed the memory limit.
+            BeyondLimit: if the values of the nodes exceed the memory limit.
         """
         size, max_bytes = self._bytes_of(runs), self._walk.max_bytes
         if max_bytes and size > max_bytes:
@@ -638,14 +643,14 @@ class _Search:
         return self._problem_of(runs, stored=True)
 
     def _bytes_of(self, runs: Sequence[NodeRun]) -> int:
-        """Return the bytes of the values that some nodes read and return, together."""
+        """Return the total number of bytes of the values that some nodes read and return."""
         produced = {key for node_run in runs for key in node_run.outputs}
         read = {key for node_run in runs for key in node_run.read} - produced
         keys = read | self._read_elsewhere(runs)
         return sum(map(self._walk.store.bytes_of, keys & self._walk.store.keys()))
 
     def _read_elsewhere(self, runs: Sequence[NodeRun]) -> set[str]:
-        """Return the outputs of some nodes that others read, or that are outputs of the model."""
+        """Return those outputs of nodes that other nodes read or that are outputs of the model."""
         if len(runs) == 1:
             return set(runs[0].outputs) & self._walk.store.keys()
         inside = {id(node_run) for node_run in runs}
@@ -692,7 +697,8 @@ def _shares(values: Sequence[Value]) -> list[tuple[str, str, float]]:
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in parsed_contributions(values):
         shares[entry.output, entry.node] += entry.share
-    # The total is estimated from sums with random signs, so the sum of the shares may exceed it.
+    # The total is estimated from sums with random signs, so the sum of the shares may exceed the
+    # total.
     totals: defaultdict[str, float] = defaultdict(float)
     for (output, _), share in shares.items():
         totals[output] += share
@@ -711,7 +717,7 @@ def _size(value: Value) -> float:
 
 
 class _Counted:
-    """Judges subgraphs, each once and up to limits of number and time, and shows their number."""
+    """Judges each subgraph once, within limits of number and time, and shows the progress."""
 
     def __init__(
         self,
@@ -723,8 +729,8 @@ class _Counted:
         self._known: dict[bytes, bool] = {}
 
     def __call__(self, runs: Sequence[NodeRun]) -> bool:
-        # The key is a digest, because the identifiers of all nodes of all subgraphs may take much
-        # memory.
+        # The key of a subgraph is a digest, because the identifiers of the nodes of all subgraphs
+        # may take much memory.
         key = sha256(array("Q", map(id, runs))).digest()
         if key not in self._known:
             if len(self._known) == _MAX_SUBGRAPHS or monotonic() > self._end:

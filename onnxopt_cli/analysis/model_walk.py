@@ -1,9 +1,10 @@
 """Each node of a model as it runs, with its values: a walk in the order of the graph.
 
 The values come from the reference oracle, rounded to the model's types. The outputs of operators
-that the oracle cannot compute come from the backend. Beyond a limit of memory, values are kept in
+that the oracle cannot compute come from the backend. Values that exceed a memory limit are kept in
 temporary files. The walk includes the branch of an If that is taken, and the first iterations of a
-Loop or Scan. Functions must have been inlined. A node whose values exceed a limit has no outputs.
+Loop or Scan. The functions of the model must have been inlined. A node whose values exceed a limit
+has no outputs.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ from onnxopt_cli.operators.nodes import (
     used_names,
 )
 
-#: Computes the outputs of a model of one node, or returns the reason why it cannot.
+#: A function that computes the outputs of a model of one node, or returns a text with the reason
+#: why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
-#: Why a node cannot run if the node that computes its input has no outputs.
+#: The reason why a node cannot run if the node that computes an input of it has no outputs.
 NO_OPERAND = "an operand has no value"
-# Iterations of a Loop or Scan whose nodes are judged one by one.
+# Number of iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-# The nodes of bodies and branches are walked only until this number of nodes has run: nested loops
-# double the number with each level.
+# The nodes of bodies and branches are walked until this number of nodes has run. The number is
+# limited because each level of nested loops doubles it.
 _MAX_ENTERED_RUNS = 20_000
-# Limits of the nodes that one request computes: their number, and the bytes that they read.
-_MAX_TOGETHER, _MAX_READ_BYTES = 256, 64 << 20
-# Limit of the bytes of all values together, most of which are in temporary files.
+# Largest number of nodes that one request computes.
+_MAX_TOGETHER = 256
+# Largest number of bytes that the nodes of one request read.
+_MAX_READ_BYTES = 64 << 20
+# Largest total number of bytes of all values, most of which are in temporary files.
 _MAX_STORED_BYTES = 16 << 30
-# Domains of the operators that are computed together.
+# Domains of the operators whose nodes one request may compute together.
 _DOMAINS_TOGETHER = frozenset({"", "ai.onnx.ml"})
-# Memory of an element of a sequence or map, in addition to its data.
+# Bytes of memory of an element of a sequence or map, in addition to its data.
 _ELEMENT_BYTES = 128
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
@@ -71,7 +75,7 @@ class Tensor:
 
 
 class ValueStore(MutableMapping[str, Value]):
-    """Values by name. Numeric tensors beyond a limit of memory are written to files.
+    """Values by name. Numeric tensors that exceed a memory limit are written to files.
 
     Args:
         memory: bytes of values that are kept in memory.
@@ -182,7 +186,7 @@ class NodeRun:
         node: the node; the names of its inputs and outputs are the keys of the values.
         label: its name in its graph, as :func:`node_labels` returns it.
         name: the label, after the names of the control flow nodes that contain it.
-        constants: the keys among its inputs that depend on no input of the model.
+        constants: the keys of those inputs that depend on no input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
         missing: why the reference did not compute its outputs, which are then those of the backend
@@ -199,25 +203,25 @@ class NodeRun:
 
     @property
     def operator(self) -> str:
-        """The operator, with its domain unless that is the default."""
+        """The operator, preceded by its domain unless that is the default domain."""
         domain = plain_domain(self.node.domain)
         return f"{domain}.{self.node.op_type}" if domain else self.node.op_type
 
     @property
     def read(self) -> list[str]:
-        """The keys of the values that it reads."""
+        """The keys of the values that the node reads."""
         return used_names(self.node)
 
     @property
     def outputs(self) -> list[str]:
-        """The keys of its outputs."""
+        """The keys of the node's outputs."""
         return [*filter(None, self.node.output)]
 
 
 def node_labels(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes of a graph.
 
-    The name of a node that has no name, or shares it with another node, is that of its first
+    A node that has no name of its own, or the same name as another node, is named after its first
     output.
     """
     names = Counter(node.name for node in graph.node)
@@ -269,8 +273,8 @@ class ModelWalk:
         model: the model, without functions.
         store: receives the values by key.
         reference: computes a node; returns a reason if the reference cannot.
-        reference_of_nodes: computes consecutive nodes, each from the values of earlier ones; None
-            stands for the outputs of those that it leaves out.
+        reference_of_nodes: computes consecutive nodes, each from the values of earlier nodes; None
+            stands for the outputs of a node that it does not compute.
         backend: computes a node on the backend; returns a reason if the backend cannot.
         types: inferred types of values by name.
         max_bytes: largest number of bytes that a node may read and return; 0 for no limit.
@@ -346,7 +350,7 @@ class ModelWalk:
         *,
         repeated: bool,
     ) -> NodeRun:
-        """Return the run of a node, and add its outputs to the scope."""
+        """Return a node as it will run, and add the keys of its outputs to the scope."""
         tensors = {name: scope[name] for name in used_names(node) if name in scope}
         keys = {name: tensor.key for name, tensor in tensors.items()}
         keys |= {name: f"{prefix}{name}" for name in node.output if name}
@@ -365,7 +369,7 @@ class ModelWalk:
         return run
 
     def _computed(self, runs: Sequence[NodeRun]) -> Iterator[NodeRun]:
-        """Compute nodes without control flow, and yield all but constants as they are computed."""
+        """Compute nodes without control flow, and yield each of them that is not a constant."""
         place = 0
         while place < len(runs):
             count = self._compute_together(runs[place : place + self._most_together])
@@ -412,7 +416,8 @@ class ModelWalk:
             for key, value in zip(run.outputs, outputs, strict=True):
                 self.store[key] = self._of_declared_type(key, value)
             count += 1
-        # A node that the reference cannot run may prevent others from being computed with it.
+        # A node that the reference cannot run may prevent the computation of other nodes of the
+        # same request.
         grown = 2 * self._most_together if count == len(together) else count
         self._most_together = min(_MAX_TOGETHER, max(2, grown))
         return count
@@ -441,7 +446,8 @@ class ModelWalk:
                         run.missing = excess
                         continue
                     self.store[scope[name].key] = self.store[key]
-                    # Later nodes read the value of the branch, so that the If may be left out.
+                    # Later nodes read the value of the branch instead of the If's, so that the If
+                    # may be left out.
                     scope[name] = inner[info.name]
                 elif name:
                     run.missing = "a node of its branch has no value"
@@ -508,7 +514,7 @@ class ModelWalk:
             run.missing = NO_OPERAND
             return
         if run.node.op_type == "Optional" and run.read and not plain_domain(run.node.domain):
-            # onnx's reference returns a list with the element.
+            # onnx's reference returns the element in a list.
             self.store[run.outputs[0]] = self.store[run.read[0]]
             return
         if excess := self._excess(run, ()):
@@ -528,7 +534,7 @@ class ModelWalk:
             self.store[key] = self._of_declared_type(key, value)
 
     def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
-        """Return how the values of a node exceed a limit; empty if they exceed none."""
+        """Return a message about the limit that a node's values exceed; empty if there is none."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.max_bytes and size > self.max_bytes:
@@ -538,7 +544,7 @@ class ModelWalk:
         return ""
 
     def _of_declared_type(self, key: str, value: Value) -> Value:
-        """Return a value in the inferred type: some of the reference's operators return another."""
+        """Return a value in the inferred type; some operators of the reference return another."""
         declared = self.types.get(key)
         if declared is None or not isinstance(value, np.ndarray):
             return value

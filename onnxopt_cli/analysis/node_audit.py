@@ -52,14 +52,17 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
 
-# An operator has at most this many mutants of its code; they are spread over the code evenly.
+# An operator has at most this many mutants of its code; the mutants are spread evenly over the
+# code.
 _MAX_CODE_MUTANTS = 400
 #: By default, a mutant counts as equivalent if none of this number of valid nodes distinguishes it.
 EQUIVALENCE_INPUTS = 300
-# Bytes that may be allocated for the outputs of a node on which survivors run.
+# Largest number of bytes of the outputs of a node on which surviving mutants run.
 _VARIATION_BYTES = 1 << 27
-# Numbers of further nodes for survivors: in the first draw, and in each later draw.
-_FIRST_NODES, _FURTHER_NODES = 300, 1000
+# Number of nodes in the first draw of further nodes for surviving mutants.
+_FIRST_NODES = 300
+# Number of nodes in each later draw.
+_FURTHER_NODES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class NodeTrial:
         return content.hexdigest()
 
     def inconclusive(self) -> Iterator[tuple[str, str, int]]:
-        """Yield case, output and number of inconclusive elements.
+        """Yield case, output and number of inconclusive elements of each inconclusive output.
 
         The tolerance of an inconclusive element exceeds both 1 and the largest finite magnitude of
         the output.
@@ -139,8 +142,8 @@ def find_node_trials(
 ) -> tuple[dict[str, list[NodeTrial]], list[Fault]]:
     """Read the cases of one node of an operator without a formula, by the operator's name.
 
-    Cases that cannot be loaded, whose outputs are random or which a backend must reject are
-    skipped.
+    Cases are skipped if they cannot be loaded, if their outputs are random, or if a backend must
+    reject them.
 
     Args:
         cases: the cases.
@@ -191,7 +194,8 @@ def _submitted(
         problem = case.load()
         if not _is_single_node(problem):
             return
-        # The model of a loop also contains the operators of its body.
+        # The operator of the node is compared, because the operators of a case include those in the
+        # body of a loop.
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
     except InvalidCase:
@@ -324,7 +328,7 @@ class NodeOutcome:
         stillborn: whether it failed on every node on which it has an effect.
         equivalent: whether no further input distinguishes it.
         inputs: number of further inputs of a mutant that no trial rejects.
-        distinguishing: attributes and inputs that distinguish a survivor; None without any.
+        distinguishing: attributes and inputs that distinguish a survivor; None if there are none.
     """
 
     about: str
@@ -357,7 +361,7 @@ def node_outcomes(
         kind: "automatic" for mutants, "right" for reformulations.
         trials: the trials of the operator, the smallest first.
         thorough: whether a rejected mutant runs on all trials.
-        inputs: number of further nodes on which surviving mutants run, at most.
+        inputs: largest number of further nodes on which surviving mutants run.
         seconds: processor time after which no further nodes are drawn.
     """
     outcomes = outcomes_on_trials(names, kind, trials, thorough=thorough)
@@ -377,10 +381,10 @@ def node_outcomes(
 
 @dataclass(frozen=True, slots=True)
 class _Distinction:
-    """Whether valid nodes distinguish a mutant from its operator.
+    """The result of running a mutant on valid nodes that may distinguish it from its operator.
 
     Attributes:
-        example: a node that distinguishes the mutant; None without any.
+        example: a node that distinguishes the mutant; None if there are none.
         examined: number of nodes that do not distinguish it.
     """
 
@@ -391,12 +395,12 @@ class _Distinction:
 def _distinguished(
     names: Sequence[str], trials: Sequence[NodeTrial], inputs: int, seconds: float
 ) -> Iterator[tuple[str, _Distinction]]:
-    """Yield for each mutant whether nodes near to those of the trials distinguish it.
+    """Search for nodes, near to those of the trials, that distinguish each mutant.
 
     Args:
         names: the mutants' names.
         trials: the trials of the operator.
-        inputs: number of nodes on which each mutant runs, at most.
+        inputs: largest number of nodes on which each mutant runs.
         seconds: processor time after which no further nodes are drawn.
     """
     check = partial(reference_state, trials, _operator_trials(tuple(trials)))
@@ -406,13 +410,13 @@ def _distinguished(
     number = 0
     while examined and number < inputs and _processor_seconds() < end:
         limit = min(_FURTHER_NODES if number else _FIRST_NODES, inputs - number)
-        # Changed sizes may result in huge outputs.
+        # The memory is limited, because changed sizes may result in huge outputs.
         with memory_limit(_VARIATION_BYTES):
             batch = list(islice(drawn, limit))
         if not batch:
             break
         number += len(batch)
-        # The first node that distinguishes a mutant is shown, so small ones come first.
+        # Small nodes come first, because the first node that distinguishes a mutant is shown.
         batch.sort(key=lambda variation: variation.size)
         forms = mutant_forms([*examined], trials[0].operator, batch)
         evaluators = prepared(variation.model for variation in batch)
@@ -495,7 +499,7 @@ def outcomes_on_trials(
 def _in_versions(
     name: str, kind: str, trials: Sequence[NodeTrial]
 ) -> Mapping[int, NodeImplementation | None]:
-    """Return an implementation in the opset versions of trials; None where it does not exist."""
+    """Return an implementation by opset version; None in versions in which it does not exist."""
     return {
         opset: _implementations(kind, domain, op_type, opset).get(name)
         for domain, op_type, opset in _versions(trials)

@@ -18,8 +18,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import Compute
 from onnxopt_cli.operators.nodes import subgraphs
 
-#: Computes the outputs of a node in another way, possibly with the operator's own computation;
-#: returns None for a node that the reformulation does not cover.
+#: A function that computes the outputs of a node in another way, possibly by the operator's own
+#: computation. It returns None for a node that the reformulation does not cover.
 Form = Callable[[BoundNode, Compute], Sequence[Value] | None]
 
 
@@ -28,7 +28,7 @@ class NodeReformulation:
     """A correct implementation of an operator without a formula.
 
     Attributes:
-        name: identifies it among those of its operator.
+        name: identifies the reformulation among those of its operator.
         about: description in one sentence.
         form: computes the outputs of a node.
     """
@@ -54,7 +54,7 @@ def node_reformulations(op_type: str) -> tuple[NodeReformulation, ...]:
 
 # --- any operator ---
 
-# Operators whose results depend on the types of their inputs, or are random.
+# Operators whose results are random or depend on the types of the inputs.
 _TYPED = frozenset(
     {"BitCast", "Bernoulli", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike",
      "IsInf", "Loop", "If", "Scan", "Multinomial", "RandomNormalLike", "RandomUniformLike",
@@ -75,10 +75,10 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     # The types within a subgraph would also have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
-    # The named attributes determine the type of an output, and this type would have to change, too.
+    # The named attributes determine the type of an output, which would also have to change.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
         return None
-    # The named attribute has a default, which also determines the type.
+    # The default of the named attribute also determines the type of an output.
     if node.attribute("output_datatype") is not None:
         return None
     original = next(
@@ -158,7 +158,7 @@ _REVERSED_TERMS = ("terms in reverse order", "The terms are summed in reverse or
 
 
 def _work(array: Array) -> Array:
-    """Return an array in the type in which runtimes compute: 16 bits in float32."""
+    """Return an array in the type in which runtimes compute: float32 for 16-bit types."""
     return array.astype(np.float32) if array.dtype.itemsize <= np.dtype("f2").itemsize else array
 
 

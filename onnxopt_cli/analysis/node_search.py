@@ -36,18 +36,19 @@ from onnxopt_cli.workers.forked_processes import (
     time_limit,
 )
 
-#: Seconds that the evaluation of a node may take.
+#: Seconds that the evaluation of one node may take.
 EVALUATION_SECONDS = 2.0
-#: A mutant that takes longer than this on one node fails.
+#: A mutant fails on a node if it takes longer than this number of seconds.
 MUTANT_SECONDS = 0.5
-#: A mutant that has exceeded its time on this number of nodes does not run on further nodes.
+#: A mutant that has exceeded its time limit on this number of nodes does not run on further nodes.
 MAX_TIMEOUTS = 2
-# Bytes that a mutant may allocate.
+# Largest number of bytes that a mutant may allocate.
 _EVALUATION_BYTES = 1 << 30
-# The search for a mutant ends after this number of nodes on which it differs within the tolerance,
-# since each of them needs a slow condition estimate.
+# The search for a mutant ends after this number of nodes on which the mutant differs within the
+# tolerance, because each such node needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
-# Interval in which a search reports its progress, so that its process is not killed as inactive.
+# Seconds between two reports of progress, without which the process of a search would be killed as
+# inactive.
 _REPORT_SECONDS = 0.5
 # A tolerance is never smaller than this number of units in the last place.
 _LEAST_ULPS = 4
@@ -71,7 +72,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """The number of nodes that a search has examined."""
+    """A report of progress: the number of nodes that a search has examined."""
 
     examined: int
 
@@ -91,7 +92,7 @@ def search_nodes(
         candidates: nodes of the operator.
         evaluators: the result of :func:`prepared` for the nodes.
         check: describes the state of the reference, which no mutant may change.
-        limit: number of nodes after which the search for a mutant ends.
+        limit: number of distinguishing nodes after which the search for a mutant ends.
     """
     expected: dict[int, Expected | None] = {}
     infected = _infected_nodes(mutants, candidates, evaluators)
@@ -185,9 +186,9 @@ def _infected_nodes(
 def _node_computer(
     evaluators: Mapping[int, ReferenceModel], forms: Mapping[int, NodeMutant | None]
 ) -> Callable[[Variation, BoundNode], Sequence[Value]]:
-    """Return a function that computes a node, or a changed one, on the corrected reference.
+    """Return a function that computes a node, or a changed node, on the corrected reference.
 
-    The evaluators of changed nodes are kept for other values, unless the mutant changes how an
+    The evaluators of changed nodes are reused for other values, unless the mutant changes how an
     evaluator is prepared.
     """
     is_prepared = not any(form is not None and form.at_preparation for form in forms.values())
@@ -215,7 +216,7 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return a mutant's outputs (None if it has no effect on the node), and how it failed."""
+    """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
     if form is None:
         return None, ""
     return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
@@ -243,12 +244,12 @@ def run_in_turn(
     silence: float,
     check: Callable[[], str],
 ) -> list[tuple[list[T], bool]]:
-    """Return the results that a function yields for each item, and whether it ended the process.
+    """Return the results of a function for each item, and whether the item ended the process.
 
-    One forked process handles all items, since starting a process takes longer than most mutants.
-    The process is replaced if its first item ends it. If another item ends it, or an item has
-    changed its state, all items are processed again in several processes, so that no item has an
-    effect on another.
+    One forked process handles all items, because starting a process takes longer than most mutants.
+    If the first item of a process ends the process, the process is replaced. If a later item ends
+    the process, or an item changes the state of the process, all items are processed again in
+    several processes, so that no item affects another.
 
     Args:
         items: the items.
@@ -264,7 +265,7 @@ def run_in_turn(
         for item in remaining:
             yield from work(item)
             yield None
-        # Whether the state is unchanged.
+        # The last result states whether the state is unchanged.
         yield check() == before
 
     while len(results) < len(items):
@@ -324,8 +325,8 @@ def computing(
 ) -> Compute:
     """Return a function that computes models on the corrected reference.
 
-    Prepared evaluators are used, which saves most of the time, unless a mutant changes how the
-    evaluator of a node is prepared. The caller must have corrected the reference.
+    To save most of the time, evaluators that have been prepared are used, unless a mutant changes
+    how the evaluator of a node is prepared. The caller must have corrected the reference.
     """
     if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
         evaluators = {}
@@ -344,7 +345,7 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return an entry's outputs (None if it has no effect on the node), and how it failed."""
+    """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
     return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 

@@ -30,22 +30,24 @@ from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import GENERATORS, draw_seeded, schemas
 from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
-# Inputs whose fractions onnx's reference drops, although they may be floats of 8 bits.
+# Inputs that must be integers. They may be 8-bit floats, but onnx's reference drops their
+# fractions.
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
-# Inputs that must be finite and positive, or not negative: by operator and name, or by name alone.
+# Names of inputs that must be finite and positive.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
+# Inputs that must not be negative, by operator and name, or by name alone.
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
-# Numbers of changes from which a variation may result.
+# The number of changes of a variation is drawn from these numbers.
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# One of this number of nodes is drawn by the operator's generator; the other nodes result from
+# One in this number of nodes is drawn by the operator's generator; the other nodes result from
 # changes.
 _GENERATED_PERIOD = 3
-# Number of consecutive attempts without a valid node after which the search for nodes ends.
+# The search for nodes ends after this number of consecutive attempts without a valid node.
 _MAX_FAILED_ATTEMPTS = 600
-# After this number of models, further values are drawn for each model: a new model takes ten times
-# as long as new values.
+# After this number of models, each new model is used with several sets of values, because a new
+# model takes ten times as long as new values.
 _SINGLE_MODELS = 300
 _FURTHER_VALUES = 9
 _MAX_ELEMENTS = 4096
@@ -104,7 +106,7 @@ def variations(
 
     Args:
         nodes: models of one node with their inputs.
-        seconds: nodes that take longer are left out.
+        seconds: nodes that take longer than this are left out.
     """
     random = Random(0)  # noqa: S311 - no cryptography
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
@@ -160,7 +162,7 @@ def _with_further_values(
             is_excluded = _is_excluded(message, changed)
             if is_excluded or not _is_in_domain(changed):
                 continue
-            # The names of the model are used, since changed operands get new names.
+            # The names in the model are used, because changed operands get new names.
             named = {
                 name: changed.values[new]
                 for name, new in zip(node.names, changed.names, strict=True)
@@ -194,7 +196,7 @@ def neighbours(
     seconds: float,
     gaps: Sequence[tuple[str, tuple[float, float]]] = (),
 ) -> Iterator[Variation | None]:
-    """Yield nodes near to given nodes, without end; None in place of an invalid node.
+    """Yield an endless sequence of nodes near to given nodes; None in place of an invalid node.
 
     Most nodes are failing or passing nodes with one or two changes. Some are passing nodes with
     attributes and short inputs of a failing node, or the reverse, because a condition on shapes or
@@ -204,8 +206,8 @@ def neighbours(
     Args:
         failing: nodes on which a backend is wrong; at least one.
         passing: nodes on which it is right.
-        seed: the same nodes are drawn from the same seed.
-        seconds: nodes that take longer are left out.
+        seed: equal seeds yield equal nodes.
+        seconds: nodes that take longer than this are left out.
         gaps: names of attributes, each with an interval from which some nodes take its value.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
@@ -450,7 +452,8 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
 def _types(random: Random, node: BoundNode) -> BoundNode:
     """Replace one type of inputs by another that the schema allows, and draw new values.
 
-    With values that a narrower type can represent, a rounding to that type would be invisible.
+    New values are needed, because a rounding to a narrower type would be invisible if that type
+    could represent the old values.
     """
     indices = [index for index in _tensors(node) if node.names[index]]
     allowed = [(index, _allowed_types(node, index)) for index in indices]
@@ -573,7 +576,7 @@ def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[
 
 
 def _axes(random: Random, node: BoundNode) -> BoundNode:
-    """Draw other axes for an input of axes, in another number and with other signs."""
+    """Draw other axes for an input of axes; their number and their signs may change."""
     for index, formal in enumerate(node.schema.inputs):
         axes = node.operand(index)
         if formal.name == "axes" and axes is not None:
@@ -586,5 +589,5 @@ _Change = Callable[[Random, BoundNode], BoundNode]
 _CHANGES: tuple[_Change, ...] = (
     *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
 )  # fmt: skip
-# Changes of nodes that distinguish statements about a backend.
+# Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (*_CHANGES, _axes, _axes)

@@ -17,11 +17,11 @@ _MAX_ENUMERATED = 6
 
 
 class SearchEndedError(Exception):
-    """The search for a smallest failing subgraph must end early."""
+    """Raised to end the search for a smallest failing subgraph early."""
 
 
 def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
-    """Return the connected components of some nodes, each in their order."""
+    """Return the connected components of some nodes; each component keeps their order."""
     part_of = {id(run): [run] for run in runs}
     producers = {key: run for run in runs for key in run.outputs}
     for run in runs:
@@ -29,7 +29,8 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
             first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
             second = part_of[id(run)]
             if len(first) < len(second):
-                # Move the nodes of the smaller component, so that each moves at most log n times.
+                # The nodes of the smaller component move, so that each node moves at most log n
+                # times.
                 first, second = second, first
             if first is not second:
                 first += second
@@ -47,9 +48,9 @@ def smallest_failing(
 
     Args:
         runs: nodes that fail together.
-        fails: judges some nodes by themselves. A single node fails only on a backend that keeps
-            state, because each node was right when it ran first. If it raises
-            :class:`SearchEndedError`, the smallest set found until then is returned.
+        fails: returns whether some nodes fail if they run without the others. A single node fails
+            only on a backend that keeps state, because each node was right when it ran first. If it
+            raises :class:`SearchEndedError`, the smallest failing set found so far is returned.
     """
     failing, pieces = [*runs], 2
     with suppress(SearchEndedError):
@@ -86,7 +87,7 @@ def _smallest_subset(
 def _reduced(
     failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
 ) -> tuple[list[NodeRun], bool] | None:
-    """Return a smaller failing part: one piece, or all pieces but one; None without any."""
+    """Return a smaller failing part, one piece or all pieces but one; None if there is none."""
     size = -(-len(failing) // pieces)
     subsets = [failing[start : start + size] for start in range(0, len(failing), size)]
     for subset in subsets:

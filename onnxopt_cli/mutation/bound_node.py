@@ -87,7 +87,7 @@ class BoundNode:
         return value if isinstance(value, np.ndarray) else None
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute's value, or its default or None if the node omits the attribute."""
+        """Return an attribute's value; if the node omits the attribute, its default or None."""
         if name in self.attributes:
             return self.attributes[name]
         entry = self.schema.attributes.get(name)
@@ -96,21 +96,21 @@ class BoundNode:
         return helper.get_attribute_value(entry.default_value)
 
     def with_attribute(self, name: str, value: Any) -> BoundNode:
-        """Return the node with another value of an attribute; omit the attribute for None."""
+        """Return the node with another value of an attribute, or without the attribute for None."""
         attributes = {key: old for key, old in self.attributes.items() if key != name}
         return replace(self, attributes=attributes | ({} if value is None else {name: value}))
 
     def with_operand(self, index: int, value: Value) -> BoundNode:
         """Return the node with another value of an input.
 
-        A value that another input shares is changed for this input only.
+        If several inputs share a value, the value changes for this input only.
         """
         name = f"operand_{index}"
         names = (*self.names[:index], name, *self.names[index + 1 :])
         return replace(self, names=names, values={**self.values, name: value})
 
     def with_names(self, names: Sequence[str]) -> BoundNode:
-        """Return the node with other inputs, by their names; trailing empty names are dropped."""
+        """Return the node with other names of inputs; empty names at the end are dropped."""
         while names and not names[-1]:
             names = names[:-1]
         return replace(self, names=tuple(names))
@@ -151,7 +151,7 @@ class BoundNode:
         for entry in model.opset_import:
             if plain_domain(entry.domain) == plain_domain(node.domain):
                 entry.version = self.opset
-        # Values that a subgraph of the node reads from the model's inputs.
+        # Subgraphs of the node may also read values from the model's inputs.
         outer = {info.name: info for info in declared.values() if info.name in inner_names(node)}
         for name, info in outer.items():
             if name not in values and name in self.values:
@@ -176,7 +176,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def attribute_type(entry: defs.OpSchema.Attribute) -> str:
-    """Return the type of an attribute as ``AttributeProto`` names it: ``INTS``."""
+    """Return the name of an attribute's type in ``AttributeProto``, for example ``INTS``."""
     # onnx's type stubs do not declare that the type is an enumeration.
     return str(entry.type).rpartition(".")[2]
 

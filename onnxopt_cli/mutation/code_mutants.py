@@ -1,4 +1,4 @@
-"""Mutants of Python functions: one change of the syntax tree each.
+"""Mutants of Python functions, each with one change of the syntax tree.
 
 A mutant replaces the code object of a function, so that it takes effect wherever the function is
 referenced: in classes, closures and other modules.
@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _Operator = type[ast.operator] | type[ast.cmpop] | type[ast.boolop]
-# For each operator, the operators that replace it.
+# For each operator of Python, the operators that replace it.
 _OPERATORS: dict[_Operator, tuple[_Operator, ...]] = {
     ast.Add: (ast.Sub,),
     ast.Sub: (ast.Add,),
@@ -46,7 +46,7 @@ _OPERATORS: dict[_Operator, tuple[_Operator, ...]] = {
     ast.And: (ast.Or,),
     ast.Or: (ast.And,),
 }
-# Functions of NumPy and built-in functions, with their replacements.
+# Functions of NumPy, with their replacements.
 _FUNCTIONS = {
     "abs": ("negative",), "absolute": ("negative",), "add": ("subtract",), "all": ("any",),
     "any": ("all",), "arccos": ("arcsin",), "arccosh": ("arcsinh",), "arcsin": ("arccos",),
@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
-# Functions whose replacement would affect only messages and checks.
+# Functions that are not replaced, because this would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
 )
@@ -81,7 +81,7 @@ class CodeMutant:
     """A changed function.
 
     Attributes:
-        name: the changed statement and the original one.
+        name: the changed statement and the original statement.
         about: description of the change, one sentence.
         function: the function.
         code: the code object of the changed function.
@@ -146,8 +146,8 @@ def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     """Return the code object of a changed function; None if it does not fit the function.
 
     The definition is compiled within a function that binds the free variables of the original,
-    since a code object fits only if it has the same free variables. Decorators and annotations are
-    left out, since they are not part of the code object.
+    because a code object fits only if it has the same free variables. Decorators and annotations
+    are left out, because they are not part of the code object.
     """
     names = list(function.__code__.co_freevars)
     bindings: list[ast.stmt] = [
@@ -180,15 +180,16 @@ def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     return None
 
 
-#: Puts an expression, statement or operator in place; returns a function that restores the old one.
+#: A function that replaces a node of the syntax tree by an expression, statement or operator, and
+#: returns a function that restores the old node.
 Put = Callable[[Any], Callable[[], None]]
 
 
 def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
     """Yield the changes of a function.
 
-    Each change consists of the changed statement, a function that replaces the old node by a given
-    one, the new node, and a description.
+    Each change consists of the changed statement, a function that replaces the old node of the tree
+    by a given node, the new node, and a description.
     """
     for block, index in _blocks(tree):
         statement = block[index]
@@ -328,10 +329,11 @@ def _call_replacements(node: ast.Call, text: str) -> Iterator[tuple[ast.expr, st
             yield ast.Call(function, node.args, remaining), f"{keyword.arg} was omitted in {text}."
 
 
-# Built-in functions and methods, with their replacements.
+# Built-in functions, with their replacements.
 _BUILT_IN = {"min": "max", "max": "min", "any": "all", "all": "any", "round": "int"}
+# Methods, with their replacements.
 _METHODS = {"max": "min", "min": "max", "sum": "mean", "mean": "sum", "any": "all", "all": "any"}
-# Methods whose object can take the place of their result.
+# Methods whose result is replaced by the object of the method.
 _CONVERSIONS = frozenset({"astype", "reshape", "transpose", "squeeze", "clip"})
 
 
@@ -350,7 +352,7 @@ def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
 
 
 def _without_function(name: str, node: ast.Call) -> Iterator[ast.expr]:
-    """Yield an argument in the place of a call, or the call with its arguments exchanged."""
+    """Yield an argument that replaces the whole call, and the call with exchanged arguments."""
     function, arguments = node.func, node.args
     if isinstance(function, ast.Attribute) and name in _CONVERSIONS and not _is_numpy(function):
         yield function.value

@@ -1,9 +1,9 @@
 """Recognize equivalent mutants, and find inputs that distinguish other mutants from the formula.
 
-Implementations are compared on probes, calls that cover an operator's inputs. Dense probes, with
-hundreds of double elements for each T and setting of the attributes, reveal mistakes in a formula.
-Small probes with every combination of shapes and types reveal mistakes in the treatment of inputs
-and outputs.
+Implementations are compared on probes, which are calls that cover an operator's inputs. Dense
+probes, with hundreds of double elements for each T and setting of the attributes, reveal mistakes
+in a formula. Small probes with every combination of shapes and types reveal mistakes in the
+treatment of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Relative tolerance by item size. The error of another order of operations in the wide type, with
-#: one rounding of the result, is far smaller.
+#: Relative tolerance by item size. Another order of operations in the wide type, with one rounding
+#: of the result, has a far smaller error.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: Examples with at least this relative difference are clear. The smallest clear example is
+#: An example with at least this relative difference is clear. The smallest clear example is
 #: preferred.
 _CLEAR_DIFFERENCE = 0.1
-#: Residue that an exact cancellation may leave, relative to the largest input.
+#: The largest residue of a cancellation that would be exact without roundings, relative to the
+#: largest input.
 _RESIDUE = 1e-15
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
@@ -72,7 +73,7 @@ def equivalent(operator: Operator, implementation: Implementation) -> bool:
     """Return whether an implementation equals the formula on all probes.
 
     Elements for which the formula yields NaN from finite inputs are not compared, since the
-    specification does not define them. An example is a negative second moment.
+    specification does not define them. For example, a negative second moment leads to NaN.
     """
     return all(
         _agrees(_differences(probe, implementation.run(probe.call))) for probe in _probes(operator)
@@ -126,7 +127,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit each implementation whose outputs are bitwise those of an earlier one on every probe."""
+    """Omit implementations whose outputs on all probes bitwise equal those of an earlier one."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []
@@ -173,7 +174,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # If only one of two values is finite, they differ as much as values of opposite signs.
+    # Two values of which only one is finite differ as much as values of opposite signs.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)
@@ -194,7 +195,7 @@ class _Probe:
     Attributes:
         call: the node.
         expected: its outputs.
-        dense: True for one group with many elements, each of which is a probe of its own.
+        dense: True for a call with one group of many elements, each of which is a probe of its own.
         finite: True if all inputs are finite numbers.
         largest: largest finite magnitude among its tensors.
     """
@@ -208,7 +209,7 @@ class _Probe:
 
 @cache
 def _probes(operator: Operator) -> tuple[_Probe, ...]:
-    """Return the operator's probes, which are always the same; the first reveals most mistakes.
+    """Return the operator's probes, which never vary; the first probe reveals most mistakes.
 
     Large probes come last, because a smaller probe usually reveals a mistake.
     """
@@ -298,8 +299,8 @@ class _Draw:
         """Draw a call.
 
         The first of the two ``types`` is the type of the first tensor of each group, and the second
-        is the type of its other tensors. The first shape in ``layout`` is also that of the first
-        tensor, and the second that of the others.
+        is the type of the group's other tensors. Likewise, the first shape of each group in
+        ``layout`` is the shape of the first tensor, and the second is that of the other tensors.
         """
         operator = self._operator
         if attributes is None:
@@ -332,7 +333,7 @@ class _Draw:
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw attributes: all of them, only the required ones, and one with an extreme value."""
+        """Draw attributes: all, only the required attributes, and one with an extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

@@ -2,9 +2,9 @@
 
 A change concerns operands or results of the formula (for each group, in the wide type), inputs or
 outputs of the node, or the types of the computation. A group is a tensor with its gradient and its
-states; a node has one group for each tensor that it updates. The tables come first, then the hooks,
-which make implementations from the changes of one place. A row may be equivalent to the formula of
-some operator.
+states; a node has one group for each tensor that it updates. The tables come first, followed by the
+hooks, which turn changes at one place into implementations. A row may be equivalent to the formula
+for some operators.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.rewrite import Formula
 
-#: Changes by the name of the mistake. Each hook makes its changes at one place of a call, and
-#: defines the parameters of these changes.
+#: A table of changes by the name of the mistake. A hook applies a change at one place of a call;
+#: the parameters of the change depend on the hook.
 Rows = dict[str, Any]
 Operands = dict[str, Any]
 Results = tuple[Any, ...]
@@ -334,7 +334,7 @@ def _promoted_types(_: Operator) -> Iterator[Implementation]:
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
-    """Yield mistakes in which tensors, elements or attributes of a reduction are confused."""
+    """Yield mistakes of reductions, which confuse tensors, elements or attributes."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
         about = "A reduction over the elements of a tensor includes those of all other tensors."
@@ -363,7 +363,7 @@ def _of_others(name: str) -> Rows:
     }
 
 
-# Hooks around the formula: they change operands and results of each group, by name.
+# Hooks around the formula, which change operands and results of each group by name.
 
 
 def _around(
@@ -380,13 +380,14 @@ def _around(
         about: description of the mistakes.
         rows: the mistakes; each change is passed to the two functions.
         before: returns changed operands.
-        after: returns changed results, given the unchanged operands, too.
+        after: returns changed results, given the results and the unchanged operands.
     """
     names = operator.input_names(1)
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            # If mistakes are combined, the outer mistake passes all operands by name.
+            # If mistakes are combined, the outer mistake passes all operands to the inner mistake
+            # by name.
             operands = dict(zip(names, values, strict=False)) | attributes
             return after(row, operands, formula(**before(row, operands)))
 
@@ -416,7 +417,7 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Yield mistakes that change one result; a change gets the old value and the result."""
+    """Yield mistakes that change one result, given the result and the tensor's old value."""
     place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:
@@ -429,7 +430,8 @@ def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
     """Yield mistakes that return one result as another output.
 
-    Each change maps the position of an output to the position of the result that it returns.
+    Each change maps the position of an output to the position of the result that is returned in its
+    place.
     """
 
     def after(places: dict[int, int], _: Operands, results: Results) -> Results:
@@ -451,7 +453,7 @@ def _number(value: float) -> Callable[[Any], Any]:
     return lambda number: number.dtype.type(value)
 
 
-# Hooks around the node: they change its inputs, attributes or outputs.
+# Hooks around the node, which change the inputs, attributes or outputs of the node.
 
 
 def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Implementation]:
@@ -465,7 +467,7 @@ def regrouped(change: Callable[[Groups], Groups]) -> Compute:
 
 
 def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
-    """Return a computation with changed tensors; a change gets the group's first tensor, too."""
+    """Return a computation with changed tensors; a change also gets the group's first tensor."""
     return regrouped(
         lambda groups: tuple(
             tuple(change(tensor, group[0]) for tensor in group) for group in groups
@@ -497,7 +499,7 @@ def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Arra
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
-    """Return a computation in which one tensor of each group has the values of another group's.
+    """Return a computation in which groups use each other's values of one tensor.
 
     The tensor keeps its type.
     """
@@ -580,7 +582,7 @@ def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
 def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
     """Return a computation that changes the outputs of one name in all groups together.
 
-    A change gets these outputs, and the old values of their tensors.
+    A change gets the outputs of this name, and the old values of their tensors.
     """
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
@@ -631,7 +633,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
     """
 
     def compute(call: Call[Array]) -> list[Array]:
-        # Attributes are float32, and so are expressions of attributes alone.
+        # Attributes are float32, and expressions of attributes alone are float32 as well.
         exact = call.apply(lambda scalar: widen(scalar.reshape(())), widen, np.float32)
         promoted = call.apply(_branching, _branching, np.float32)
         return [
@@ -647,7 +649,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 class _Branching(np.ndarray[Any, Any]):
     """An array for which ``np.where`` returns one branch if the condition is a single value.
 
-    The types of the other branch are then not promoted into the result, as with ``if``.
+    As with ``if``, the type of the other branch has no effect on the type of the result.
     """
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -660,7 +662,7 @@ def _branching(array: Array) -> _Branching:
     return array.view(_Branching)
 
 
-# Changes that are too long for a row.
+# Changes that are too long for a row of a table.
 
 
 def _full(tensor: Array, first: Array) -> Array:
@@ -688,7 +690,7 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one group of all elements.
 
-    The computation has the types of the first group; each output has its own type.
+    The computation uses the types of the first group, but each output has its own type.
     """
     outputs = call.split(evaluate(call.concatenated))
     return [
@@ -701,7 +703,7 @@ def _through(dtype: np.dtype[Any]) -> Callable[[Array], Array]:
 
 
 def _tf32(tensor: Array) -> Array:
-    """Round to the 11 significant bits of NVIDIA's TensorFloat-32, which has float32's range."""
+    """Round to NVIDIA's TensorFloat-32, which has 11 significant bits and the range of float32."""
     fraction, exponent = np.frexp(tensor.astype(_FLOAT32))
     rounded_fraction = np.ldexp(np.rint(np.ldexp(fraction, 11)), exponent - 11)
     return np.asarray(rounded_fraction).astype(tensor.dtype)

@@ -1,9 +1,9 @@
 """Find the mutants of Python functions that an input infects.
 
-An input infects a mutant if it reaches the changed expression, and if the change yields another
-value there. An input that does not infect a mutant cannot distinguish it from the original (weak
-mutation testing; Howden 1982). A single run of instrumented functions finds all infected mutants,
-which is far faster than running each mutant.
+An input infects a mutant if the run with this input reaches the changed expression, and if the
+change results in another value of the expression. An input that does not infect a mutant cannot
+distinguish it from the original (weak mutation testing; Howden 1982). A single run of instrumented
+functions finds all infected mutants, which is far faster than running each mutant.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from onnxopt_cli.mutation.code_mutants import CodeMutant, changes, compiled, pat
 
 # Names of the recorder's methods in instrumented functions.
 _REACHED, _COMPARED, _TESTED = "__mutants_reached__", "__compared__", "__tested__"
-# Fields in which a statement has its expression.
+# Names of the fields that hold the expression of a statement.
 _FIELDS = ("value", "test", "iter")
-# Methods and functions that change their arguments. A second evaluation would disturb the original.
+# Methods and functions that change their arguments. A second evaluation of such a call would change
+# the result of the original.
 _CHANGING = frozenset({
     "append", "clear", "discard", "add", "extend", "fill", "insert", "next", "pop", "popitem",
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# Reference counts, during the comparison, of a list and of an array to which no variable refers.
-_LIST_REFERENCES, _ARRAY_REFERENCES = 4, 5
+# Reference count, during the comparison, of a list to which no variable refers.
+_LIST_REFERENCES = 4
+# Reference count, during the comparison, of an array to which no variable refers.
+_ARRAY_REFERENCES = 5
 
 
 class InfectionRecorder:
@@ -65,7 +68,7 @@ class InfectionRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Clear ``infected``, and instrument the functions within a ``with`` block."""
+        """Clear ``infected``, and instrument the functions in a ``with`` block."""
         self.infected.clear()
         names = {_REACHED: self._reached, _COMPARED: self._compared, _TESTED: self._tested}
         with ExitStack() as stack:
@@ -100,7 +103,8 @@ class InfectionRecorder:
         for name, compute in changed:
             if name in self.infected:
                 continue
-            # Instrumented functions that the changed expression calls must not record infections.
+            # Instrumented functions must not record infections while a changed expression calls
+            # them.
             self._is_comparing = True
             try:
                 is_same = agrees(compute())
@@ -113,7 +117,7 @@ class InfectionRecorder:
 
 
 def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType | None:
-    """Return the code of a function that reports infections to a recorder; None without source.
+    """Return code of a function that reports infections to a recorder; None without source.
 
     Args:
         function: the function.
@@ -139,14 +143,14 @@ def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType 
 def _changed_field(
     statement: ast.stmt, put: Callable[[Any], Callable[[], None]], changed: Any
 ) -> tuple[str, ast.expr | None]:
-    """Return the field of a statement whose expression a mutant changes, and the new expression.
+    """Return the field of a statement that a mutant changes, and the new expression.
 
     The expression is None if the mutant changes more than a single expression.
     """
     if isinstance(changed, ast.Pass):
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)]):
-                # Without the assignment, the variable keeps its value.
+                # A deleted assignment corresponds to an assignment of the variable to itself.
                 return "value", ast.Name(name, ast.Load())
             case ast.If(orelse=[]):
                 return "test", ast.Constant(value=False)
@@ -230,7 +234,7 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are interchangeable; False if in doubt."""
+    """Return whether two values are interchangeable; False if this is uncertain."""
     if value is other:
         return True
     if type(value) is not type(other):
@@ -243,7 +247,8 @@ def _same(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, list):
         if _is_shared(value, _LIST_REFERENCES) or _is_shared(other, _LIST_REFERENCES):
-            # A later change of one of the two objects would not affect the other one.
+            # The objects are not interchangeable if a later change of one would not affect the
+            # other.
             return False
         return len(value) == len(other) and all(map(_same, value, other))
     if value is None or isinstance(value, bool | int | str | bytes | slice | range | np.dtype):
@@ -257,7 +262,7 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
     if value.__array_interface__["data"] != other.__array_interface__["data"] and (
         _is_shared(value, _ARRAY_REFERENCES) or _is_shared(other, _ARRAY_REFERENCES)
     ):
-        # A later change of one of the two objects would not affect the other one.
+        # The objects are not interchangeable if a later change of one would not affect the other.
         return False
     if value.dtype == object:
         return repr(value.tolist()) == repr(other.tolist())

@@ -24,7 +24,7 @@ from onnxopt_cli.operators.rewrite import rewrite
 
 @cache
 def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the operator's known mistakes, those of its own file first.
+    """Return the operator's known mistakes; those in the operator's file come first.
 
     Generated mistakes that are equivalent to the formula or to an earlier mistake are omitted.
 
@@ -43,7 +43,7 @@ def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 
 @cache
 def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the known mistakes without the slow search for equivalent ones.
+    """Return the known mistakes without the slow search for equivalent mistakes.
 
     The mistakes in the operator's file come first. Some mistakes may be equivalent to the formula
     or to other mistakes.
@@ -75,7 +75,7 @@ def named(operator: Operator, *names: str) -> Implementation | None:
 
 
 def is_likely(operator: Operator, mistake: Implementation) -> bool:
-    """Return whether a mistake is listed for the operator, or made by many programs."""
+    """Return whether a mistake is listed for the operator, or is made by many programs."""
     listed = mistake.name in {listed_mistake.name for listed_mistake in operator.known_mistakes}
     return listed or ignores_attribute(operator, mistake) or mistake.precision == np.float32
 
@@ -100,7 +100,7 @@ def _implementation(
     change = unchanged
     if mistake.replace:
         change = lru_cache(partial(rewrite, replace=mistake.replace))
-        # This call raises ValueError if the formula lacks the expression.
+        # Compiling here raises ValueError if the formula lacks the expression.
         change(operator.formula)
     rounds = any(".astype(" in expression for expression in mistake.replace.values())
     name, about, seen_in = mistake.name, mistake.about, mistake.seen_in

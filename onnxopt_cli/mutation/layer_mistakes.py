@@ -121,7 +121,7 @@ def _gates(order: Sequence[int], node: BoundNode) -> BoundNode | None:
 
 
 def _bias_half(half: int, node: BoundNode) -> BoundNode | None:
-    """Ignore the biases of the input (0) or of the state (1)."""
+    """Ignore the biases of the input (part 0) or of the state (part 1)."""
     bias = node.operand(3)
     if bias is None or bias.ndim < 2:  # noqa: PLR2004 - directions and biases
         return None
@@ -145,7 +145,7 @@ def _first_direction(axes: Mapping[int, int], node: BoundNode) -> BoundNode | No
     """Replace operands of the second direction by those of the first.
 
     Args:
-        axes: the axis of each operand along which the directions lie, by the operand's index.
+        axes: for each operand, by its index, the axis of the directions.
         node: the node.
     """
     if node.attribute("direction") != b"bidirectional":
@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Multiply one of Gemm's factors by the other."""
+    """Multiply one of Gemm's attributes alpha and beta by the other."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))
@@ -363,7 +363,7 @@ def _softplus_by_exp(node: BoundNode) -> Sequence[Value] | None:
     return None if x is None else [np.log(np.exp(x) + x.dtype.type(1))]
 
 
-#: The mistakes of layers: operators, name, description, and the change.
+#: The mistakes of layers, each with operators, a name, a description, and a change.
 LAYER_MISTAKES: tuple[ListedMistake, ...] = (
     (("PRelu",), "slope along the channels",
      "A slope with one axis belongs to the second axis of X, not to the last one.",

@@ -25,9 +25,9 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
 _NUMBERS = (0, 1, 2, 0.5, -1)
 _FUNCTIONS = ("sqrt", "square", "abs", "cbrt", "exp", "sign")
 
-#: Description of a change, and the expression that replaces the old expression.
+#: A change: its description, and the expression that replaces the old expression.
 Change = tuple[str, ast.expr]
-#: Replaces an expression by another one.
+#: A function that replaces an expression by another expression.
 Put = Callable[[ast.expr], None]
 
 
@@ -35,7 +35,8 @@ Put = Callable[[ast.expr], None]
 def mutants(operator: Operator) -> tuple[Implementation, ...]:
     """Return the operator's automatic mutants, in the order of the formula.
 
-    Some are equivalent to the formula; see :func:`~onnxopt_cli.mutation.equivalence.equivalent`.
+    Some mutants are equivalent to the formula; see
+    :func:`~onnxopt_cli.mutation.equivalence.equivalent`.
     """
     tree = formula_tree(operator.formula)
     # The docstring is not mutated.
@@ -62,8 +63,8 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
 def name_mutants(operator: Operator) -> tuple[Implementation, ...]:
     """Return mutants in which one statement uses other names, in the order of the formula.
 
-    Two names are exchanged in the statement, or one of them is replaced wherever the statement uses
-    it. :func:`mutants` replaces single uses of a name.
+    Two names are exchanged in a statement, or one name is replaced wherever the statement uses it.
+    :func:`mutants` replaces single uses of a name.
     """
     tree = formula_tree(operator.formula)
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
@@ -123,8 +124,8 @@ def _changes(node: ast.expr, names: Sequence[str], choices: Sequence[str]) -> It
 
     Args:
         node: the expression.
-        names: names of numbers that are defined at this place.
-        choices: strings that attributes may be.
+        names: names of numbers that are defined at the place of the expression.
+        choices: the strings that attributes may have as values.
     """
     text = ast.unparse(node)
     named = text in names

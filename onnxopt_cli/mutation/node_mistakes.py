@@ -67,7 +67,7 @@ def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _version_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
-    """Yield the mistakes of computing a node as in the newest version of its operator."""
+    """Yield mistakes that compute a node as in the newest version of its operator."""
     newest = defs.get_schema(schema.name, schema.domain).since_version
     if newest <= schema.since_version:
         return
@@ -95,7 +95,7 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
         stated = {name: value for name, value in defaults.items() if value is not None} | stated
     attributes = {name: value for name, value in stated.items() if name in schema.attributes}
     later = replace(node, opset=version, attributes=attributes)
-    # Attributes that are inputs in the later version.
+    # Attributes that are inputs in the later version become inputs.
     for index, formal in enumerate(schema.inputs):
         value = stated.get(formal.name)
         if formal.name in schema.attributes or value is None:
@@ -156,7 +156,7 @@ def _text(value: Any) -> str:
 
 
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return a wrong default of an attribute; None if it has no default, or only one value."""
+    """Return a wrong default of an attribute; None without a default or another choice."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None
@@ -183,7 +183,7 @@ def _always(name: str, value: int, node: BoundNode) -> BoundNode | None:
     return None if node.attribute(name) == value else node.with_attribute(name, value)
 
 
-#: Ranges to which programs limit numbers, and functions that move a number into them.
+#: Ranges to which programs limit numbers, each with a function that limits a number.
 _LIMITS: dict[str, Callable[[float], float]] = {
     "raised to at least 0": lambda number: max(number, 0.0),
     "raised to at least 1": lambda number: max(number, 1.0),

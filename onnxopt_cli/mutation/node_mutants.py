@@ -26,15 +26,16 @@ from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.code_mutants import CodeMutant, patched
 from onnxopt_cli.mutation.proofs import proof_of
 
-#: Computes the outputs of a model from its inputs.
+#: A function that computes the outputs of a model from its inputs.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value]]
-#: Changes a node; returns None if the defect has no effect on it.
+#: A function that changes a node; it returns None if the defect has no effect on the node.
 Change = Callable[[BoundNode], BoundNode | None]
-#: Computes the outputs of a node with a mistake; returns None if the mistake has no effect on it.
+#: A function that computes the outputs of a node with a mistake; it returns None if the mistake has
+#: no effect on the node.
 Computation = Callable[[BoundNode], Sequence[Value] | None]
-#: Changes the outputs of a node.
+#: A function that changes the outputs of a node.
 Finish = Callable[[Sequence[Value]], Sequence[Value]]
-#: Computes a node, which may be a changed one, with the correct operator.
+#: A function that computes a node, possibly a changed node, with the correct operator.
 ComputeNode = Callable[[BoundNode], Sequence[Value]]
 
 
@@ -88,7 +89,7 @@ class NodeMutant:
     """A wrong implementation of an operator without a formula.
 
     Attributes:
-        name: identifies the mutant among those of its operator, in every opset version.
+        name: identifies the mutant among the mutants of its operator, in every opset version.
         kind: the kind of defect.
         about: description in one sentence.
         change: changes the node that the correct operator computes, or computes the outputs without
@@ -139,7 +140,7 @@ class NodeMutant:
 
         Args:
             node: the node.
-            compute: the correct operator, a function of the node or of a changed one.
+            compute: the correct operator, as a function of the node or of a changed node.
 
         Returns:
             The outputs in the graph's order; None if the defect has no effect on this node.
@@ -191,7 +192,7 @@ def node_mutants(
     return tuple(mutants.values())
 
 
-# Values of attributes that are strings: by operator and attribute, or by attribute alone.
+# The values that an attribute of strings may have, by operator and attribute or by attribute alone.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     "reduction": ("none", "mean", "sum"),
@@ -238,7 +239,7 @@ def choices(op_type: str, attribute: str) -> tuple[str, ...]:
 
 # --- attributes ---
 
-#: Attributes that are 0 or 1.
+#: Attributes with the values 0 and 1.
 FLAGS = frozenset({
     "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad",
     "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget",
@@ -369,7 +370,7 @@ def _constant(value: Any, _old: Any) -> Any:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to a value, or to each value of a list."""
+    """Apply a function to a number, or to each number of a list."""
     return [change(item) for item in value] if isinstance(value, list) else change(value)
 
 
@@ -401,7 +402,7 @@ def _same(first: Any, second: Any) -> bool:
 # --- inputs ---
 
 
-# Types of inputs that are parameters, such as axes, rather than data.
+# Types of inputs that are parameters, such as axes, not data.
 _INDEX_TYPES = frozenset({"tensor(int64)", "tensor(int32)"})
 
 
@@ -432,14 +433,14 @@ def _input_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _types(schema: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> tuple[str, ...]:
-    """Return the types that an input or output may have, as ``tensor(float)``."""
+    """Return the types that an input or output may have, such as ``tensor(float)``."""
     for entry in schema.type_constraints:
         if entry.type_param_str == formal.type_str:
             return tuple(entry.allowed_type_strs)
     return (formal.type_str,)
 
 
-# NumPy's kinds of types, by the beginning of the name that schemas give a type.
+# NumPy's kinds of types, by the beginning of the type's name in schemas.
 _KINDS_OF_TYPES = {
     "tensor(float": "f", "tensor(bfloat16": "f", "tensor(double": "f", "tensor(int": "i",
     "tensor(uint": "u", "tensor(bool": "b", "tensor(string": "O",
@@ -546,7 +547,8 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
     def change(array: Array) -> Array:
         limits = np.iinfo(array.dtype)
-        # The largest int64 rounds to a double outside the type; the next smaller double is inside.
+        # The largest int64 is rounded to a double outside the range of int64; the next smaller
+        # double is in the range.
         top = np.nextafter(np.float64(limits.max) + 1, 0)
         floats = array.astype(name).astype(np.float64)
         return np.clip(floats, np.float64(limits.min), top).astype(array.dtype)
@@ -555,9 +557,10 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
 
 def _other_sign(array: Array) -> Array:
-    """Return the integers that result if signed ones are read as unsigned, and vice versa."""
+    """Return integers with signed integers read as unsigned, and unsigned ones as signed."""
     kind = "u" if array.dtype.kind == "i" else "i"
-    # The values are clamped, because sums and products modulo 2**n are equal for both readings.
+    # The values are clamped. If they wrapped around, sums and products modulo 2**n would be equal
+    # for signed and unsigned integers.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)
     return np.clip(reread.astype(np.float64), limits.min, limits.max)
@@ -590,13 +593,14 @@ def _first_element(array: Array) -> Array | None:
 
 @dataclass(frozen=True, slots=True)
 class _Misreading:
-    """A way in which the values of an input are read incorrectly.
+    """An incorrect reading of the values of an input.
 
     Attributes:
         kind: the kind of mutant.
-        types: NumPy's kinds of the types that it applies to; "f" includes bfloat16.
+        types: NumPy's kinds of the types to which the misreading applies; "f" includes bfloat16.
         about: the end of the sentence "The values of the input X are".
-        change: returns the values that are used; None or equal values if it has no effect.
+        change: returns the values that are used instead; None or equal values if the misreading has
+            no effect.
     """
 
     kind: MutantKind
@@ -660,7 +664,7 @@ _MISREADINGS = {
 }
 
 
-# Misreadings that change only the order of NaN, which the specification does not define.
+# Misreadings that have an effect only on the order of NaN, which the specification does not define.
 _UNDEFINED = frozenset({
     (name, "without NaN") for name in ("ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK")
 })  # fmt: skip
@@ -717,7 +721,7 @@ def _aligned_left(index: int, node: BoundNode) -> BoundNode | None:
 # --- outputs ---
 
 
-#: Ways in which outputs are computed with too few digits.
+#: Defects that compute the outputs with too few digits.
 _COARSE_OUTPUTS = {
     "outputs in 16 bits": _Misreading(_TYPE, "f", "computed in float16", _through("f2")),
     "outputs in float32": _Misreading(_TYPE, "f", "computed in float32", _through("f4")),
@@ -786,7 +790,7 @@ def _in_version(version: int, node: BoundNode) -> BoundNode | None:
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
     if schema.deprecated:
         return None
-    # Inputs that were attributes in the earlier version become attributes again.
+    # Inputs that are attributes in the earlier version become attributes.
     formals = [formal.name for formal in node.schema.inputs]
     inputs = {formal.name for formal in schema.inputs}
     attributes = {k: v for k, v in node.attributes.items() if k in schema.attributes}

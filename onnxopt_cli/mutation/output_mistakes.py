@@ -1,7 +1,7 @@
-"""Mistakes that any operator may have: in the arithmetic, and in the outputs.
+"""Mistakes in the arithmetic or in the outputs that any operator may have.
 
-Mistakes in the arithmetic compute the node in another type. Mistakes in the outputs change those of
-the correct operator: their type, shape, order, sign or magnitude.
+Mistakes in the arithmetic compute the node in another type. Mistakes in the outputs change the
+type, shape, order, sign or magnitude of the correct operator's outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import ComputeNode, MutantKind, NodeMutant, Recomputed
 
-#: Changes an output; returns None if the change does not apply to it.
+#: A function that changes an output; it returns None if the change does not apply to the output.
 _OutputChange = Callable[[BoundNode, Array], Array | None]
 
 
@@ -45,7 +45,7 @@ def output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 def _changed(
     change: _OutputChange, place: int | None, node: BoundNode, compute: ComputeNode
 ) -> Sequence[Value] | None:
-    """Change the outputs of a node, or only the output of the operator at a place."""
+    """Change all outputs of a node, or only the output at a place in the operator's signature."""
     outputs = [*compute(node)]
     is_changed = False
     for index, (output, value) in enumerate(zip(node.output_places, outputs, strict=False)):
@@ -113,7 +113,7 @@ def _identity(array: Array) -> Array:
 
 
 def _numeric_operands(node: BoundNode, kinds: str) -> dict[int, Array]:
-    """Return the inputs that have the type of the first one, if it is of the given kinds."""
+    """Return the inputs that have the type of the first input, if that type is of given kinds."""
     formals = list(node.schema.inputs)
     first = node.operand(0)
     if first is None or first.dtype.kind not in kinds:
@@ -131,7 +131,7 @@ def _numeric_operands(node: BoundNode, kinds: str) -> dict[int, Array]:
 def _with_own_type_changed(
     node: BoundNode, outputs: Sequence[Value], change: Callable[[Array], Array]
 ) -> list[Value]:
-    """Change the outputs whose type is that of the first input by the operator's schema."""
+    """Change the outputs that have the type of the first input in the operator's schema."""
     formals = node.schema.outputs
     types = [formals[min(place, len(formals) - 1)].type_str for place in node.output_places]
     own_type = node.schema.inputs[0].type_str
@@ -164,7 +164,7 @@ def _in_type(
 
 
 def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Invert the highest bits of the inputs, which has the effect on the order, and of outputs."""
+    """Invert the highest bits of inputs, which changes their order, and of outputs."""
     operands = _numeric_operands(node, "iu")
     if not operands:
         return None
@@ -266,7 +266,7 @@ def _times(
 
 
 def _length_of_axis(node: BoundNode, _array: Array) -> float | None:
-    """Return the length of the axis that the node names in an attribute."""
+    """Return the length of the axis that an attribute of the node states."""
     first, axis = node.operand(0), node.attribute("axis")
     if first is None or not isinstance(axis, int) or not -first.ndim <= axis < first.ndim:
         return None
@@ -320,7 +320,7 @@ def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | No
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 
 
-# By the end of the names of the mistakes: the end of their descriptions, and the change.
+# For the end of a mistake's name, the end of its description, and the change.
 _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "without sign": ("the magnitudes of the correct values", _magnitude),
     "negated": ("the right values with the opposite sign", _negated),

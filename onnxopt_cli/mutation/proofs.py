@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from onnx import defs
 
 _Option = defs.OpSchema.FormalParameterOption
-#: Integer attributes that may be negative, unlike counts, sizes and flags.
+#: Integer attributes that may be negative; counts, sizes and flags may not.
 SIGNED_ATTRIBUTES = frozenset({
     "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
     "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
@@ -21,7 +21,7 @@ SIGNED_ATTRIBUTES = frozenset({
     "replaced_value_int64", "right_window_size", "scan_input_axes", "scan_output_axes", "shape",
     "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
-# Inputs that have a single value: by name, or by operator and name.
+# Inputs that have a single value, by name or by operator and name.
 _SINGLE_VALUES = frozenset({
     "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
     "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start", "TopK.K",
@@ -31,7 +31,7 @@ _SINGLE_VALUES = frozenset({
 _COMMUTATIVE = frozenset({
     "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Mul", "Or", "Xor",
 })  # fmt: skip
-# Operators whose axes are a set.
+# Operators for which the order of their axes has no effect.
 _SETS_OF_AXES = ("MeanVarianceNormalization", "Reduce", "Squeeze", "Unsqueeze")
 
 
@@ -77,7 +77,8 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    # In early versions, the attribute broadcast enables broadcasting of the second input alone.
+    # In early versions, the attribute broadcast enables the broadcasting of the second input, but
+    # not of the first.
     return schema.name in _COMMUTATIVE and "broadcast" not in schema.attributes
 
 

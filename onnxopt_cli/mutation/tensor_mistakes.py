@@ -19,7 +19,7 @@ from onnxopt_cli.mutation.node_mutants import (
 
 
 def _elementwise(function: Callable[..., Array]) -> Computed:
-    """Return a mistake that computes the output from the operands, in their type."""
+    """Return a mistake that computes the output from the operands, in the operands' type."""
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         operands = [value for value in node.operands if isinstance(value, np.ndarray)]
@@ -93,8 +93,8 @@ def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
     if not lengths.all() or lengths.size != scales.size:
         return None
     rounded = np.floor(lengths * scales.astype(np.float64)) / lengths
-    # A quotient that float32 rounds down may lead to a shorter output; the next larger float32 does
-    # not.
+    # A quotient that is rounded down to float32 may lead to a shorter output, but the next larger
+    # float32 does not.
     moved = np.nextafter(rounded.astype(np.float32), np.float32(np.inf))
     moved = np.where(np.floor(lengths * rounded.astype(np.float32)) == np.floor(
         lengths * scales.astype(np.float64)), rounded.astype(np.float32), moved)  # fmt: skip
@@ -189,7 +189,7 @@ def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
-    """Shift by the amount modulo the width ("remainder"), or as unsigned ("unsigned")."""
+    """Shift by the amount modulo the width ("remainder"), or shift unsigned ("unsigned")."""
     x, count = node.operand(0), node.operand(1)
     if x is None or count is None:
         return None
@@ -226,7 +226,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
-    """Keep some of several axes. The axes are an attribute or the second input."""
+    """Reduce only some of several axes. The axes are an attribute or the second input."""
     axes = node.attributes.get("axes")
     if axes is not None:
         return node.with_attribute("axes", axes[kept]) if len(axes) > 1 else None
@@ -235,7 +235,7 @@ def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
 
 
 def _reflected_with_border(node: BoundNode) -> Sequence[Value] | None:
-    """Pad all axes in the mode reflect, but repeat the border."""
+    """Pad all axes in the mode reflect, but also repeat the element at the border."""
     x, pads = node.operand(0), node.operand(1)
     if x is None or node.attribute("mode") != b"reflect" or node.operand(3) is not None:
         return None
@@ -255,7 +255,7 @@ def _with_fmod(node: BoundNode) -> BoundNode | None:
     return None if node.attribute("fmod") == 1 else node.with_attribute("fmod", 1)
 
 
-#: The mistakes of operators on tensors: operators, name, description, and the change.
+#: The mistakes of operators on tensors, each with operators, a name, a description, and a change.
 TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("Round",), "halves rounded away from zero", "2.5 becomes 3, not 2.",
      _elementwise(_half_away)),
