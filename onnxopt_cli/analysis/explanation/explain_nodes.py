@@ -11,14 +11,18 @@ chosen.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
+from onnxopt_cli.analysis.explanation.element_conditions import (
+    ElementCondition,
+    ElementConditions,
+)
 from onnxopt_cli.analysis.explanation.explain import SearchClock, least_seconds
 from onnxopt_cli.analysis.explanation.explain_remaining import CHANGES_WHEN_REPEATED
 from onnxopt_cli.analysis.explanation.hypotheses import (
-    MIN_MEETING,
     Hypothesis,
     any_explains,
     supports_condition,
@@ -31,11 +35,13 @@ from onnxopt_cli.analysis.explanation.node_selection import (
     select_nodes,
     small_nodes,
 )
+from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.errors import InvalidCase, NodeError
+from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.operators.nodes import imported_versions, is_standard
 from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.oracle.expected import Expected
@@ -56,7 +62,7 @@ ROUNDS = 3
 #: A proof requires this many failing generated nodes that agree with the hypothesis.
 MIN_AGREEING = 4
 #: A proof requires this many passing generated nodes that do not contradict the hypothesis.
-MIN_OTHERS = 4
+MIN_UNCONTRADICTED = 4
 #: A condition without a mistake is not stated if more than this share of the nodes that do not meet
 #: the condition fail.
 MAX_OTHER_SHARE = 0.1
@@ -80,6 +86,13 @@ MAX_CAUSES = 3
 _MAX_PROOFS = 4
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than this number.
 _RIVAL_COST = 0.15
+# Share of the time for conditions on elements.
+_ELEMENTS_SHARE = 0.35
+# Number of rounds of generated nodes for conditions on elements.
+_ELEMENT_ROUNDS = 5
+# Largest number of outputs whose elements are examined, and number of conditions that are tested in
+# a round.
+_MAX_OUTPUTS, _MAX_TESTED = 2, 4
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 
@@ -225,6 +238,7 @@ class _NodeSearch(HypothesisRanking):
         )
         self._failing = len(self._failing_cases)
         self._seed = 0
+        self._seconds = seconds
 
     def run(self) -> Explanation | None:
         """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
@@ -233,6 +247,9 @@ class _NodeSearch(HypothesisRanking):
         if self._changes_when_repeated():
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
+        end = self._end
+        # The search for mistakes and conditions on nodes leaves time for conditions on elements.
+        self._end -= _ELEMENTS_SHARE * self._seconds
         self._examine_cases()
         if self._submit and self._samples:
             for _ in range(MAX_CAUSES):
@@ -243,6 +260,9 @@ class _NodeSearch(HypothesisRanking):
         else:
             self._find_supported()
         causes = self._causes()
+        self._end = end
+        if self._submit:
+            causes += self._element_causes()
         if not causes:
             return None
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
@@ -383,11 +403,16 @@ class _NodeSearch(HypothesisRanking):
         )
         right = [sample for sample in fresh if sample.failed is False]
         passing = sum(not hypothesis.contradicts(sample) for sample in right)
-        outside = sum(map(hypothesis.leaves_out, right))
-        return (
-            agreeing >= MIN_AGREEING
-            and passing >= MIN_OTHERS
-            and (not hypothesis.traits or supports_condition(agreeing, outside))
+        if agreeing < MIN_AGREEING or passing < MIN_UNCONTRADICTED:
+            return False
+        if not hypothesis.traits:
+            return True
+        if hypothesis.mistake is None:
+            return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
+        # The outputs of a mistake are evidence for it. A single right node outside the condition
+        # shows that the mistake needs one.
+        return agreeing >= MIN_MEETING and any(
+            sample.failed is False and hypothesis.leaves_out(sample) for sample in self._samples
         )
 
     def _drop_insufficient(self) -> None:
@@ -469,6 +494,72 @@ class _NodeSearch(HypothesisRanking):
             if right < MIN_LACKING or wrong > MAX_OTHER_SHARE * (right + wrong):
                 return False
         return True
+
+    # Elements -----------------------------------------------------------------------------------
+
+    def _element_causes(self) -> tuple[Cause, ...]:
+        """Return conditions on the elements of outputs for failures without another cause."""
+        accepted: list[ElementCondition] = []
+        causes: list[Cause] = []
+        while len(accepted) < MAX_CAUSES and not self.ran_out_of_time:
+            condition = self._proven_element_condition(accepted)
+            if condition is None:
+                break
+            conditions = self._element_conditions(condition.place, accepted)
+            ids = tuple(sample.case for sample in conditions.explained(condition) if sample.case)
+            causes.append(Cause(conditions.text(condition, self._output(condition.place)), ids))
+            accepted.append(condition)
+        return tuple(causes)
+
+    def _element_conditions(
+        self, place: int, accepted: Sequence[ElementCondition]
+    ) -> ElementConditions:
+        """Return the conditions on an output in failures that no accepted condition explains."""
+        failures = self._open_failures()
+        for condition in accepted:
+            earlier = ElementConditions(self._samples, failures, condition.place)
+            explained = {id(sample) for sample in earlier.explained(condition)}
+            failures = [sample for sample in failures if id(sample) not in explained]
+        return ElementConditions(self._samples, failures, place)
+
+    def _proven_element_condition(
+        self, accepted: Sequence[ElementCondition]
+    ) -> ElementCondition | None:
+        """Return a condition on elements that generated nodes support; None if none is found."""
+        # The number of nodes that were known when a condition became the best one, by its key.
+        known: dict[str, int] = {}
+        for _ in range(_ELEMENT_ROUNDS):
+            counts = Counter(
+                place
+                for sample in self._open_failures()
+                if sample.case and sample.outputs
+                for place, wrong in enumerate(sample.outputs.wrong)
+                if wrong is None or wrong.any()
+            )
+            for place, _ in counts.most_common(_MAX_OUTPUTS):
+                conditions = self._element_conditions(place, accepted)
+                ranked = conditions.ranked()
+                for condition in ranked[:_MAX_TESTED]:
+                    first = known.setdefault(condition.key, len(self._samples))
+                    if conditions.is_proven(condition, self._samples[first:]):
+                        return condition
+                if ranked:
+                    break
+            else:
+                return None
+            if self.ran_out_of_time:
+                return None
+            best = ranked[0]
+            self._generate(Hypothesis((best.trait,) if best.trait else (), None, 0.0))
+        return None
+
+    def _output(self, place: int) -> str:
+        """Return the name of an output of the operator; empty if the operator has only one."""
+        node = BoundNode.of(self._samples[0].model, self._samples[0].inputs)
+        formals = node.schema.outputs
+        if len(formals) == 1:
+            return ""
+        return str(formals[min(node.output_places[place], len(formals) - 1)].name)
 
     # Statements ---------------------------------------------------------------------------------
 

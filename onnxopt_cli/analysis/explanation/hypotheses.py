@@ -10,19 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeSample, Trait
+from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
 #: A mistake must reproduce this share of the failures on which the mistake has an effect.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-#: A condition requires this many failing nodes that meet the condition and were generated after it
-#: was chosen. If a quarter of the nodes that meet the condition were right, 11 such nodes would all
-#: fail with a probability of 0.75 ** 11 = 4 %.
-MIN_MEETING = 11
-#: For the same reason, a condition requires this many right nodes that do not meet the condition
-#: and were generated after it was chosen.
-MIN_OUTSIDE = 11
+# A condition requires this many right nodes that do not meet the condition and were generated after
+# it was chosen. If a quarter of such nodes were wrong, 11 nodes would all be right with a
+# probability of 0.75 ** 11 = 4 %.
+_MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
 
@@ -135,7 +133,7 @@ def supports_condition(meeting: int, others: int) -> bool:
         meeting: number of failing nodes that meet the condition.
         others: number of passing nodes that do not meet it.
     """
-    return meeting >= MIN_MEETING and others >= MIN_OUTSIDE
+    return meeting >= MIN_MEETING and others >= _MIN_OUTSIDE
 
 
 def agrees_with_nodes(

@@ -42,6 +42,8 @@ SILENCE_SECONDS = 30.0
 #: Two outputs for the same inputs are different if they differ by more than this fraction of the
 #: largest element.
 REPEATED_RTOL = 1e-3
+# Share of the time of a search after which no further mistake is tried.
+_EXAMINATION_SHARE = 0.6
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
 
@@ -141,19 +143,22 @@ class NodeExamination:
         cases = [*self._samples]
         mistakes = self._mistakes_of(cases)
 
-        def work() -> Iterator[tuple[int | str, Any, Any]]:
+        def work() -> Iterator[tuple[int | str, Any, Any, Any]]:
             judges = {}
             for index, sample in enumerate(cases):
                 if judge := judged_node(sample):
                     judges[index] = judge
-                    yield index, judge.traits, judge.numbers
+                    yield index, judge.traits, judge.numbers, judge.outputs
             for name, mistake in mistakes.items():
-                yield name, *effects_on(mistake, judges)
+                yield name, *effects_on(mistake, judges), None
 
         elements: dict[str, float] = {}
-        for key, value, effects in self._forked(work, self._remaining()):
+        for key, value, effects, outputs in self._forked(
+            work, _EXAMINATION_SHARE * self._remaining()
+        ):
             if isinstance(key, int):
                 cases[key].traits, cases[key].numbers = value, effects
+                cases[key].outputs = outputs
             elif value or key.endswith(PROBES):
                 elements[key] = value
                 self._mistakes[key] = mistakes[key]
@@ -192,10 +197,14 @@ class NodeExamination:
                     continue
                 effects = effects_by_mistake([self._mistakes[name] for name in names], judge)
                 if effects is not None:
-                    yield index, judge.failed, judge.traits, judge.numbers, effects
+                    judged = judge.failed, judge.traits, judge.numbers, judge.outputs
+                    yield index, *judged, effects
 
-        for index, failed, traits, numbers, effects in self._forked(work, self._remaining()):
+        for index, failed, traits, numbers, outputs, effects in self._forked(
+            work, self._remaining()
+        ):
             sample = samples[index]
+            sample.outputs = outputs
             sample.failed, sample.traits = failed, traits
             sample.numbers, sample.effects = numbers, effects
         self._samples += [sample for sample in samples if sample.traits]

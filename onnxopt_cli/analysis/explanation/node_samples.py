@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
+from onnxopt_cli.analysis.explanation.element_features import MAX_OUTPUT_ELEMENTS, ElementFeatures
 from onnxopt_cli.analysis.explanation.features import plain_count, roundest
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
@@ -32,8 +33,10 @@ from onnxopt_cli.analysis.node_search import (
 )
 from onnxopt_cli.analysis.node_variations import copied
 from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.core.compare import element_shares
 from onnxopt_cli.core.text import clipped
-from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
+from onnxopt_cli.core.tolerance import Tolerance
+from onnxopt_cli.core.values import Array, NumberKind, Value, describe, dtype_name, kind_of
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, NodeMutant
 from onnxopt_cli.oracle.expected import Expected
@@ -675,6 +678,20 @@ class Effect(Enum):
     UNLIKE = 2
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedOutputs:
+    """The correct outputs of a node, and the wrong elements of a backend's outputs.
+
+    Attributes:
+        right: the correct outputs in the graph's order.
+        wrong: for each output, which elements are wrong; None for an output of a wrong type or
+            shape. Empty if the backend's outputs are correct.
+    """
+
+    right: Sequence[Value]
+    wrong: Sequence[Array | None] = ()
+
+
 @dataclass(eq=False)
 class NodeSample:
     """A node that a backend has run.
@@ -690,6 +707,8 @@ class NodeSample:
         numbers: the numbers of the node that a condition may limit.
         effects: the effects of mistakes by name.
         expected: the expected result; None if it is not known yet.
+        outputs: its correct outputs and their wrong elements; None if they are large.
+        elements: the features of the elements of outputs, by the position of the output.
     """
 
     case: str
@@ -702,6 +721,8 @@ class NodeSample:
     numbers: Mapping[NodeNumber, float] = field(default_factory=dict)
     effects: dict[str, Effect] = field(default_factory=dict)
     expected: Expected | None = None
+    outputs: JudgedOutputs | None = None
+    elements: dict[int, ElementFeatures] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem:
@@ -775,6 +796,28 @@ class JudgedNode:
         """
         return may_differ(self.native, outputs) and excess(self.expected, outputs) > 1
 
+    @property
+    def outputs(self) -> JudgedOutputs | None:
+        """The correct outputs, and the wrong elements of the backend's; None if they are large."""
+        right = self.native if self.sample.right is None else self.sample.right
+        if (
+            sum(value.size for value in right if isinstance(value, np.ndarray))
+            > MAX_OUTPUT_ELEMENTS
+        ):
+            return None
+        returned = self.sample.returned
+        if not self.failed or returned is None:
+            return JudgedOutputs(right)
+        expected = min(
+            (self.expected, *self.expected.alternatives),
+            key=lambda result: excess(result, returned),
+        )
+        wrong = [
+            _wrong_elements(value, actual, expected.tolerances[name])
+            for (name, value), actual in zip(expected.outputs.items(), returned, strict=False)
+        ]
+        return JudgedOutputs([*expected.outputs.values()], wrong)
+
     def effect(self, mistake: NodeMutant) -> tuple[Effect, float]:
         """Return the effect of a mistake, and how many wrong elements it reproduces.
 
@@ -821,6 +864,15 @@ class JudgedNode:
         if model is self.sample.model and inputs is self.sample.inputs:
             return [copied(value) for value in self.native]
         return computing({}, {})(model, inputs)
+
+
+def _wrong_elements(expected: Value, actual: Value, tolerance: Tolerance) -> Array | None:
+    """Return which elements of an output are wrong; None if its type or shape is wrong."""
+    if not isinstance(expected, np.ndarray) or not isinstance(actual, np.ndarray):
+        return None
+    if describe(expected) != describe(actual):
+        return None
+    return element_shares(expected, actual, tolerance) > 1
 
 
 def judged_node(sample: NodeSample) -> JudgedNode | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# A proof of a condition needs at least this many inputs that meet the condition, all of which must
-# fail. If the backend passed a quarter of such inputs, all would fail with a probability of 0.75 **
-# 11 = 4 %. The proof also needs at least MIN_OTHERS inputs that do not meet the condition.
-_MIN_PROVEN = 11
+#: A proof of a condition needs at least this many inputs that meet the condition, all of which must
+#: fail. If the backend passed a quarter of such inputs, all would fail with a probability of
+#: 0.75 ** 11 = 4 %.
+MIN_MEETING = 11
 # Required numbers of inputs for which a changed formula is wrong. The first number applies if the
 # backend agrees with the changed formula for all inputs, and the second if it agrees for all but
 # one. If the backend returned other outputs for a tenth of such inputs, the probability of this
@@ -14,13 +14,13 @@ _MIN_ALIKE = (29, 46)
 # An "only where" statement requires that at least this share of the inputs that meet the condition
 # fails.
 _MIN_FAILURE_RATE = 0.5
-#: An "only where" statement requires this many inputs that do not meet the condition, all of which
-#: must pass. If such inputs failed at a rate of one in ten, 29 of them would all pass with a
-#: probability of 0.9 ** 29 = 5 %.
+#: A statement requires this many inputs that do not meet the condition, all of which must pass. If
+#: such inputs failed at a rate of one in ten, 29 of them would all pass with a probability of
+#: 0.9 ** 29 = 5 %.
 MIN_OTHERS = 29
-#: An "only where" statement requires this many inputs that meet the condition. If failures did not
-#: depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
-MIN_MEETING = 10
+# An "only where" statement requires this many inputs that meet the condition. If failures did not
+# depend on the condition, all failing inputs would meet it with a probability below 0.1 %.
+_MIN_MEETING_ONLY_WHERE = 10
 
 
 def supports_wherever(meeting: int, others: int) -> bool:
@@ -31,7 +31,7 @@ def supports_wherever(meeting: int, others: int) -> bool:
         others: number of inputs that do not meet the condition, none of which fails for this
             reason.
     """
-    return meeting >= _MIN_PROVEN and others >= MIN_OTHERS
+    return meeting >= MIN_MEETING and others >= MIN_OTHERS
 
 
 def supports_change(alike: int, unlike: int) -> bool:
@@ -54,5 +54,7 @@ def supports_only_where(failing: int, meeting: int, others: int) -> bool:
         others: number of inputs that do not meet the condition.
     """
     return (
-        meeting >= MIN_MEETING and others >= MIN_OTHERS and failing >= _MIN_FAILURE_RATE * meeting
+        meeting >= _MIN_MEETING_ONLY_WHERE
+        and others >= MIN_OTHERS
+        and failing >= _MIN_FAILURE_RATE * meeting
     )

@@ -1,0 +1,443 @@
+"""Conditions on the wrong elements of an output, for operators without a formula.
+
+A condition states which elements of an output are wrong, what their values are, or both, possibly
+only for nodes with a trait: "elements wrong only where the window leaves the input, in nodes with
+ceil_mode = 1". A condition must hold for every wrong element of every failing node with the trait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from onnxopt_cli.analysis.explanation.element_features import (
+    MAX_OUTPUT_ELEMENTS,
+    REORDERED,
+    WEAK_CONTENTS,
+    ElementFeatures,
+    element_features,
+    is_varied,
+    wrong_content,
+)
+from onnxopt_cli.analysis.explanation.features import roundest
+from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.mutation.bound_node import BoundNode
+
+#: A proof requires this many failing nodes that were generated after the condition was chosen.
+MIN_FAILING = 8
+#: The largest probability that wrong elements of these nodes meet a condition by chance. Only one
+#: wrong element of each node counts, because the wrong elements of a node depend on each other.
+MAX_CHANCE = 1e-6
+#: The smallest share of the elements that meet a condition that must be wrong, and the share from
+#: which the statement is "wherever" instead of "only where".
+MIN_WRONG_SHARE, WHEREVER_SHARE = 0.2, 0.99
+#: If a condition names a trait, this many new nodes without the trait must be right, and at most
+#: this share of the nodes without the trait may fail.
+MIN_RIGHT_WITHOUT, MAX_WRONG_WITHOUT_SHARE = 11, 0.1
+# Smallest share of wrong elements and smallest evidence, as a decimal exponent, of a candidate.
+_MIN_CANDIDATE_SHARE, _MIN_CANDIDATE_EVIDENCE = 0.25, 0.6
+# Evidence, as a decimal exponent, above which more evidence makes no condition better.
+_MAX_EVIDENCE = 12.0
+# Costs of a trait, of a second part, of a limit of a number, and of a failing case that a condition
+# leaves unexplained.
+_TRAIT_COST, _PART_COST, _LIMIT_COST, _CASE_COST = 0.6, 0.5, 0.3, 0.3
+# Cost of a condition of which no element is wrong, and largest total cost of unexplained cases.
+_SHARE_COST, _MAX_LEFT_COST = 2.0, 3.0
+# Number of single conditions from which pairs are formed, and number of ranked conditions.
+_MAX_PAIRED, _MAX_RANKED = 14, 30
+# Number of traits for which pairs are tried, and number of pairs that are kept for each of them.
+_MAX_PAIRED_TRAITS, _MAX_PAIRS = 5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCondition:
+    """A statement about the wrong elements of an output.
+
+    Attributes:
+        place: the position of the output among those of the graph.
+        parts: the features that all wrong elements have; empty if only the content is stated.
+        trait: the trait of the nodes for which the statement holds; None for all nodes.
+        content: what the wrong elements are; may be empty.
+        share: the share of the elements with all features that are wrong.
+        cost: the condition of the least cost is stated.
+    """
+
+    place: int
+    parts: tuple[str, ...]
+    trait: Trait | None
+    content: str
+    share: float
+    cost: float
+
+    @property
+    def key(self) -> str:
+        """A text that identifies the condition, apart from the limits of numbers."""
+        parts = [part.split(" is at ")[0] for part in self.parts]
+        return "|".join((str(self.place), *parts, self.trait.key if self.trait else ""))
+
+    def applies_to(self, sample: NodeSample) -> bool:
+        """Return whether a node has the trait of the condition."""
+        return self.trait is None or self.trait.holds(sample)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node with the features of the elements of one output.
+
+    Attributes:
+        sample: the node.
+        features: the features.
+        wrong: the wrong elements; None if the type or shape of the output is wrong.
+        contents: the statements that hold for all wrong elements.
+        failed: whether the output is wrong.
+        is_varied: whether the right output has enough different elements to show their order.
+    """
+
+    sample: NodeSample
+    features: ElementFeatures
+    wrong: Array | None
+    contents: frozenset[str]
+    failed: bool
+    is_varied: bool
+
+    def meeting(self, parts: Sequence[str]) -> Array | None:
+        """Return which elements have all features; None if a feature does not exist."""
+        masks = [self.features.flags.get(part) for part in parts]
+        if any(mask is None for mask in masks):
+            return None
+        return np.logical_and.reduce([mask for mask in masks if mask is not None])
+
+    def agrees(self, condition: ElementCondition) -> bool:
+        """Return whether all wrong elements agree with a condition."""
+        if condition.content and condition.content not in self.contents:
+            return False
+        if not condition.parts:
+            return True
+        met = self.meeting(condition.parts)
+        return met is not None and self.wrong is not None and bool(met[self.wrong].all())
+
+
+class ElementConditions:
+    """The conditions on wrong elements that agree with known nodes.
+
+    Args:
+        samples: the known nodes.
+        failures: the failing nodes that no other cause explains.
+        place: the position of the output among those of the graph.
+    """
+
+    def __init__(
+        self, samples: Sequence[NodeSample], failures: Iterable[NodeSample], place: int
+    ) -> None:
+        self._place = place
+        self.nodes: list[_Node] = []
+        opened = {id(sample) for sample in failures}
+        for sample in samples:
+            if sample.failed is None or (sample.failed and id(sample) not in opened):
+                continue
+            if node := _examined(sample, place):
+                self.nodes.append(node)
+        self._failing = [node for node in self.nodes if node.failed]
+
+    def ranked(self) -> list[ElementCondition]:
+        """Return the conditions that agree with all nodes, the best first."""
+        if not any(node.sample.case for node in self._failing):
+            return []
+        traits: dict[Trait, None] = {}
+        for node in self._failing:
+            if node.sample.case:
+                traits.update(dict.fromkeys(node.sample.traits))
+        groups: list[Trait | None] = [None, *sorted(traits, key=lambda t: (t.cost, t.text))]
+        holds = np.array([
+            [trait is None or trait.holds(node.sample) for node in self.nodes] for trait in groups
+        ])  # fmt: skip
+        # Of traits that hold for the same nodes, only the simplest is kept.
+        _, first = np.unique(holds, axis=0, return_index=True)
+        kept = np.sort(first)
+        groups, holds = [groups[place] for place in kept], holds[kept]
+        conditions = [
+            *self._of_elements(groups, holds),
+            *self._of_contents(groups, holds),
+        ]
+        conditions.sort(key=lambda condition: condition.cost)
+        return conditions[:_MAX_RANKED]
+
+    # Conditions of elements ---------------------------------------------------------------------
+
+    def _of_elements(
+        self, groups: Sequence[Trait | None], holds: Array
+    ) -> Iterator[ElementCondition]:
+        """Yield conditions with features of elements.
+
+        Args:
+            groups: the traits; None for all nodes.
+            holds: whether each trait holds for each node.
+        """
+        self._add_limits()
+        texts = sorted({text for node in self._failing for text in node.features.flags})
+        if not texts:
+            return
+        counts = np.array([_counts(node, [(text,) for text in texts]) for node in self.nodes])
+        costs, shares = self._costs(counts, groups, holds)
+        best = np.argsort(costs, axis=None, kind="stable")[:_MAX_RANKED]
+        singles = [divmod(int(place), len(texts)) for place in best]
+        singles = [single for single in singles if np.isfinite(costs[single])]
+        for group, column in singles:
+            cost, share = float(costs[group, column]), float(shares[group, column])
+            yield self._condition((texts[column],), groups[group], share, cost)
+        # Pairs are tried for all nodes, and for the traits of the best single conditions.
+        for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
+            columns = self._paired(counts, holds[group])
+            pairs = [(texts[one], texts[two]) for one, two in combinations(columns, 2)]
+            if not pairs:
+                continue
+            of_pairs = np.array([_counts(node, pairs) for node in self.nodes])
+            pair_costs, pair_shares = self._costs(of_pairs, [groups[group]], holds[[group]])
+            for index in np.argsort(pair_costs[0])[:_MAX_PAIRS]:
+                if np.isfinite(pair_costs[0, index]):
+                    cost = float(pair_costs[0, index]) + _PART_COST
+                    share = float(pair_shares[0, index])
+                    yield self._condition(pairs[index], groups[group], share, cost)
+
+    def _paired(self, counts: Array, within: Array) -> list[int]:
+        """Return the features of all wrong elements of some nodes that few right elements have."""
+        failing = np.array([node.failed for node in self.nodes]) & within
+        possible = (counts[failing][:, :, 3] == 0).all(axis=0)
+        met, wrong = counts[within][:, :, 0].sum(axis=0), counts[within][:, :, 1].sum(axis=0)
+        shares = np.where(possible & (met > 0), wrong / np.maximum(met, 1), 0)
+        distinct: dict[bytes, int] = {}
+        for column in np.argsort(-shares, kind="stable"):
+            if shares[column] <= 0 or len(distinct) >= _MAX_PAIRED:
+                break
+            distinct.setdefault(counts[:, column].tobytes(), int(column))
+        return [*distinct.values()]
+
+    def _costs(
+        self, counts: Array, groups: Sequence[Trait | None], holds: Array
+    ) -> tuple[Array, Array]:
+        """Return the cost of each feature for each trait, and the share of wrong elements.
+
+        The cost is infinite if a node disagrees.
+
+        Args:
+            counts: for each node and feature, the result of :func:`_counts`.
+            groups: the traits; None for all nodes.
+            holds: whether each trait holds for each node.
+        """
+        failing = np.array([node.failed for node in self.nodes])
+        cases = np.array([bool(node.sample.case) for node in self.nodes]) & failing
+        within = holds.astype(np.float64)
+        met, wrong, evidence, disagrees = (within @ counts[:, :, place] for place in range(4))
+        share = wrong / np.maximum(met, 1)
+        covered = (within @ cases)[:, None]
+        valid = (disagrees == 0) & (share >= _MIN_CANDIDATE_SHARE) & (covered > 0)
+        valid &= evidence >= _MIN_CANDIDATE_EVIDENCE
+        trait_costs = np.array([_TRAIT_COST * trait.cost if trait else 0.0 for trait in groups])
+        left = np.minimum(_MAX_LEFT_COST, _CASE_COST * (cases.sum() - covered))
+        total = trait_costs[:, None] + left + _SHARE_COST * (1 - share)
+        total = total - np.minimum(evidence, _MAX_EVIDENCE) / _MAX_EVIDENCE
+        return np.where(valid, total, np.inf), share
+
+    def _condition(
+        self, parts: tuple[str, ...], trait: Trait | None, share: float, cost: float
+    ) -> ElementCondition:
+        """Return a condition with the content that all wrong elements have."""
+        failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
+        cost += _LIMIT_COST * sum(" is at " in part for part in parts)
+        content = _common_content(failing, weak=True)
+        return ElementCondition(self._place, parts, trait, content, share, cost)
+
+    def _add_limits(self) -> None:
+        """Add features that limit a number to the range of the wrong elements."""
+        failing = [node for node in self._failing if node.wrong is not None]
+        names = {name for node in failing for name in node.features.numbers}
+        for name in sorted(names):
+            wrong = [
+                node.features.numbers[name][node.wrong]
+                for node in failing
+                if name in node.features.numbers
+            ]
+            values = np.concatenate(wrong)
+            if not values.size or not np.isfinite(values).all():
+                continue
+            low, high = float(values.min()), float(values.max())
+            right = np.concatenate([
+                node.features.numbers[name][~node.wrong]
+                if node.wrong is not None
+                else np.empty(0)
+                if node.failed
+                else node.features.numbers[name]
+                for node in self.nodes
+                if name in node.features.numbers
+            ])  # fmt: skip
+            right = right[np.isfinite(right)]
+            below, above = right[right < low], right[right > high]
+            if below.size:
+                limit = roundest(np.nextafter(below.max(), np.inf), low)
+                self._add_limit(f"{name} is at least {limit:g}", name, limit, np.inf)
+            if above.size:
+                limit = -roundest(np.nextafter(-above.min(), np.inf), -high)
+                self._add_limit(f"{name} is at most {limit:g}", name, -np.inf, limit)
+
+    def _add_limit(self, text: str, name: str, low: float, high: float) -> None:
+        for node in self.nodes:
+            numbers = node.features.numbers.get(name)
+            if numbers is not None:
+                with np.errstate(invalid="ignore"):
+                    node.features.flags[text] = (numbers >= low) & (numbers <= high)
+
+    # Conditions of contents ---------------------------------------------------------------------
+
+    def _of_contents(
+        self, groups: Sequence[Trait | None], holds: Array
+    ) -> Iterator[ElementCondition]:
+        """Yield conditions that state only what wrong outputs are."""
+        cases = sum(bool(node.sample.case) for node in self._failing)
+        for trait, within in zip(groups, holds, strict=True):
+            failing = [
+                node for node, holds_for in zip(self.nodes, within, strict=True)
+                if holds_for and node.failed
+            ]  # fmt: skip
+            content = _common_content(failing, weak=False)
+            covered = sum(bool(node.sample.case) for node in failing)
+            if content and covered:
+                cost = 1.0 + (_TRAIT_COST * trait.cost if trait else 0.0)
+                cost += min(_MAX_LEFT_COST, _CASE_COST * (cases - covered))
+                yield ElementCondition(self._place, (), trait, content, 0.0, cost)
+
+    # Proofs -------------------------------------------------------------------------------------
+
+    def agrees(self, condition: ElementCondition) -> bool:
+        """Return whether all failing nodes with the trait agree with a condition."""
+        return all(
+            node.agrees(condition) for node in self._failing if condition.applies_to(node.sample)
+        )
+
+    def is_proven(self, condition: ElementCondition, fresh: Sequence[NodeSample]) -> bool:
+        """Return whether nodes that were generated after a condition was chosen confirm it."""
+        new = {id(sample) for sample in fresh}
+        nodes = [node for node in self.nodes if id(node.sample) in new]
+        within = [node for node in nodes if condition.applies_to(node.sample)]
+        failing = [node for node in within if node.failed]
+        if len(failing) < MIN_FAILING or not self.agrees(condition):
+            return False
+        if condition.content == REORDERED:
+            failing = [node for node in failing if node.is_varied]
+            if len(failing) < MIN_FAILING:
+                return False
+        if condition.parts:
+            evidence = sum(_counts(node, [condition.parts])[0, 2] for node in failing)
+            if evidence < -np.log10(MAX_CHANCE) or condition.share < MIN_WRONG_SHARE:
+                return False
+        if condition.trait is None:
+            return True
+        outside = [node for node in self.nodes if not condition.applies_to(node.sample)]
+        wrong = sum(node.failed for node in outside)
+        right_new = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
+        return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(outside)
+
+    def explained(self, condition: ElementCondition) -> list[NodeSample]:
+        """Return the failing nodes that a condition explains."""
+        return [
+            node.sample
+            for node in self._failing
+            if condition.applies_to(node.sample) and node.agrees(condition)
+        ]
+
+    def text(self, condition: ElementCondition, output: str) -> str:
+        """Return a condition in words, with the evidence.
+
+        Args:
+            condition: the condition.
+            output: the name of the output; empty if the operator has one output.
+        """
+        within = [node for node in self.nodes if condition.applies_to(node.sample)]
+        generated = [node for node in within if node.failed and not node.sample.case]
+        where = f", in nodes in which {condition.trait.text}" if condition.trait else ""
+        of_output = f" of {output}" if output else ""
+        if not condition.parts:
+            is_of_elements = condition.content.startswith("are ")
+            subject = (
+                f"wrong elements{of_output}" if is_of_elements else "a wrong output" + of_output
+            )
+            evidence = f"({len(generated)} of {len(generated)} failing generated nodes)"
+            return f"{subject} {condition.content}{where} {evidence}"
+        counts = np.array([_counts(node, [condition.parts])[0] for node in within])
+        sizes = sum(node.features.size for node in within)
+        met, wrong_met = int(counts[:, 0].sum()), int(counts[:, 1].sum())
+        quantifier = "wherever" if condition.share >= WHEREVER_SHARE else "only where"
+        parts = " and ".join(condition.parts)
+        content = ""
+        if condition.content:
+            subject = "they" if condition.content.startswith("are ") else "the output"
+            content = f"; {subject} {condition.content}"
+        return (
+            f"elements{of_output} wrong {quantifier} {parts}{where}{content} "
+            f"({wrong_met} of {met} such elements, 0 of {sizes - met} others)"
+        )
+
+
+def _examined(sample: NodeSample, place: int) -> _Node | None:
+    """Return a node with the features of an output; None if it cannot be examined."""
+    if sample.outputs is None or place >= len(sample.outputs.right):
+        return None
+    right = sample.outputs.right[place]
+    if not isinstance(right, np.ndarray) or not 0 < right.size <= MAX_OUTPUT_ELEMENTS:
+        return None
+    wrong: Array | None = np.zeros(right.size, bool)
+    if sample.failed:
+        if sample.returned is None or place >= len(sample.outputs.wrong):
+            return None
+        of_output = sample.outputs.wrong[place]
+        wrong = None if of_output is None else of_output.reshape(-1)
+    if place not in sample.elements:
+        sample.elements[place] = element_features(BoundNode.of(sample.model, sample.inputs), right)
+    features = sample.elements[place]
+    failed = bool(sample.failed) and (wrong is None or bool(wrong.any()))
+    contents: frozenset[str] = frozenset()
+    if failed and sample.returned is not None:
+        contents = wrong_content(features, right, sample.returned[place], wrong)
+    return _Node(sample, features, wrong, contents, failed, is_varied(right))
+
+
+def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
+    """Return how the elements of a node agree with conditions.
+
+    Args:
+        node: the node.
+        conditions: the features of each condition.
+
+    Returns:
+        For each condition, the number of elements that meet it, the number of these that are wrong,
+        the evidence of a failing node as a decimal exponent, and 1 if the node disagrees.
+    """
+    counts = np.zeros((len(conditions), 4))
+    counts[:, 3] = node.failed
+    flags = node.features.flags
+    known = [index for index, parts in enumerate(conditions) if flags.keys() >= {*parts}]
+    if not known or node.wrong is None:
+        return counts
+    met = np.array([flags[conditions[index][0]] for index in known])
+    for place in range(1, len(conditions[0])):
+        met &= np.array([flags[conditions[index][place]] for index in known])
+    counts[known, 0] = met.sum(axis=1)
+    if node.failed:
+        counts[known, 1] = met[:, node.wrong].sum(axis=1)
+        disagrees = counts[known, 1] < np.count_nonzero(node.wrong)
+        counts[known, 3] = disagrees
+        shares = np.where(disagrees, 1.0, met.mean(axis=1))
+        counts[known, 2] = -np.log10(shares)
+    return counts
+
+
+def _common_content(nodes: Sequence[_Node], *, weak: bool) -> str:
+    """Return the most informative statement that holds for the wrong elements of all nodes."""
+    if not nodes:
+        return ""
+    common = frozenset.intersection(*(node.contents for node in nodes))
+    known = [content for content in common if weak or content not in WEAK_CONTENTS]
+    return min(known, key=lambda content: (content in WEAK_CONTENTS, len(content)), default="")

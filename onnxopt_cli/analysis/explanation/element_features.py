@@ -1,0 +1,445 @@
+"""Features of the elements of an output: statements that hold for some elements and not for others.
+
+A feature of an element is its position, its right value, the values of the elements of the inputs
+that broadcasting or reduction assigns to it, or the position of its window. Conditions on elements
+consist of features, as conditions on nodes consist of traits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.node_mutants import FLAGS
+
+#: Outputs with more elements than this are not examined.
+MAX_OUTPUT_ELEMENTS = 1 << 12
+# Integers beyond this are not exact in float32.
+_FLOAT32_INTEGERS = 1 << 24
+# Position of the first spatial axis, after the batch and the channels.
+_SPATIAL = 2
+# The axes of an output that are named by their place.
+_PLACES = {0: "first", 1: "second", -1: "last"}
+# Operators whose elements have windows of a kernel, and those that add a border.
+_WINDOWED = frozenset({
+    "AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool", "QLinearConv",
+})  # fmt: skip
+
+
+@dataclass(slots=True)
+class ElementFeatures:
+    """The features of the elements of one output of a node.
+
+    Attributes:
+        size: the number of elements.
+        flags: for each statement, the flat positions at which it holds as a boolean array.
+        numbers: for each number in words, its values; NaN where an element has none.
+        operands: the elements of the inputs that belong to the elements of the output, by name.
+    """
+
+    size: int
+    flags: dict[str, Array] = field(default_factory=dict)
+    numbers: dict[str, Array] = field(default_factory=dict)
+    operands: dict[str, Array] = field(default_factory=dict)
+
+
+def element_features(node: BoundNode, right: Array) -> ElementFeatures:
+    """Return the features of the elements of an output.
+
+    Args:
+        node: the node with its inputs.
+        right: the right output.
+    """
+    features = ElementFeatures(right.size)
+    with np.errstate(all="ignore"):
+        features.flags.update(_positions(node, right.shape))
+        _add_values(features, "the right value", right)
+        for name, values in _aligned_operands(node, right.shape):
+            features.operands[name] = values.reshape(-1)
+            _add_values(features, f"the element of {name}", values)
+            features.flags.update(_comparisons_with_attributes(node, name, values))
+        features.flags.update(_comparisons(features.operands))
+        features.flags.update(_reduced(node, right.shape))
+        features.flags.update(_windows(node, right.shape))
+        features.flags.update(_borders(node, right.shape))
+    features.flags = {text: mask.reshape(-1) for text, mask in features.flags.items()}
+    return features
+
+
+def _positions(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yield statements about the index of an element along an axis."""
+    indices = np.indices(shape, sparse=True)
+    named = {place: f"the {word} axis" for place, word in _PLACES.items()}
+    axis = node.attribute("axis")
+    if isinstance(axis, int):
+        named[axis] = "the axis that the attribute names"
+    for place, words in named.items():
+        if not -len(shape) <= place < len(shape):
+            continue
+        index, length = indices[place], shape[place]
+        for text, holds in (
+            ("is 0", index == 0),
+            ("is not 0", index > 0),
+            ("is the last one", index == length - 1),
+            ("is not the last one", index < length - 1),
+            ("is odd", index % 2 == 1),
+            ("is even", index % 2 == 0),
+        ):
+            yield f"the index along {words} {text}", np.broadcast_to(holds, shape)
+    for name, entry in node.schema.attributes.items():
+        value = node.attribute(name)
+        if attribute_type(entry) == "INT" and name not in FLAGS and value and shape:
+            index = indices[-1]
+            yield (
+                f"the index along the last axis is at least {name}",
+                np.broadcast_to(index >= value, shape),
+            )
+            yield (
+                f"the index along the last axis is less than {name}",
+                np.broadcast_to(index < value, shape),
+            )
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        rows, columns = indices[-2], indices[-1]
+        yield "the element is above the diagonal", np.broadcast_to(columns > rows, shape)
+        yield "the element is below the diagonal", np.broadcast_to(columns < rows, shape)
+
+
+def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
+    """Add the statements about the values of elements, and the values as numbers."""
+    if values.dtype == bool:
+        features.flags[f"{name} is true"] = values
+        features.flags[f"{name} is false"] = ~values
+        return
+    if not _is_numeric(values):
+        return
+    is_float = "float" in values.dtype.name
+    wide = values.astype(np.float64)
+    statements: dict[str, Array] = {
+        "is negative": wide < 0,
+        "is 0": wide == 0,
+        "is positive": wide > 0,
+        "is not positive": wide <= 0,
+        "is not negative": wide >= 0,
+    }
+    if is_float:
+        statements |= {
+            "is NaN": np.isnan(wide),
+            "is infinite": np.isinf(wide),
+            "is not finite": ~np.isfinite(wide),
+            "is a negative zero": (wide == 0) & np.signbit(wide),
+            "is halfway between integers": np.abs(wide % 1) == 0.5,  # noqa: PLR2004 - a half
+            "is not an integer": np.isfinite(wide) & (wide != np.round(wide)),
+        }
+    else:
+        limits = np.iinfo(values.dtype)
+        statements |= {
+            "is odd": values % 2 == 1,
+            "is the smallest value of its type": values == limits.min,
+            "is the largest value of its type": values == limits.max,
+            "is beyond 2^24": np.abs(wide) > _FLOAT32_INTEGERS,
+        }
+    features.flags.update({f"{name} {text}": holds for text, holds in statements.items()})
+    features.numbers[name] = wide.reshape(-1)
+    features.numbers[f"the magnitude of {name}"] = np.abs(wide).reshape(-1)
+
+
+def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yield the inputs that broadcast to the shape of an output, with the broadcast values."""
+    formals = list(node.schema.inputs)
+    for place, value in enumerate(node.operands):
+        if not isinstance(value, np.ndarray) or not formals:
+            continue
+        formal = formals[min(place, len(formals) - 1)].name
+        beyond = place - len(formals) + 1
+        try:
+            yield f"{formal}_{beyond}" if beyond > 0 else formal, np.broadcast_to(value, shape)
+        except ValueError:
+            continue
+
+
+def _comparisons_with_attributes(
+    node: BoundNode, name: str, values: Array
+) -> Iterator[tuple[str, Array]]:
+    """Yield comparisons of the elements of an input with the attributes that are floats."""
+    if not _is_numeric(values):
+        return
+    for attribute, entry in node.schema.attributes.items():
+        value = node.attribute(attribute)
+        if attribute_type(entry) != "FLOAT" or value is None:
+            continue
+        limit = np.asarray(value).astype(values.dtype).astype(np.float64)
+        wide = values.astype(np.float64)
+        yield f"the element of {name} equals {attribute}", wide == limit
+        yield f"the element of {name} is above {attribute}", wide > limit
+        yield f"the element of {name} is below {attribute}", wide < limit
+        yield f"the magnitude of the element of {name} is above {attribute}", np.abs(wide) > limit
+        yield (
+            f"the magnitude of the element of {name} is at most {attribute}",
+            np.abs(wide) <= limit,
+        )
+
+
+def _comparisons(operands: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield comparisons of the elements of two inputs."""
+    numeric = {
+        name: values.astype(np.float64) for name, values in operands.items() if _is_numeric(values)
+    }
+    for (first, left), (second, right) in combinations(numeric.items(), 2):
+        words = f"the element of {first} {{}} that of {second}"
+        yield words.format("is above"), left > right
+        yield words.format("is below"), left < right
+        yield words.format("equals"), left == right
+        yield (
+            f"the elements of {first} and {second} have opposite signs",
+            np.sign(left) * np.sign(right) < 0,
+        )
+        yield f"the elements of {first} and {second} are negative", (left < 0) & (right < 0)
+
+
+def _axes(node: BoundNode) -> tuple[int, ...] | None:
+    """Return the axes along which a node reduces; None if it names no axes."""
+    first = node.operand(0)
+    if first is None or not first.ndim:
+        return None
+    axes: Any = node.attribute("axes")
+    for place, formal in enumerate(node.schema.inputs):
+        operand = node.operand(place)
+        if formal.name in {"axes", "axis"} and operand is not None and operand.dtype.kind == "i":
+            axes = operand.reshape(-1).tolist()
+    if axes is None and isinstance(node.attribute("axis"), int):
+        axes = [node.attribute("axis")]
+    if axes is None and node.node.op_type.startswith("Reduce"):
+        axes = list(range(first.ndim))
+    if not axes or not all(-first.ndim <= axis < first.ndim for axis in axes):
+        return None
+    return tuple(axis % first.ndim for axis in axes)
+
+
+def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yield statements about the elements of the first input along the axes of the node."""
+    x, axes = node.operand(0), _axes(node)
+    if x is None or axes is None or not x.size:
+        return
+    if not _is_numeric(x):
+        return
+    is_float = "float" in x.dtype.name
+    wide = x.astype(np.float64)
+    largest = np.asarray(wide.max(axes, keepdims=True))
+    smallest = np.asarray(wide.min(axes, keepdims=True))
+    along = "along the axis" if len(axes) == 1 else "along the axes"
+    statements: dict[str, Any] = {
+        "are all negative": largest < 0,
+        "include a negative one": smallest < 0,
+        "include a zero": (wide == 0).any(axes, keepdims=True),
+        "include their maximum twice": (wide == largest).sum(axes, keepdims=True) > 1,
+        "include their minimum twice": (wide == smallest).sum(axes, keepdims=True) > 1,
+    }
+    if is_float:
+        statements |= {
+            "include a NaN": np.isnan(wide).any(axes, keepdims=True),
+            "include an infinity": np.isinf(wide).any(axes, keepdims=True),
+        }
+    name = node.schema.inputs[0].name
+    for text, holds in statements.items():
+        squeezed = tuple(length for axis, length in enumerate(holds.shape) if axis not in axes)
+        mask = holds.reshape(shape) if squeezed == shape else holds
+        try:
+            yield f"the elements of {name} {along} {text}", np.broadcast_to(mask, shape)
+        except ValueError:
+            return
+
+
+def _windows(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yield statements about the window of an element of a convolution or pooling."""
+    x = node.operand(0)
+    if node.node.op_type not in _WINDOWED or x is None or x.ndim != len(shape):
+        return
+    rank = x.ndim - _SPATIAL
+    kernel = node.attribute("kernel_shape")
+    weights = node.operand(3 if node.node.op_type == "QLinearConv" else 1)
+    if kernel is None and weights is not None:
+        kernel = list(weights.shape[_SPATIAL:])
+    if rank < 1 or kernel is None or len(kernel) != rank:
+        return
+    strides = node.attribute("strides") or [1] * rank
+    dilations = node.attribute("dilations") or [1] * rank
+    pads = _begin_pads(node, shape, kernel, strides, dilations)
+    before, after, beyond = (np.zeros(shape, bool) for _ in range(3))
+    stated = node.attribute("pads") or [0] * (2 * rank)
+    has_stated = node.attribute("auto_pad") in (None, b"NOTSET", b"VALID")
+    for place in range(rank):
+        axis = place + _SPATIAL
+        start = np.arange(shape[axis]) * strides[place] - pads[place]
+        end = start + (kernel[place] - 1) * dilations[place]
+        like = [1] * len(shape)
+        like[axis] = -1
+        before |= (start < 0).reshape(like)
+        after |= (end >= x.shape[axis]).reshape(like)
+        if has_stated:
+            beyond |= (end >= x.shape[axis] + stated[rank + place]).reshape(like)
+    yield "the window begins before the input", before
+    yield "the window ends after the input", after
+    yield "the window leaves the input", before | after
+    yield "the window is inside the input", ~(before | after)
+    yield "the window ends after the padding", beyond
+
+
+def _begin_pads(
+    node: BoundNode,
+    shape: tuple[int, ...],
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+) -> list[int]:
+    """Return the padding at the begin of each spatial axis."""
+    rank = len(kernel)
+    auto_pad = node.attribute("auto_pad")
+    x = node.operand(0)
+    if auto_pad in (None, b"NOTSET") or x is None:
+        return list(node.attribute("pads") or [0] * rank)[:rank]
+    if auto_pad == b"VALID":
+        return [0] * rank
+    pads = []
+    for place in range(rank):
+        axis = place + _SPATIAL
+        span = (kernel[place] - 1) * dilations[place] + 1
+        total = max(0, (shape[axis] - 1) * strides[place] + span - x.shape[axis])
+        pads.append((total + (auto_pad == b"SAME_LOWER")) // 2)
+    return pads
+
+
+def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yield statements about the border that Pad adds."""
+    x, pads = node.operand(0), node.operand(1)
+    if node.node.op_type != "Pad" or x is None or x.ndim != len(shape):
+        return
+    widths: Any = node.attribute("pads") if pads is None else pads.tolist()
+    axes = node.operand(3)
+    named = list(range(x.ndim)) if axes is None else [int(axis) % x.ndim for axis in axes]
+    if not widths or len(widths) != 2 * len(named):
+        return
+    before, after = np.zeros(shape, bool), np.zeros(shape, bool)
+    for place, axis in enumerate(named):
+        index = np.arange(shape[axis])
+        like = [1] * len(shape)
+        like[axis] = -1
+        before |= (index < widths[place]).reshape(like)
+        after |= (index >= shape[axis] - widths[len(named) + place]).reshape(like)
+    yield "the element is in the border", before | after
+    yield "the element is in the border at the begin of an axis", before
+    yield "the element is in the border at the end of an axis", after
+
+
+# Contents -----------------------------------------------------------------------------------------
+
+#: The content of an output whose elements are right, but in the wrong places.
+REORDERED = "has the right elements in another order"
+#: Contents that many mistakes have.
+WEAK_CONTENTS = frozenset({"are too large", "are too small"})
+# An output with at most this number of different values has the right elements by chance.
+_MIN_DISTINCT = 3
+
+
+def wrong_content(
+    features: ElementFeatures, right: Array, returned: Value, wrong: Array | None
+) -> frozenset[str]:
+    """Return the statements that hold for all wrong elements of an output, or for the output.
+
+    A statement about the elements begins with "are", and a statement about the output with "has".
+
+    Args:
+        features: the features of the elements of the right output.
+        right: the right output.
+        returned: the output of the backend.
+        wrong: the wrong elements; None if the type or shape is wrong.
+    """
+    if not isinstance(returned, np.ndarray):
+        return frozenset()
+    if wrong is None:
+        return frozenset(_structures(right, returned))
+    with np.errstate(all="ignore"):
+        return frozenset(_contents(features, right, returned, wrong))
+
+
+def _structures(right: Array, returned: Array) -> Iterator[str]:
+    """Yield statements about an output of a wrong type or shape."""
+    if returned.dtype != right.dtype:
+        if returned.shape == right.shape:
+            yield f"has the type {returned.dtype.name}"
+        return
+    is_flat = returned.ndim == 1 and returned.size == right.size
+    is_squeezed = _without_ones(returned) == _without_ones(right)
+    statements = {
+        "has the right number of elements in another shape": returned.size == right.size,
+        "has a single axis": is_flat,
+        "has the right shape with the axes in reverse order": returned.shape == right.shape[::-1],
+        "has axes of the right lengths in another order": sorted(returned.shape)
+        == sorted(right.shape),
+        "lacks axes of length 1": is_squeezed and returned.ndim < right.ndim,
+        "has additional axes of length 1": is_squeezed and returned.ndim > right.ndim,
+    }
+    if returned.ndim == right.ndim:
+        steps = np.subtract(returned.shape, right.shape)
+        changed = steps[steps != 0]
+        statements["has axes that are one element too long"] = (changed == 1).all()
+        statements["has axes that are one element too short"] = (changed == -1).all()
+    yield from (text for text, holds in statements.items() if holds)
+
+
+def _without_ones(array: Array) -> tuple[int, ...]:
+    return tuple(length for length in array.shape if length != 1)
+
+
+def _contents(
+    features: ElementFeatures, right: Array, returned: Array, wrong: Array
+) -> Iterator[str]:
+    """Yield statements about the values of wrong elements."""
+    flat_right, flat_returned = right.reshape(-1), returned.reshape(-1)
+    if not _is_numeric(right) or not wrong.any():
+        return
+    before, after = flat_right[wrong], flat_returned[wrong]
+    old, new = before.astype(np.float64), after.astype(np.float64)
+    statements = {
+        "are 0": new == 0,
+        "are 1": new == 1,
+        "are NaN": np.isnan(new),
+        "are infinite": np.isinf(new),
+        "are the right values with the opposite sign": new == -old,
+        "are the right values without their signs": new == np.abs(old),
+        "are too large by 1": new == old + 1,
+        "are too small by 1": new == old - 1,
+        "are too large": new > old,
+        "are too small": new < old,
+    }
+    for name, values in features.operands.items():
+        if values.dtype == right.dtype:
+            same = new == values[wrong].astype(np.float64)
+            statements[f"are the elements of {name}"] = same
+    if right.dtype.kind in "iu":
+        limits = np.iinfo(right.dtype)
+        statements["are the largest value of their type"] = after == limits.max
+        statements["are the smallest value of their type"] = after == limits.min
+    for text, holds in statements.items():
+        if holds.all():
+            yield text
+    ordered, ordered_returned = (
+        np.sort(flat.astype(np.float64)) for flat in (flat_right, flat_returned)
+    )
+    if np.array_equal(ordered, ordered_returned, equal_nan=True):
+        yield REORDERED
+
+
+def is_varied(right: Array) -> bool:
+    """Return whether an output with the right elements in another order is no coincidence."""
+    return _is_numeric(right) and np.unique(right).size > _MIN_DISTINCT
+
+
+def _is_numeric(array: Array) -> bool:
+    """Return whether the elements of a tensor are integers or floats."""
+    return array.dtype.kind in "iu" or "float" in array.dtype.name

@@ -1,0 +1,130 @@
+"""Conditions on the wrong elements of outputs, for operators without a formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
+from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample
+from onnxopt_cli.oracle.evaluator import native_outputs
+
+ABS = "float[N, M] X => float[N, M] Y", "Abs (X)"
+PADDED = "float[N, M] X, int64[4] pads => float[K, L] Y", "Pad (X, pads)"
+POOLED = (
+    "float[1, 1, N, M] X => float[1, 1, K, L] Y",
+    "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (X)",
+)
+MAXIMA = "float[N, M] X => float[N, 1] Y", "ReduceMax <axes = [1]> (X)"
+
+
+def drawn(seed, shape):
+    """Draw floats, of which some are 0, halves or NaN."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=shape).astype(np.float32)
+    x[random.random(shape) < 0.15] = np.nan
+    x[random.random(shape) < 0.15] = 2.5
+    return x
+
+
+def node(signature, number, change):
+    """Return a node that a backend has run, whose output a function changes.
+
+    Args:
+        signature: the inputs and the output, and the node.
+        number: the seed of the inputs.
+        change: returns the wrong output, given the input and the right output.
+    """
+    values, call = signature
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 13]> graph ({values.split(" => ")[0]}) '
+        f"=> ({values.split(' => ')[1]}) {{ Y = {call} }}"
+    )
+    shape = (number % 3 + 5, number % 4 + 5)
+    inputs = {"X": drawn(number, (1, 1, *shape) if "Pool" in call else shape)}
+    if "pads" in call.split("(")[1]:
+        inputs["pads"] = np.array([number % 2, 1, 0, number % 3], np.int64)
+    (right,) = native_outputs(model, inputs)
+    returned = change(inputs["X"], right.copy())
+    wrong = None
+    if returned.shape == right.shape:
+        wrong = ~((returned == right) | (np.isnan(returned) & np.isnan(right)))
+    failed = wrong is None or bool(wrong.any())
+    sample = NodeSample(f"case {number}" if number < 6 else "", model, inputs, None, None, failed)
+    sample.outputs = JudgedOutputs([right], [wrong] if failed else [])
+    sample.returned = [returned] if failed else None
+    return sample
+
+
+def proven(signature, change):
+    """Return the best condition of nodes with wrong outputs if new nodes confirm it, in words."""
+    samples = [node(signature, number, change) for number in range(40)]
+    conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
+    for condition in conditions.ranked()[:4]:
+        if conditions.is_proven(condition, samples[10:]):
+            return conditions.text(condition, "")
+    return ""
+
+
+def at_odd_columns(_x, y):
+    y[:, 1::2] = -1
+    return y
+
+
+def where_half(x, y):
+    return np.where(x == 2.5, np.float32(3), y)
+
+
+def nan_as_zero(x, y):
+    return np.where(np.isnan(x), np.float32(0), y)
+
+
+def negative_beyond_half(x, y):
+    return np.where(x < -0.5, -y, y)
+
+
+def border_as_one(x, y):
+    begin = y.shape[0] - x.shape[0]
+    inner = np.pad(np.ones(x.shape, bool), ((begin, 0), (1, y.shape[1] - x.shape[1] - 1)))
+    return np.where(inner, y, np.float32(1))
+
+
+def border_divided(_x, y):
+    y[..., 0, :], y[..., -1, :], y[..., :, 0], y[..., :, -1] = 7, 7, 7, 7
+    return y
+
+
+def without_nan(x, y):
+    return np.where(np.isnan(y), np.float32(-9), y)
+
+
+def exchanged(_x, y):
+    return y[::-1, ::-1].copy()
+
+
+def squeezed(_x, y):
+    return y.reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("signature", "change", "text"),
+    [
+        (ABS, at_odd_columns, "wherever the index along the last axis is odd"),
+        (ABS, where_half, "wherever the element of X is halfway between integers"),
+        (ABS, nan_as_zero, "wherever the element of X is NaN; they are 0"),
+        (ABS, negative_beyond_half, "wherever the element of X is at most -0.5"),
+        (PADDED, border_as_one, "wherever the element is in the border; they are 1"),
+        (POOLED, border_divided, "wherever the window leaves the input"),
+        (MAXIMA, without_nan, "the elements of data along the axis include a NaN"),
+        (ABS, exchanged, "a wrong output has the right elements in another order"),
+        (ABS, squeezed, "a wrong output has a single axis"),
+    ],
+)  # fmt: skip
+def test_condition_on_wrong_elements_is_found(signature, change, text):
+    assert text in proven(signature, change)
+
+
+def test_wrong_elements_without_a_pattern_have_no_condition():
+    random = np.random.default_rng(0)
+    assert not proven(ABS, lambda _, y: np.where(random.random(y.shape) < 0.1, -1 - y, y))
