@@ -8,8 +8,8 @@
         print(result.case, result.outcome)
 
 Backends are specified as on the command line. By default, backends run in separate processes; the
-argument ``execution`` can change this. Functions print nothing. Errors whose message is meant for a
-user are subclasses of :class:`OnnxoptError`.
+argument ``execution`` can change this. Functions print nothing. Errors whose messages are meant for
+users are subclasses of :class:`OnnxoptError`.
 
 The names in ``__all__``, and the names for writing operators in :mod:`onnxopt_cli.operators`,
 follow semantic versioning. All other modules are private.
@@ -114,9 +114,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Class of this package; it ensures that ``run`` and ``fuzz`` remain functions.
+    """The class of this package, which ensures that ``run`` and ``fuzz`` remain functions.
 
-    Importing the subpackage of the same name would otherwise replace the function.
+    Otherwise, importing the subpackage of the same name would replace the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -13,7 +13,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt as stop:
-        # The signal arrived after the handlers of the command had been removed.
+        # The signal has arrived after the handlers of the command were removed.
         os._exit(getattr(stop, "exit_code", 130))
     finally:
         # Python takes some time to shut down, during which signals must still end the process.
@@ -29,7 +29,7 @@ def _end_at_signals() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """End this process without a message; there is nothing to clean up."""
+    """End this process without a message, because nothing has to be cleaned up."""
     os._exit(128 + number)
 
 

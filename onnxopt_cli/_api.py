@@ -126,8 +126,8 @@ __all__ = [
     "update_expectations",
 ]
 
-# Names that are imported on first use, since their modules are slow to import, and a run without
-# failures does not need them.
+# Names that are imported on first use. Their modules are slow to import, and a run without failures
+# does not need them.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
@@ -138,7 +138,7 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
-# The first wrong node is searched only in models with at least this number of operators.
+# The first wrong node is sought only in models with at least this number of operators.
 _MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
@@ -158,7 +158,7 @@ def _refuse(problems: _Problems) -> None:
 
 
 def _all(kind: type[T], values: Iterable[T], expected: str) -> tuple[T, ...]:
-    """Return the values as a tuple; raise a TypeError if one has another type."""
+    """Return the values as a tuple; raise a TypeError if a value has another type."""
     checked = tuple(values)
     for value in checked:
         if not isinstance(value, kind):
@@ -180,7 +180,7 @@ def _several(items: Any) -> tuple[Any, ...]:
 
 
 class NotConformingError(AssertionError):
-    """A case does not conform; the message contains the differences.
+    """Raised if a case does not conform; the message contains the differences.
 
     Attributes:
         result: the result of the case.
@@ -326,8 +326,9 @@ def explain(
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
         seconds: time limit of each of three searches: for known mistakes of operators with a
-            formula, for other causes of their failures, and for operators without a formula. None
-            for the default limits, which depend on the run's time and on the number of operators.
+            formula, for other causes of failures in these operators, and for causes in operators
+            without a formula. None for the default limits, which depend on the run's time and on
+            the number of operators.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explanation.explain import explain, least_seconds
@@ -389,8 +390,8 @@ def explain_session(
             progress=progress,
             ask=ask,
         )
-        # Backends that declare reduced-precision arithmetic only get cases of the run: generated
-        # nodes would be judged as if the backend had declared nothing.
+        # A backend that declares reduced-precision arithmetic receives only cases of the run.
+        # Generated nodes would be judged as if the backend had declared nothing.
         declaring = [backend.name for backend in plan.backends if backend.specification.math]
         explanations += explain_nodes(
             results,
@@ -458,12 +459,12 @@ def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result
             first_failures.setdefault(result.backend, result)
     if not first_failures:
         return
-    # Imported late: few runs have a failing model of several operators.
+    # The import is late, because few runs have a failing model of several operators.
     from onnxopt_cli.analysis.locate import first_wrong_node
 
     texts = {executor.name: executor.specification.given for executor in plan.backends}
     for backend, result in first_failures.items():
-        # Start the backend again, since the workers of the session have ended.
+        # The backend is started again, because the workers of the session have ended.
         opened = open_plan([texts[backend]], config.execution, plan.judging, plan.interruption)
         with suppress(OnnxoptError), opened as restarted:
             restarted.backends[0].ready()
@@ -501,7 +502,7 @@ def audit(
         judging: how outputs are judged.
         operators: names of the operators without a formula to audit; empty for all in the cases.
         jobs: number of processes.
-        thorough: whether to find redundant cases as well, which takes many times as long.
+        thorough: whether redundant cases are also sought, which takes many times as long.
         progress: called with the number of finished implementations and the total number.
         preparing: called with the number of prepared cases and the total number, before the first
             call of ``progress``.
@@ -517,7 +518,7 @@ def audit(
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
-        UsageError: if a file in ``join`` is of an audit of other cases, or a shard is missing.
+        UsageError: if a file in ``join`` belongs to an audit of other cases, or a shard is missing.
         BackendUnavailable: if the connection to the cluster is lost.
     """
     from onnxopt_cli.analysis.audit import audit, find_trials
@@ -573,7 +574,7 @@ def fuzz(
     seconds: float | None = None,
     execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
-    """Yield one failure of each kind of a backend on random examples, with a shrunk example.
+    """Yield one failure of each kind of a backend, with a random example that was shrunk.
 
     Args:
         backend: specification as for ``-b``.
@@ -618,8 +619,8 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
             nearest folder above it.
 
     Raises:
-        UsageError: if the file has faults, which the message lists; if the file does not exist; or,
-            if ``path`` is None, if another user may have written the file.
+        UsageError: if the file does not exist; if it has faults, which the message lists; or,
+            without ``path``, if another user may have written the file.
     """
     configuration = known_configuration() if path is None else read_configuration(Path(path))
     if configuration is None:
@@ -644,7 +645,7 @@ def add_operators(*paths: Path | str) -> list[Operator]:
     operators = registry()
     added = [operator for path in paths for operator in operators.add_file(Path(path))]
     operators.export()
-    # Also check the operators of the files in the variable ONNXOPT_OPERATORS.
+    # The operators of the files in the variable ONNXOPT_OPERATORS are checked as well.
     of_files = [operator for operator in operators.operators if operator.file in operators.files]
     for message in filter(None, map(unreadable, of_files)):
         hint = "a formula must accept tensors of any rank, and reduce whole tensors without an axis"

@@ -1,4 +1,4 @@
-"""All errors that a user can see: what happened, where, and what to do about it.
+"""All errors that a user can see. An error states what happened, where, and what to do about it.
 
 ::
 
@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Beginning of messages about a MemoryError; the purpose of the memory follows.
+#: Beginning of the message about a MemoryError, which goes on with the purpose of the memory.
 OUT_OF_MEMORY = "there is not enough memory"
 
 
 class OnnxoptError(Exception):
-    """Base of all errors whose message is meant for a user.
+    """Base class of all errors whose messages are meant for users.
 
     Args:
         message: what happened, in one sentence.
@@ -57,11 +57,11 @@ class UsageError(OnnxoptError):
 
 @dataclass(frozen=True)  # no slots: Python 3.9, which also imports this module, lacks them
 class Fault:
-    """One thing wrong with a case file.
+    """A fault of a case file.
 
     Attributes:
         where: ``path:line``, or only a path for a binary file.
-        what: the case and field, then the actual and the expected content.
+        what: the case and the field, followed by the actual and the expected content.
     """
 
     where: str
@@ -92,7 +92,7 @@ class BackendUnavailable(OnnxoptError):
 
 
 class NothingSelected(OnnxoptError):
-    """The selection left no case to run."""
+    """The selection contains no case."""
 
     exit_code = 5
 

@@ -13,7 +13,7 @@
 # ///
 """esp-ppq's executor on torch, in float32 on the CPU, without quantization.
 
-The executor wraps each exception of an operator; the adapter raises the original one.
+The executor wraps each exception of an operator, but the adapter raises the original exception.
 """
 
 import tempfile

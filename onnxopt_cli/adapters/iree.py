@@ -14,9 +14,9 @@
 # ///
 """IREE's compiler for CPUs, and its runtime.
 
-IREE's integer types are signless: unsigned outputs are returned as signed ones with the same bits.
-By default the compiler replaces double by float32, also in the type of inputs, so that a buffer of
-doubles would be read as float32; a flag disables this.
+IREE's integer types have no sign: unsigned outputs are returned as signed integers with the same
+bits. By default the compiler replaces double by float32, also in the type of inputs, so that a
+buffer of doubles would be read as float32; a flag disables this.
 """
 
 import onnx

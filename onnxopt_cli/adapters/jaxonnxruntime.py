@@ -8,7 +8,7 @@
 # [tool.onnxopt]
 # runtime = ["jaxonnxruntime", "jax"]
 # ///
-"""jaxonnxruntime on the CPU, with 64-bit types, and with inputs as possible constants.
+"""jaxonnxruntime on the CPU, with 64-bit types, and with inputs that it may treat as constants.
 
 jaxonnxruntime's own tests run ONNX's cases with these settings.
 """

@@ -10,7 +10,8 @@
 
 MNN has no 64-bit integers and no booleans. Its converter declares both as int32, and this adapter
 exchanges int32 arrays with MNN. The package ``MNN.tools`` must not be imported: it calls pip and
-connects to a server. The native converter, which the package wraps, does neither.
+connects to a server. The native converter, which the package wraps, neither calls pip nor connects
+to a server.
 """
 
 import os
@@ -23,7 +24,7 @@ import numpy as np
 import onnx
 from MNN import expr, nn
 
-# MNN's types of inputs, by the type that a model declares.
+# MNN's types of inputs, by the element type that a model declares.
 _TYPES = {
     "float32": (expr.float, np.float32),
     "int32": (expr.int, np.int32),
@@ -56,7 +57,7 @@ def _array(variable, declared):
 
 
 def _convert(model, folder):
-    """Convert a model to MNN's format and return the path; the converter prints its errors."""
+    """Convert a model to MNN's format and return the path of the file."""
     source, target = folder / "model.onnx", folder / "model.mnn"
     printed = folder / "printed"
     source.write_bytes(model.SerializeToString())

@@ -14,7 +14,7 @@
 onnx2torch raises NotImplementedError for operators, versions and attributes that it lacks. The
 module that it creates returns a list with one value for each node that produces outputs of the
 graph, or the value itself if there is one such node. The value is the node's output, a list of its
-outputs, or the first output if onnx2torch computes no further ones.
+outputs, or the first output if onnx2torch computes no further outputs.
 """
 
 import torch
@@ -35,7 +35,7 @@ class Backend:
             returned = module(*map(to_torch, inputs.values()))
         names = [output.name for output in model.graph.output]
         nodes = {name: node for node in model.graph.node for name in node.output}
-        # Nodes have no identity in Python: their first outputs identify them.
+        # Nodes are identified by their first outputs, because onnx's node objects have no identity.
         order = list(dict.fromkeys(nodes[name].output[0] for name in names))
         values = dict(zip(order, returned if len(order) > 1 else [returned], strict=True))
         outputs = {}

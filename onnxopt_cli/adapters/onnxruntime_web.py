@@ -7,7 +7,7 @@
 # runtime = "onnxruntime-web"
 # program = true
 # ///
-"""ONNX Runtime Web in Node.js, on the CPU by WebAssembly; one thread.
+"""ONNX Runtime Web in Node.js, which runs on the CPU by WebAssembly with one thread.
 
 ``onnxruntime_web.cjs`` implements the protocol of commands, and its process replaces the process of
 this file.

@@ -9,7 +9,7 @@
 #     'not supported yet',
 # ]
 # ///
-"""TVM's relax frontend, compiled for the CPU with LLVM."""
+"""TVM with models imported by its Relax frontend and compiled for the CPU with LLVM."""
 
 import numpy as np
 import tvm

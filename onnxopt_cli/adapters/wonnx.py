@@ -14,7 +14,7 @@
 # ]
 # system-packages = { debian = ["libvulkan1", "mesa-vulkan-drivers"] }
 # ///
-"""wonnx on a device of Vulkan, for example Mesa's lavapipe on the CPU.
+"""wonnx on a Vulkan device, for example Mesa's lavapipe on the CPU.
 
 The Python interface of wonnx exchanges flat lists, so outputs get the shapes that the model
 declares.

@@ -1,11 +1,12 @@
 """The cache of onnxopt: slow results and installations, in a private folder of the user.
 
-Entries decide verdicts, so they are read only if onnxopt wrote them on this machine for this user:
+Entries decide verdicts, so an entry is read only if onnxopt wrote it on this machine for this user:
 
 - The folder belongs to the user, and other users have no access.
 - Files are written completely or not at all.
 - An index lists the size, mtime, ctime and SHA-256 digest of every entry. An entry that differs
-  from its row is computed again. Programs cannot set ctime, so entries that were copied or unpacked
+from its row of the index is computed again. Programs cannot set ctime, so entries that were copied
+or unpacked
   are also computed again.
 
 The index is read once, before any backend runs. The cache is not protected against programs of the
@@ -39,18 +40,19 @@ from onnxopt_cli.core.untrusted_files import (
 )
 from onnxopt_cli.errors import UsageError
 
-#: Overrides the folder of the cache.
+#: Name of the environment variable that overrides the folder of the cache.
 CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
 
 _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
-# The largest entry holds all node cases of onnx: 13 MB.
+# Largest number of bytes of an entry. In practice, the largest entry holds all node cases of onnx
+# and has 13 MB.
 _MAX_ENTRY_BYTES = 64 << 20
 _MAX_CACHE_BYTES = 1 << 30
-# The index of a cache with this number of entries is smaller than _INDEX_LIMIT.
+# Largest number of entries. The index of this number of entries is smaller than _INDEX_LIMIT.
 _MAX_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
-# The folders that could not be used; a warning about each is logged once.
+# The folders that could not be used. A warning about each folder is logged once.
 _reported: set[Path] = set()
 
 
@@ -61,7 +63,7 @@ def cache_folder() -> Path:
     try:
         return platformdirs.user_cache_path("onnxopt")
     except RuntimeError:
-        # Without HOME, a user who is missing from the password database has no home folder. No
+        # A user who is missing from the password database has no home folder if HOME is not set. No
         # folder can be created below this path, so the command warns and runs without a cache.
         return Path(os.devnull, "onnxopt")
 
@@ -79,7 +81,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def exposure(folder: Path) -> str:
-    """Return the reason why a folder in the cache is not private to this user; empty if it is.
+    """Return why a folder in the cache is not private to this user; empty for a private folder.
 
     Raises:
         OSError: if the folder does not exist.
@@ -87,14 +89,15 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    # foreign(folder) accepts a parent that all users may write to if it has the sticky bit.
+    # foreign(folder) accepts a parent folder that is writable by all users if the folder has the
+    # sticky bit.
     if reason := foreign(folder) or foreign(folder.parent):
         return reason
     return "" if is_private(status) else "other users have access to it"
 
 
 def write_cached(path: Path, data: bytes) -> None:
-    """Write a file of the cache, and replace a pipe or a link that has its name.
+    """Write a file of the cache, which replaces a pipe or a link of the same name.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -122,12 +125,13 @@ class Cache:
     """The entries of one kind, by key.
 
     Args:
-        name: name of the folder. The name must contain the versions of everything that determines
-            an entry but is not part of its key.
-        purpose: what happens without the cache, for a warning: ``estimates are computed``.
+        name: name of the folder. The name must contain the version of each library that affects
+            entries and is not part of their keys.
+        purpose: a clause for a warning, which states what happens without the cache: ``estimates
+            are computed``.
 
     Attributes:
-        unusable: the reason why the folder cannot be used; empty if it can.
+        unusable: the reason why the folder cannot be used; empty if the folder can be used.
     """
 
     def __init__(self, name: str, purpose: str) -> None:
@@ -157,7 +161,7 @@ class Cache:
         return data if sha256(data).hexdigest() == entry.digest else None
 
     def put(self, key: str, data: bytes) -> None:
-        """Store an entry, if possible."""
+        """Store an entry unless the cache cannot be used."""
         if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
             return
         try:
@@ -178,7 +182,8 @@ class Cache:
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
             if exposure(self._folder):
                 return
-            # Another run may have changed the index meanwhile, or written the same entry again.
+            # In the meantime, another run may have changed the index or written the same entry
+            # again.
             entries = self._index()
             for key in self._new:
                 if signature := _signature(self._folder / key):
@@ -220,7 +225,7 @@ class Cache:
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """Return the size, mtime and ctime of a file; an empty tuple if it is not usable.
+    """Return the size, mtime and ctime of a file; an empty tuple if the file is not usable.
 
     A usable file is a regular file, is owned by this user, and has one hard link. Programs cannot
     set the ctime of a file.

@@ -1,9 +1,9 @@
 """Withhold the environment variables by which a step of a CI job controls the job.
 
-Backends do not need the variables that control a job. With the files and tokens that they name, a
-backend could set ``PATH`` for the next step, write the job's summary, or request a signature from
-the server. The module is not a security boundary: a backend that runs as the same user may find the
-files by itself.
+Backends do not need the variables that control a job. With the files and tokens to which these
+variables refer, a backend could set ``PATH`` for the next step, write the job's summary, or request
+a signature from the server. The module is not a security boundary: a backend that runs as the same
+user may find the files in other ways.
 
 Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
 https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 _SUMMARY = "GITHUB_STEP_SUMMARY"
-# Files that the server reads when the step has ended.
+# Names of the variables with paths of files that the CI server reads after the step has ended.
 _FILES = frozenset(
     {
         "GITHUB_ENV",
@@ -38,7 +38,7 @@ _FILES = frozenset(
         "TEAMCITY_BUILD_PROPERTIES_FILE",
     }
 )
-# Addresses of the server, and credentials.
+# Names of the variables with addresses of the CI server, and with credentials.
 _ACCESS = re.compile(
     r"ACTIONS_\w*(URL|TOKEN)"
     r"|(GH|GITHUB|GITEA|FORGEJO|CI|GITLAB|CIRCLE|BUILDKITE|BITBUCKET|SYSTEM|AZP|VSTS|AGENT|APPVEYOR"
@@ -51,7 +51,7 @@ _withheld: dict[str, str] = {}
 
 
 def without_ci_channels(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for a backend: without the variables that control a CI job."""
+    """Return the environment for a backend, without the variables that control a CI job."""
     return {name: value for name, value in environment.items() if not _is_channel(name)}
 
 
@@ -62,7 +62,7 @@ def withhold_ci_channels() -> None:
 
 
 def step_summary() -> str:
-    """Return the path of the step's summary on GitHub; empty elsewhere."""
+    """Return the path of the summary of a step on GitHub; empty on other servers."""
     return os.environ.get(_SUMMARY) or _withheld.get(_SUMMARY, "")
 
 

@@ -6,7 +6,7 @@ A message is a line of JSON, followed by the number of raw bytes in its field ``
 
 A tensor is ``{"dtype": NAME, "shape": [...]}`` in the JSON. The raw bytes hold the elements of all
 tensors in the order of the JSON: little-endian, in C order, at least one byte per element. A log
-has no raw bytes; there the field ``data`` holds the elements in base64. The strings of a string
+has no raw bytes; in a log, the field ``data`` holds the elements in base64. The strings of a string
 tensor are a list in the field ``data``. A sequence is ``{"sequence": [...]}``, a map ``{"map":
 [[key, value], ...]}``, an empty optional ``null``. A backend may return numbers of an element type
 that ONNX lacks; these types have their NumPy names.
@@ -43,18 +43,19 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
-#: Name and version of the protocol of commands.
+#: Name and version of the protocol between onnxopt and backends that are commands.
 PROTOCOL = "onnxopt-exec/2"
 
-# Maximum bytes of a line of JSON.
+# Maximum number of bytes of a line of JSON.
 _MAX_LINE_BYTES = 16 << 20
-#: Maximum raw bytes after a line.
+#: Maximum number of raw bytes after a line of JSON.
 LARGEST_PAYLOAD = 1 << 30
 # Maximum number of values in a message, including sequences and their elements.
 _MAX_VALUES = 250_000
 
-# Maximum number of parts of JSON, which are counted before parsing: Python objects need at least
-# ten times the memory of their text. Commas and brackets within strings are also counted.
+# Maximum number of parts (commas and brackets, including those in strings) of a JSON text. The
+# parts are counted before parsing, because Python objects need at least ten times the memory of
+# their text.
 _MAX_PARTS = 2 << 20
 _CHUNK_BYTES = 1 << 16
 _MAX_SHOWN_BYTES = 80
@@ -72,7 +73,7 @@ def read_json(text: bytes, most_parts: int = _MAX_PARTS) -> Any:
 
     Args:
         text: the JSON.
-        most_parts: maximum number of its parts.
+        most_parts: maximum number of parts of the text.
 
     Raises:
         ValueError: if the text is not UTF-8 or not JSON, has NaN, an infinity or a duplicate field,
@@ -104,8 +105,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # No integer type has more digits than this. The limit ensures that float(number) does not
-    # overflow.
+    # The number of digits is limited, so that float(number) does not overflow. No integer type has
+    # more digits.
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
@@ -124,7 +125,7 @@ _DECODER = json.JSONDecoder(
 
 
 class ValueWriter:
-    """Turns values into JSON and raw bytes.
+    """A writer that converts values to JSON and raw bytes.
 
     Args:
         inline: whether the JSON contains the bytes, in base64.
@@ -157,11 +158,11 @@ class ValueWriter:
             described["data"] = as_strings(value).ravel().tolist()
             self._characters += sum(map(len, described["data"]))
             if not self._inline:
-                # The limit is checked before the JSON is built.
+                # The limit is checked first, because building the JSON would need much memory.
                 _require_few("characters", self._characters, _MAX_LINE_BYTES)
             return described
         if described["dtype"] not in DTYPES:
-            # Omit the byte order, which is always little-endian in a message.
+            # The byte order is omitted, because it is always little-endian in a message.
             described["dtype"] = value.dtype.str[1:]
             if not _FOREIGN.fullmatch(described["dtype"]):
                 raise UnusableOutput(
@@ -206,7 +207,7 @@ def pack(message: Mapping[str, Any]) -> list[memoryview]:
 
 
 class MessageReader:
-    """Assembles messages from bytes as they arrive."""
+    """A reader that assembles messages from bytes as the bytes arrive."""
 
     def __init__(self) -> None:
         # The received bytes of an incomplete line. The first `_searched` bytes have been searched
@@ -227,10 +228,12 @@ class MessageReader:
         """Return the next message and its raw bytes.
 
         Args:
-            read_into: reads into a buffer and returns the number of bytes; 0 at the end.
+            read_into: a function that reads into a buffer and returns the number of bytes; 0 at the
+                end.
 
         Raises:
-            BlockingIOError: if ``read_into`` raises it; the next call continues from there.
+            BlockingIOError: if ``read_into`` raises it; the next call then continues with the same
+                message.
             EOFError: if the other end is closed.
             ProtocolBreach: if the bytes are not a valid message, or exceed a limit.
         """
@@ -252,7 +255,7 @@ class MessageReader:
         return self._message is not None and self._filled == len(self._payload)
 
     def _begin(self) -> None:
-        """Parse the line of JSON, if it is complete, and allocate the bytes after it."""
+        """If the line of JSON is complete, parse it and allocate the buffer for the raw bytes."""
         if not self._ahead.startswith(b"{"):
             belongs = "a command's standard output belongs to the protocol"
             raise ProtocolBreach(f"sent no line of JSON: {quoted(self._ahead)}; {belongs}")
@@ -273,7 +276,7 @@ class MessageReader:
                 f"sent a message of {printable(str(size))} bytes; at most {LARGEST_PAYLOAD} are "
                 "accepted"
             )
-        # A bytearray would be filled with zeros first.
+        # A bytearray is not used, because it would first be filled with zeros.
         self._payload = np.empty(size, np.uint8).data
         received = self._ahead[end + 1 : end + 1 + size]
         self._filled = len(received)
@@ -294,7 +297,7 @@ def read_some(descriptor: int, room: memoryview) -> int:
 
 
 class ValueReader:
-    """Reads values from untrusted JSON and raw bytes.
+    """A reader of values from untrusted JSON and raw bytes.
 
     Args:
         payload: the raw bytes.
@@ -343,7 +346,7 @@ class ValueReader:
         raise ProtocolBreach("described a value that is not valid")
 
     def end(self) -> None:
-        """Make sure that all bytes have been read.
+        """Check that all raw bytes have been read.
 
         Raises:
             ProtocolBreach: if bytes remain.
@@ -396,7 +399,7 @@ def _little_endian(array: Array) -> Array:
 def run_request(
     model: bytes, inputs: Mapping[str, Value], **fields: Any
 ) -> tuple[dict[str, Any], ValueWriter]:
-    """Return the request to run a model, and the writer that holds its values.
+    """Return a request to run a model, and the writer that holds the request's values.
 
     Raises:
         UnusableOutput: if an input cannot be sent.

@@ -1,6 +1,6 @@
 """Compare outputs with expected values: structure first, then values within a tolerance.
 
-Tensors are compared in blocks, so that a large one needs no full-size temporaries.
+Tensors are compared in blocks, so that a large tensor needs no temporaries of its full size.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from onnxopt_cli.core.values import (
 _MAX_SURPLUS_OUTPUTS = 5
 _MAX_KEYS = 5
 _MAX_KEY_CHARS = 200
-# If only a few elements need a limit, this number of blocks is judged together.
+# If only a few elements of a block need a limit, this number of blocks is judged together.
 _BLOCKS_PER_BATCH = 16
 
 
@@ -65,12 +65,12 @@ def compare_outputs(
         tolerance_of: function from the name of an output to its tolerance.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
-        examine: whether to derive limits for bitwise equal elements, too. The verdict does not
+        examine: whether limits are also derived for bitwise equal elements. The verdict does not
             depend on these limits, but the number of inconclusive elements does.
 
     Returns:
-        One Diff for each tensor, and one for each difference in structure. The first few surplus
-        outputs have one Diff each; one more Diff stands for all further surplus outputs.
+        One Diff for each tensor, and one for each difference in structure. Each of the first few
+        surplus outputs has a Diff, and a last Diff stands for all further surplus outputs.
     """
     diffs: list[Diff] = []
     outputs = dict(zip(expected, actual, strict=False))
@@ -93,7 +93,7 @@ def compare_outputs(
 
 
 def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Array:
-    """Return error / tolerance of each element; an element with more than 1 is wrong.
+    """Return the error / tolerance of each element; an element above 1 is wrong.
 
     Args:
         expected: the expected values.
@@ -107,7 +107,7 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
         applied = _applicable(tolerance, flat_expected)
         judged = _judged(applied, flat_expected, flat_actual, places, with_steps=False)
         share = judged.share
-        # An element may exceed its limit by less than the rounding error of the quotient.
+        # An element may exceed its limit by so little that the quotient is rounded to 1.
         share[~(judged.distance <= judged.limit) & (share <= 1)] = np.nextafter(1, 2)
         shares[places] = share
     return shares.reshape(expected.shape)
@@ -123,7 +123,7 @@ def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bo
 
     Returns:
         True if all elements agree. False if an element disagrees, or if this function cannot
-        decide; then call :func:`compare_outputs`.
+        decide; in this case, :func:`compare_outputs` must decide.
     """
     if kind_of(expected.dtype) is not NumberKind.FLOAT or describe(expected) != describe(actual):
         return False
@@ -148,7 +148,7 @@ def largest_share(
     actual: Sequence[Value],
     tolerance_of: Callable[[str], Tolerance],
 ) -> float:
-    """Return the largest error / tolerance of all outputs; more than 1 is wrong.
+    """Return the largest error / tolerance of all outputs; an output above 1 is wrong.
 
     The result is infinite if types or shapes differ, or if an output is not a tensor. Mutation
     analysis calls this function many thousand times and does not need the statistics of a Diff.
@@ -201,7 +201,7 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 @cache
 def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return an error bound that describes a tolerance, but has no limits of elements."""
+    """Return an error bound that describes a tolerance but has no limits for elements."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 
@@ -243,11 +243,11 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
 
 
 def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
-    """Return the largest error / tolerance in a sample of a large tensor's elements, at most 1.
+    """Return the largest error / tolerance in a sample of a large tensor; at most 1.
 
-    The largest error / tolerance of the tensor is at least as large, so the exact limits of
-    elements with surely smaller shares need not be derived. The result is 0 if the tolerance has no
-    lower bound of its limits, or if the sample agrees bitwise.
+    The largest error / tolerance of the whole tensor is at least as large. The exact limits of
+    elements whose error / tolerance is surely smaller need not be derived. The result is 0 if the
+    tolerance has no lower bound of its limits, or if the sample agrees bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:
@@ -260,7 +260,7 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 
 
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
-    """Return the tolerance that applies to values of this dtype; None if they must be equal.
+    """Return the tolerance that applies to values of a dtype; None if values must be equal.
 
     Strings are exact unless they are texts of floats. Integers and booleans are exact unless the
     tolerance is conditioned or, for integers, a case states a tolerance for this output.
@@ -269,7 +269,7 @@ def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     if kind is NumberKind.STRING:
         return tolerance if isinstance(tolerance, NumberText) else None
     if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
-        # If a discrete value results from rounding, its neighbour may be right as well.
+        # If a discrete value results from rounding, the neighbouring value may also be right.
         return tolerance
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
@@ -283,8 +283,8 @@ class _Elements:
 
     Attributes:
         places: indices into the flat tensor.
-        expected: expected values. If several results are accepted, the one with the smallest ratio
-            of distance to limit.
+        expected: expected values. If several results are accepted, this is the result with the
+            smallest ratio of distance to limit.
         actual: actual values.
         distance: absolute distances, float64.
         size: magnitudes of the expected values, float64.
@@ -318,7 +318,7 @@ class _Elements:
 
     @property
     def relative(self) -> Array:
-        """Distances relative to the expected value; infinite where that is zero."""
+        """Distances relative to the expected value; infinite where the expected value is zero."""
         with np.errstate(all="ignore"):
             relative = np.where(self.distance <= 0, 0.0, self.distance / self.size)
         return np.where(np.isnan(relative), np.inf, relative)
@@ -349,8 +349,8 @@ def _judged(
     """Judge the elements of two flat arrays at some indices.
 
     Deriving the limit of an element is slow. An element whose error / tolerance is surely below
-    ``known_share`` gets a lower bound of its limit instead. Without ``with_steps``, distances in
-    ulp are measured only for a tolerance in ulp.
+    ``known_share`` gets a lower bound of its limit instead. Unless ``with_steps`` is true,
+    distances in ulp are measured only for a tolerance in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
@@ -406,10 +406,10 @@ class _Statistics:
     mismatches: int = 0
     inconclusive: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
-    # The maxima of the elements compared, by the names of the fields of Diff.
+    # The maxima over the compared elements, by the names of fields of Diff.
     largest: dict[str, Any] = field(default_factory=dict)
-    # Error / tolerance of elements if the tolerance is an error bound. Bitwise equal elements,
-    # whose share is 0, are not included.
+    # The error / tolerance of elements if the tolerance is an error bound, without bitwise equal
+    # elements, for which the ratio is 0.
     shares: list[Array] = field(default_factory=list)
     # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
     # has b bits.
@@ -428,7 +428,7 @@ class _Statistics:
             self.ulp_counts = list(map(sum, counts))
             if self.options.signed_zeros:
                 differs = _differs_in_sign_of_zero(elements.expected, elements.actual)
-                # A limit may be infinite and would then accept even an infinite distance.
+                # An infinite limit would accept even an infinite distance.
                 elements.distance[differs], elements.limit[differs] = np.inf, 0.0
         share, relative = elements.share, elements.relative
         wrong = ~(elements.distance <= elements.limit)
@@ -437,7 +437,7 @@ class _Statistics:
         self.inconclusive += elements.inconclusive
         self.accepted += elements.accepted
         if isinstance(self.tolerance, ErrorBound):
-            # float32 saves memory. Shares above 1e30 need not be distinguished.
+            # float32 saves memory. Ratios above 1e30 need not be distinguished.
             self.shares.append(np.minimum(share, 1e30).astype(np.float32))
         if isinstance(self.tolerance, Relative):
             self._find_needed(elements.distance, elements.size)
@@ -450,12 +450,13 @@ class _Statistics:
         if isinstance(tolerance, Relative):
             for needed in ("needed_rtol", "needed_atol"):
                 least = self.largest.get(needed, 0.0)
-                # None if no finite number is sufficient.
+                # The needed tolerance is None if no finite number is sufficient.
                 self.largest[needed] = least if np.isfinite(least) else None
         return Diff(
             name,
             kind,
-            # A Diff is kept during the whole run, and must not keep the tensors of the case.
+            # A Diff is kept during the whole run and must not keep the tensors of the case in
+            # memory.
             tolerance=_without_tensors(tolerance),
             elements=size,
             mismatches=self.mismatches,
@@ -494,7 +495,7 @@ class _Statistics:
         self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
-        """Compute the smallest rtol for this atol, and the smallest atol for this rtol."""
+        """Compute the smallest rtol for a given atol, and the smallest atol for a given rtol."""
         assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         size = np.where(np.isfinite(size), size, 0.0)
@@ -511,7 +512,7 @@ class _Statistics:
 
 
 def _without_tensors(tolerance: Tolerance | None) -> Tolerance | None:
-    """Return a tolerance, or a description of one that refers to the case's tensors."""
+    """Return a tolerance; instead of one that refers to the case's tensors, a description."""
     match tolerance:
         case ErrorBound():
             return bound_without_limits(tolerance.factor, tolerance.provenance)
@@ -545,7 +546,7 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
         return np.hypot(real, absolute_distance(expected.imag, actual.imag))
     with np.errstate(all="ignore"):
         expected, actual = expected.astype(np.float64), actual.astype(np.float64)
-        # For zero-dimensional arrays, NumPy returns a scalar.
+        # NumPy returns a scalar for zero-dimensional arrays.
         distance = np.asarray(np.abs(actual - expected))
     equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     distance[equal] = 0.0
@@ -555,7 +556,7 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
 
 
 def _share_of_limit(distance: Array, limit: Array) -> Array:
-    """Return distances divided by their limits; an infinite limit accepts everything."""
+    """Return distances divided by their limits; an infinite limit accepts any distance."""
     with np.errstate(all="ignore"):
         share = np.where(distance <= 0, 0.0, distance / limit)
     share[np.isinf(limit)] = 0.0
@@ -563,7 +564,7 @@ def _share_of_limit(distance: Array, limit: Array) -> Array:
 
 
 def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]:
-    """Return for each element the accepted result nearest to it: its value, limit and label.
+    """Return the value, limit and label of the accepted result nearest to each element.
 
     Distances are measured in units of the limits.
     """

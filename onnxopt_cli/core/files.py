@@ -19,7 +19,7 @@ from unicodedata import normalize
 
 from onnxopt_cli.errors import UsageError
 
-# Seconds for which opening a pipe waits for a reader.
+# Seconds that opening a pipe waits for a reader.
 _READER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -28,11 +28,11 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
     """Write a file completely or not at all, with the permissions of a new file.
 
     An existing pipe or device, such as ``/dev/stderr``, is written to and not replaced. If a pipe
-    has no reader, the function waits for one for up to 5 seconds.
+    has no reader, the function waits for a reader for up to 5 seconds.
 
     Args:
         path: path of the file.
-        data: content of the file, in one piece or several.
+        data: content of the file, in one piece or in several pieces.
         new: whether the file must not exist yet.
 
     Raises:
@@ -63,10 +63,10 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = F
 
 
 def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -> None:
-    """Require that no output replaces another output, or a file that the command uses.
+    """Check that no output replaces another output or a file that the command uses.
 
     Args:
-        outputs: each output's option, as the user wrote it, and path.
+        outputs: the option of each output, as the user wrote it, and the output's path.
         files: other files that the command reads or writes; some may not exist.
 
     Raises:
@@ -83,12 +83,12 @@ def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -
 
 
 def _identity(path: Path) -> str:
-    """Return a text that is equal for all paths of a file, even if a file system ignores case."""
+    """Return a text that is equal for all paths of a file, even if the file system ignores case."""
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 
 def require_writable_file(option: str, path: Path) -> None:
-    """Require, before the work begins, that a file can be written; create its folder.
+    """Check, before the work begins, that a file can be written, and create its folder.
 
     Raises:
         UsageError: naming the option, if the path is a folder, its folder cannot be created (see
@@ -115,7 +115,7 @@ def require_writable_file(option: str, path: Path) -> None:
 
 
 def require_output_folder(option: str, folder: Path) -> None:
-    """Require that files can be written to a folder, which the first of them will create.
+    """Check that files can be written to a folder, which the first file will create.
 
     Raises:
         UsageError: naming the option, if the folder cannot be created (see
@@ -132,7 +132,7 @@ def require_output_folder(option: str, folder: Path) -> None:
 
 
 def create_last_folder(folder: Path) -> None:
-    """Create a folder for output unless it exists, but not the folders above it.
+    """Create a folder for output unless the folder exists; the folders above it must exist.
 
     A path that lacks several folders is most likely mistyped.
 
@@ -150,7 +150,7 @@ def _require_folder_above(folder: Path) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory if it lies within, otherwise unchanged.
+    """Return a path relative to the working directory; unchanged if it is outside.
 
     Readers of reports assume that the working directory is the root of a repository.
     """
@@ -161,12 +161,13 @@ def shown_path(path: Path) -> str:
 def working_folder() -> str:
     """Return the working directory; empty if it no longer exists."""
     with contextlib.suppress(OSError):
-        # A report may need it for 100,000 cases, and pathlib would parse it each time.
+        # A report may call this function for 100,000 cases, and pathlib would parse the path in
+        # each call.
         return os.getcwd()  # noqa: PTH109
     return ""
 
 
-# Results are cached, since a file has many cases.
+# Results are cached, because a file has many cases.
 @lru_cache
 def _shown_from(path: Path, directory: str) -> str:
     for absolute in (os.path.abspath, os.path.realpath):
@@ -213,7 +214,10 @@ def _open_special(path: Path) -> int:
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a new file. If the system supports it, the file has no name until it is complete."""
+    """Write a new file.
+
+    If the system supports unnamed files, the file has no name until it is complete.
+    """
     descriptors = Path("/proc/self/fd")
     try:
         nameless = os.O_TMPFILE if descriptors.exists() else os.O_CREAT | os.O_EXCL

@@ -1,6 +1,6 @@
-"""Locks on folders, which end with the process that holds them, even if it is killed.
+"""Locks on folders. A lock ends with the process that holds it, even if the process is killed.
 
-The supervisor of every worker loads this module, so it imports as little as possible.
+This module imports as little as possible, because the supervisor of every worker loads it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Flags that open a folder, but not a link to one.
+#: Flags that open a folder, but not a link to a folder.
 FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 _POLL_SECONDS = 0.05
 
 
 def lock_folder(folder: Path | str) -> int:
-    """Lock a folder, but not a link to one, and return the descriptor that holds the lock.
+    """Lock a folder, but not a link to a folder, and return the descriptor that holds the lock.
 
     Raises:
         BlockingIOError: if another process holds the lock, or has just replaced the folder.
@@ -46,7 +46,7 @@ def locked(folder: Path | str, seconds: float = 0.0) -> Iterator[bool]:
     """Hold a lock on a folder.
 
     Args:
-        folder: the folder; not a link to one.
+        folder: the folder; a link to a folder is not locked.
         seconds: time to wait for another process to release the lock.
 
     Yields:

@@ -3,7 +3,7 @@
 A helper process is a fork that works for this process, ends with it, and ignores Ctrl-C. On systems
 other than Linux, the functions that use prctl or unshare have no effect.
 
-The supervisor of every worker loads this module, so the module imports as little as possible.
+This module imports as little as possible, because the supervisor of every worker loads it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NEW_PID_NAMESPACE = 0x20000000
 
 
 def become_subreaper() -> bool:
-    """Make this process adopt orphaned descendants; return whether that is possible."""
+    """Make this process adopt orphaned descendants; return whether the system supports this."""
     return sys.platform == "linux" and not _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def can_become_subreaper() -> bool:
-    """Return whether processes can adopt orphans, tested by setting the current state again."""
+    """Set the current state again to test whether processes can adopt orphans."""
     if sys.platform != "linux":
         return False
     adopts = ctypes.c_int()
@@ -45,11 +45,11 @@ def can_become_subreaper() -> bool:
 
 
 def can_close_to_others() -> bool:
-    """Return whether processes can deny inspection, tested by setting the current state again."""
+    """Set the current state again to test whether processes can deny inspection."""
     if sys.platform != "linux":
         return False
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
-    # State 2 also denies inspection, but only the kernel may set it.
+    # State 2 also denies inspection, but only the kernel may set this state.
     return open_now >= 0 and (open_now > 1 or not _LIBC.prctl(_SET_DUMPABLE, open_now, 0, 0, 0))
 
 
@@ -59,14 +59,14 @@ def begin_pid_namespace() -> bool:
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Let the kernel send this process a signal when its parent ends; exit if it has ended.
+    """Request a signal when the parent of this process ends; exit if it has already ended.
 
     The function makes only system calls, so it may run between fork and exec.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
         if os.getppid() != parent:
-            # The parent ended before the call above.
+            # The parent ended before the call of prctl.
             os._exit(1)
 
 
@@ -74,7 +74,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
 def close_to_others() -> None:
     """Deny other processes of this user access to the memory and the open files of this process.
 
-    The state is lost by exec, so workers remain accessible.
+    A process loses this state when it calls exec, so workers remain accessible.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
@@ -85,7 +85,7 @@ SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
 if sys.platform != "win32":
     SIGNALS += (signal.SIGHUP,)
 
-#: Supervisors and helpers that this process has started and not waited for yet.
+#: Supervisors and helpers that this process has started and for which it has not waited yet.
 STARTED: set[int] = set()
 
 _is_command = False
@@ -125,7 +125,8 @@ def fork_helper(work: Callable[[], object]) -> int:
             STARTED.add(process)
             return process
         try:
-            # Garbage collection would touch, and so copy, all memory of the parent.
+            # Garbage collection is disabled, because it would touch, and so copy, all memory of the
+            # parent.
             gc.freeze()
             begin_helper(parent)
             work()
@@ -134,7 +135,7 @@ def fork_helper(work: Callable[[], object]) -> int:
 
 
 def begin_helper(parent: int) -> None:
-    """Set up a helper process: its signals, its death with the parent, no access for backends."""
+    """Set up a helper process, which ends with its parent and is inaccessible to backends."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     plain_signals()
@@ -143,7 +144,7 @@ def begin_helper(parent: int) -> None:
 
 
 def plain_signals() -> None:
-    """Ignore Ctrl-C in a helper process, whose parent ends it with SIGTERM."""
+    """Ignore Ctrl-C in a helper process, which its parent ends with SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -173,5 +174,5 @@ def losing_exceptions() -> Iterator[None]:
 
 
 def exceptions_are_lost() -> bool:
-    """Return whether :func:`losing_exceptions` is active; for signal handlers."""
+    """Return whether :func:`losing_exceptions` is active; signal handlers call this function."""
     return _exceptions_are_lost.get()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
-#: Function that opens a progress display. The arguments of the function are an activity and a kind
-#: of items, both in words. The context is a function of the number of items done and the total
-#: number of items, which is None if unknown.
+#: A function that opens a progress display, given the names of an activity and of a kind of items.
+#: The value of the context is a function that is called with the number of completed items and the
+#: total number of items, which is None if unknown.
 OpenProgress: TypeAlias = Callable[
     [str, str], AbstractContextManager[Callable[[int, int | None], object]]
 ]

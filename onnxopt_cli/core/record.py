@@ -44,10 +44,10 @@ class BackendIdentity:
     """A backend under test.
 
     Attributes:
-        name: the user's name for it, or its specification: ``onnxruntime``,
+        name: the user's name for the backend, or its specification: ``onnxruntime``,
             ``python:my.module:Backend``.
-        version: the version that it reported: ``onnxruntime 1.31.1``; empty if unknown.
-        specification: its specification; empty if that is the name.
+        version: the version that the backend reported: ``onnxruntime 1.31.1``; empty if unknown.
+        specification: the specification of the backend; empty if it is the name.
     """
 
     name: str
@@ -56,7 +56,7 @@ class BackendIdentity:
 
     @property
     def text(self) -> str:
-        """The backend as it is given to ``-b``."""
+        """The backend as an argument of ``-b``."""
         return f"{self.name}={self.specification}" if self.specification else self.name
 
 
@@ -83,11 +83,11 @@ class Explanation:
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        causes: causes; each lists the failing cases that no earlier cause explains.
+        causes: the causes; each cause lists the failing cases that no earlier cause explains.
         others: number of failing cases without a cause, by state (``not explained``, ``not
             tried``), then by kind of case (``trajectory``).
         note: remark on an unsuccessful or interrupted search; may be empty.
-        complete: False if the time ran out before the end of the search.
+        complete: False if the time limit ended the search.
     """
 
     backend: str
@@ -123,7 +123,7 @@ class Explanation:
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         if not self.causes and (self.note or UNEXPLAINED in counts_of_others):
-            # The note takes the place of a cause.
+            # The note is stated in the place of a cause.
             counts = [(self.note, sum(counts_of_others.pop(UNEXPLAINED, {}).values()))]
         parts: list[str] = []
         for words, count in counts:
@@ -141,9 +141,9 @@ class Explanation:
         return "; ".join(parts)
 
 
-#: State of failing cases that no known mistake reproduces.
+#: The state of failing cases that no known mistake reproduces.
 UNEXPLAINED = "not explained"
-#: State of failing cases on which no known mistake was tried.
+#: The state of failing cases on which no known mistake was tried.
 NOT_TRIED = "not tried"
 
 # Maximum number of kinds of cases that a sentence lists.
@@ -168,7 +168,7 @@ PROCESSOR = "processor"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run, finished or not.
+    """A run, which may be unfinished.
 
     Attributes:
         versions: versions of onnxopt, Python, relevant packages and suites, and the machine.
@@ -210,7 +210,7 @@ class RunRecord:
 
 
 def require_once(keys: Iterable[object]) -> None:
-    """Make sure that keys are unique.
+    """Check that keys are unique.
 
     Raises:
         ValueError: naming the first duplicate.
@@ -224,7 +224,7 @@ def require_once(keys: Iterable[object]) -> None:
 
 # Results are cached, since a file has many cases.
 _path = lru_cache(Path)
-# The shape in the description of a tensor, as in `float32[2,3]`.
+# The shape in the description of a tensor such as `float32[2,3]`.
 _SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -242,11 +242,11 @@ def number_from_json(data: Any) -> Any:
 
 
 def value_to_json(value: Value) -> Any:
-    """Return a value as JSON; null for an element type without a JSON form."""
+    """Return a value as JSON; None if its element type has no JSON form."""
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # The output is a failure, and its Diff states the element type.
+        # Such an output is a failure, and its Diff states the element type.
         return None
 
 
@@ -262,12 +262,12 @@ def value_from_json(data: Any) -> Value:
         raise ValueError(f"not a value: {error.message}") from None
 
 
-# Fields of a Result that are written unchanged.
+# Fields of a Result that are copied to JSON unchanged.
 _RESULT = (
     "case", "backend", "operators", "capabilities", "outcome", "lowered", "message", "printed",
     "flaky", "standing", "expectation", "note",
 )  # fmt: skip
-# Fields of a Result that are read unchanged.
+# Fields of a Result that are copied from JSON unchanged.
 _TEXTS = ("case", "backend", "lowered", "message", "printed", "flaky", "expectation")
 _DIFF = [item.name for item in fields(Diff) if item.name != "accepted"]
 _ELEMENT = [item.name for item in fields(Element)]
@@ -306,7 +306,7 @@ def result_from_json(data: Any) -> Result:
             **{name: data[name] for name in _TEXTS},
             location=Location(_path(data["path"]), data["line"]),
             operators=tuple(data["operators"]),
-            # Older logs lack these two fields.
+            # Older logs lack the two fields.
             capabilities=tuple(data.get("capabilities", ())),
             note=data.get("note", ""),
             outcome=Outcome(data["outcome"]),
@@ -335,7 +335,7 @@ def _content_from_json(data: Any) -> CaseContent | None:
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as a JSON object, with derived fields for other readers."""
     derived = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
-    # asdict would build a Counter from pairs, and so count the pairs.
+    # asdict is not used, because it would convert a Counter to a Counter of its pairs.
     other_counts = {reason: dict(kinds) for reason, kinds in explanation.others.items()}
     return {**asdict(explanation), **derived, "others": other_counts}
 
@@ -367,7 +367,8 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
 
 
 def _diff_from_json(data: Any) -> Diff:
-    # A log may have very many diffs, and positional arguments are faster than keywords.
+    # Positional arguments are used because they are faster than keywords, and a log may have very
+    # many diffs.
     name, kind, structure, tolerance, *numbers, counts, worst = _from_diff(data)
     if str in map(type, numbers):
         numbers = list(map(number_from_json, numbers))
@@ -386,7 +387,7 @@ def _diff_from_json(data: Any) -> Diff:
 
 
 def _contradiction(diff: Diff) -> str:
-    """Return the statements about an output that exclude each other; empty without any."""
+    """Return a description of statements about an output that contradict each other."""
     counts = {
         "mismatches": diff.mismatches,
         "inconclusive elements": diff.inconclusive,

@@ -52,29 +52,29 @@ class Outcome(StrEnum):
     NOT_RUN = "not-run"
 
 
-#: Outcomes that do not count against the backend.
+#: Outcomes that do not count as failures of the backend.
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
 #: Outcomes caused by the case file or the run, not by the backend.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
 #: Outcomes that a rerun cannot change.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 
-#: Begins the line that names the file and line of the backend's code that raised an error.
+#: Beginning of the line that states the file and line of the backend's code that raised an error.
 RAISED_AT = "raised at "
-#: Beginning of the note of a pass by absolute accuracy alone: a common implementation of the
-#: operator, such as the sigmoid by way of tanh, has no relative accuracy for these inputs.
+#: Beginning of the note of a pass that has only absolute accuracy, because a common implementation
+#: of the operator, such as the sigmoid computed by tanh, has no relative accuracy for the inputs.
 ABSOLUTE_ONLY = "absolute accuracy only"
 #: Beginning of the note of a pass with inconclusive elements, and of the message of a case whose
 #: elements are all inconclusive.
 INCONCLUSIVE = "inconclusive: "
-#: Beginning of the message of results whose backend never started; the reason follows.
+#: Beginning of the message of a result whose backend did not start; the reason follows.
 NOT_STARTED = "the backend could not be started: "
 #: Beginning of the message of a case that no worker can receive; the reason follows.
 NOT_SENT = "the case cannot be sent to a worker: "
 
 
 class Standing(StrEnum):
-    """An outcome compared with the expectation; a case without an entry is expected to pass."""
+    """The relation of an outcome to its expectation, which is a pass by default."""
 
     EXPECTED = "expected"
     UNEXPECTED_FAIL = "unexpected-fail"
@@ -83,9 +83,9 @@ class Standing(StrEnum):
     FLAKY = "flaky"
 
 
-#: Name that replaces the suite in the id of a result of a backend's worker, not of a case.
+#: The first part of the id of a result that concerns a backend's worker instead of a case.
 OUTSIDE_CASES = "worker"
-#: Ids of the results of a worker: its end, and events between cases.
+#: Ids of the results that concern a worker: the end of the worker, and events between cases.
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
@@ -159,7 +159,7 @@ class Result:
 
     @property
     def failing(self) -> bool:
-        """True if the outcome counts against the backend, regardless of expectations."""
+        """True if the outcome counts as a failure of the backend, regardless of expectations."""
         return self.outcome not in HARMLESS and self.outcome not in NOT_ITS_FAULT
 
     @property
@@ -169,19 +169,19 @@ class Result:
 
     @property
     def wrong(self) -> list[Diff]:
-        """The outputs that are not as expected."""
+        """The comparisons of the outputs that are not as expected."""
         return [diff for diff in self.diffs if not diff.agrees]
 
     @property
     def conforms(self) -> bool:
-        """True if the result is as expected; without expectations, if it is a pass or a skip."""
+        """True if the result is as expected or, without expectations, is a pass or a skip."""
         if self.standing is None:
             return self.outcome in HARMLESS
         return self.standing is Standing.EXPECTED
 
 
 def with_shared(result: Result, **shared: object) -> Result:
-    """Set fields of a result in place, and return it; no other code may hold the result yet.
+    """Set fields of a result in place, and return the result, which no other code may hold yet.
 
     Readers of logs use this function to let results share equal objects. ``dataclasses.replace``
     would take most of the time of reading a large log.
@@ -192,7 +192,7 @@ def with_shared(result: Result, **shared: object) -> Result:
 
 
 def worse(earlier: Result | None, later: Result) -> Result:
-    """Return which of two results with the same id of OUTSIDE_IDS to keep.
+    """Return the result to keep of two results that have the same id of OUTSIDE_IDS.
 
     The earlier result is kept if it does not conform or both conform, otherwise the later one.
     """
@@ -212,7 +212,7 @@ class Element:
     """One element of an output with its expected value.
 
     Attributes:
-        index: its position, empty for a scalar.
+        index: the position of the element; empty for a scalar.
         expected: a Python number, bool or string.
         actual: a Python number, bool or string.
         absolute: ``|actual - expected|``; inf or nan if it is not a finite number.
@@ -250,8 +250,8 @@ class Diff:
         needed_atol: smallest atol that passes with the tolerance's rtol; None without one.
         tolerance_used: largest error / tolerance; 1.0 is the limit.
         tolerance_used_median: median error / tolerance. For a large tensor with errors in most
-            elements it may be an upper bound, since few limits are derived.
-        inconclusive: number of examined elements that the case cannot judge, since their limit is
+            elements, this may be an upper bound, because few limits are derived.
+        inconclusive: number of examined elements that the case cannot judge, because their limit is
             infinite or at least half the expected value. Elements that are bitwise equal, and most
             elements of a large tensor with small errors, are examined only on request.
         ulp_counts: at index ``b`` the number of elements whose distance in representable values
@@ -259,7 +259,7 @@ class Diff:
             are not counted. Empty unless the dtype is a float.
         worst: the elements with the largest errors, worst first.
         accepted: number of elements that agree with an alternative accepted result, by its label.
-            Logs omit it, since the note of a result contains the text of
+            Logs omit this field, because the note of a result contains the text of
             :func:`accepted_results`.
     """
 
@@ -288,7 +288,7 @@ class Diff:
 
 
 def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
-    """Return the position of an element in words.
+    """Return a description of the position of an element.
 
     Args:
         index: its index.
@@ -301,7 +301,7 @@ def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
 
 
 def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
-    """Return a line with the wrong outputs, the number of wrong elements, and the worst of them.
+    """Return a line with the wrong outputs, their numbers of wrong elements and worst elements.
 
     Args:
         diffs: comparisons of the outputs.
@@ -352,7 +352,7 @@ def _wrong_output(diff: Diff, steps: Sequence[int]) -> str:
 
 
 def short_error(number: float | None) -> str:
-    """Return an error with three digits; a dash for None."""
+    """Return an error as text with three digits; a dash for None."""
     if number is None:
         return "-"
     if number == 0:
@@ -361,7 +361,7 @@ def short_error(number: float | None) -> str:
 
 
 def short_count(number: int | None) -> str:
-    """Return a whole number, in scientific notation from 10 million on; a dash for None."""
+    """Return a whole number as text, from 10 million on in scientific notation; a dash for None."""
     if number is None:
         return "-"
     return str(number) if number < 10**7 else f"{number:.1e}"
@@ -377,7 +377,7 @@ def short_element(value: object, kind: str) -> str:
     if isinstance(value, float):
         if kind.startswith("float64"):
             return repr(value)
-        # A saved report is not validated: its number may be beyond the range of float32.
+        # A number in a saved report, which is not validated, may be beyond the range of float32.
         with np.errstate(over="ignore"):
             return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

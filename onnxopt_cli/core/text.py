@@ -1,4 +1,4 @@
-"""Make untrusted text printable, and describe exceptions and exit codes in words."""
+"""Make untrusted text printable, and describe exceptions and exit codes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _INVISIBLE = re.compile(
 # The last two code points of each plane are not characters; XML cannot represent them.
 _NONCHARACTER_BITS = 0xFFFE
 _MAX_TEXT_CHARS = 4000
-# The limit for a text of several lines, which may be a stack trace.
+# Largest number of characters of a text of several lines, which may be a stack trace.
 _MAX_LINES_CHARS = 32_000
-# Characters reserved for the note on omitted characters.
+# Number of characters that are reserved for the note on omitted characters.
 _NOTE_CHARS = 60
 _ASCII_LIMIT = 128
 _LINE_END = re.compile(r"[\r\n]")
-# Commands to CI servers in a program's output. GitHub interprets lines that begin with two colons;
-# Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word] anywhere. Blanks, the
-# frame of a panel, and colour escapes may precede the colons.
+# The beginnings of commands to CI servers in the output of a program. GitHub interprets lines that
+# begin with two colons; Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word]
+# anywhere. Blanks, the frame of a panel, and colour escapes may precede the colons.
 _AT_LINE_START = re.compile(r"((?:^|\r)(?:[\s\u2500-\u259f]|\x1b\[[\d;]*m)*):(?=:)", re.MULTILINE)
 _ANYWHERE = re.compile(r"#(?=#\w*\[)")
 
@@ -37,12 +37,12 @@ _ANYWHERE = re.compile(r"#(?=#\w*\[)")
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Return a text with visible escapes for all invisible or harmful characters.
 
-    A very long text keeps its beginning and its end, since the last line of a stack trace is the
-    most informative.
+    A very long text keeps its beginning and its end, because the last line of a stack trace is the
+    most informative line.
 
     Args:
         text: any text.
-        lines: whether to keep line ends, and expand tabs, instead of escaping them.
+        lines: whether line ends are kept, and tabs are expanded, instead of being escaped.
     """
     if (
         len(text) <= _MAX_TEXT_CHARS
@@ -64,15 +64,16 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
-    """Return lines of output in which no CI server finds a command.
+    """Change lines of output so that no CI server finds a command in them.
 
     Args:
         text: the lines.
-        goes_on: whether the text begins in the middle of a line, after earlier output.
+        goes_on: whether the text begins in the middle of a line, because earlier output did not end
+            with a line end.
     """
     if not _may_command(text):
         return text
-    # A carriage return also begins a line.
+    # A carriage return also begins a new line.
     first = len(_LINE_END.split(text, maxsplit=1)[0]) if goes_on else 0
     guarded = text[:first] + _AT_LINE_START.sub(r"\1\\x3a", text[first:])
     return _ANYWHERE.sub(r"\\x23", guarded)
@@ -130,8 +131,8 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
     Args:
         name: the name as it was typed.
         known: the valid names.
-        otherwise: the hint if no name is similar.
-        cutoff: required similarity, from 0 to 1.
+        otherwise: the hint that is returned if no name is similar.
+        cutoff: the similarity, from 0 to 1, that a name must have.
     """
     import difflib
 
@@ -146,7 +147,7 @@ def wrapped_list(introduction: str, names: Iterable[str]) -> str:
 
 
 def abbreviated(text: str, max_chars: int = 80) -> str:
-    """Return text from a file in a form that a message can quote: printable and short."""
+    """Return text from a file in a printable and short form that a message can quote."""
     return printable(text if len(text) <= max_chars else f"{text[:max_chars]}...")
 
 
@@ -162,24 +163,26 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 
 class FreeNames:
-    """Makes names unique by appending numbers.
+    """A name generator that makes names unique by appending numbers.
 
     Args:
         form: format of a name with a number, as in ``"{} ({})"``.
         taken: names that are already in use.
-        alike: function to compare names by, such as ``str.casefold``: names with the same result
-            count as equal.
+        alike: function such as ``str.casefold``; names for which it returns the same result count
+            as equal.
     """
 
     def __init__(
         self, form: str, taken: Iterable[str] = (), alike: Callable[[str], str] = str
     ) -> None:
         self._form, self._alike = form, alike
-        # The names in use, each with the last number appended to it.
+        # The last number that was appended to each name in use.
         self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
-        """Return the name. If the name is in use, append the first free number from 2 on.
+        """Return the name.
+
+        Return a name that is not in use; if necessary, append the first free number from 2 on.
 
         Args:
             name: the name.
@@ -214,7 +217,7 @@ def exception_text(error: BaseException) -> str:
 
 
 def exit_text(code: int) -> str:
-    """Return in words how a process ended.
+    """Return a description of the end of a process.
 
     Args:
         code: exit code, or the negative number of a signal.

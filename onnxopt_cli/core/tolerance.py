@@ -1,4 +1,4 @@
-"""Tolerances of outputs, and where they come from."""
+"""Tolerances of outputs, and the sources of the tolerances."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array, Value, as_strings, dtype_named
 
-# The texts of finite numbers that the specification of Cast defines.
+# The texts of finite numbers, as the specification of Cast defines them.
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 # Eight digits do not always identify a float32 or a double, but the example in the specification,
 # 314.15926, has eight digits, and ONNX Runtime writes at most eight.
 _SUFFICIENT_DIGITS = 8
-# Factor that exceeds the rounding errors of computing and comparing limits in double.
+# A factor that exceeds 1 by more than the rounding errors of computing and comparing limits in
+# double.
 _COMPUTATION = 1 + 1e-7
 
 
 class Provenance(StrEnum):
-    """Where a tolerance came from, in order of precedence, highest first."""
+    """The sources of tolerances, in descending order of precedence."""
 
     COMMAND_LINE = "command line"
     OUTPUT = "output"
@@ -54,7 +55,7 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Ulps:
-    """Two values are at most ``ulp`` representable values of the output's dtype apart."""
+    """A tolerance of ``ulp`` representable values of the output's dtype."""
 
     ulp: int
     provenance: Provenance
@@ -65,7 +66,7 @@ class Ulps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """Accepted values of an output, with limits.
+    """The accepted values of an output, with limits.
 
     Attributes:
         expected: the expected values.
@@ -85,10 +86,11 @@ class Branch:
 
     @property
     def inconclusive(self) -> Array:
-        """The elements that a case cannot judge: the limit is infinite or at least half the value.
+        """Mask of the elements that a case cannot judge.
 
-        For such an element, a result of half the expected value would pass. An expected zero is
-        inconclusive only if its limit is infinite.
+        The limit of such an element is infinite or at least half the expected value, so that half
+        of the expected value would pass. An expected zero is inconclusive only if its limit is
+        infinite.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (
@@ -99,7 +101,7 @@ class Branch:
         )
 
     def wrong(self, actual: Array) -> Array:
-        """Return which elements no branch accepts.
+        """Return a mask of the elements that no branch accepts.
 
         Args:
             actual: one or several results, stacked along leading axes.
@@ -126,10 +128,10 @@ class ErrorBound:
 
     Attributes:
         at: function from flat indices to the accepted values there. Elements that are bitwise equal
-            need no limit, so it is usually called only for the other elements.
+            need no limit, so the function is usually called only for the other elements.
         factor: the limit in units of the error bound or of the condition estimate; 0 if the output
             must be exact.
-        provenance: where the limit comes from.
+        provenance: the source of the limit.
         least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements with a
             smaller error / magnitude are within their limits, which need not be derived.
     """
@@ -149,13 +151,13 @@ class ErrorBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A random output, judged by its distribution, or elements in any order.
+    """A tolerance of a random output, judged by its distribution, or of elements in any order.
 
     Attributes:
-        distribution: the distribution or the elements, in words.
+        distribution: a description of the distribution or of the elements.
         test: function from a sample of the output's dtype and shape to a description of its
             defect; empty for an accepted sample.
-        provenance: where the expected distribution comes from.
+        provenance: the source of the expected distribution.
         beside: function from all outputs by name to a description of a contradiction between them;
             empty without one.
     """
@@ -171,7 +173,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberText:
-    """Texts of floats, as from Cast, each judged by the number that it represents.
+    """A tolerance of texts of floats, as from Cast; each text is judged by its number.
 
     A text is right if its number is the value rounded up or down to the digits of the text, and if
     there are enough digits: the number rounds to the value in the type of the value, or is within
@@ -182,7 +184,7 @@ class NumberText:
         values: the values, of the output's shape; None if the expected texts represent them.
         rtol: additional relative tolerance if the model computes the values; 0 if they are inputs
             or constants.
-        provenance: where the tolerance comes from.
+        provenance: the source of the tolerance.
     """
 
     text_of: str
@@ -250,7 +252,7 @@ def _stated_value(text: str) -> float | None:
 def _last_unit(text: str) -> float:
     """Return the unit of the last nonzero digit of a text, divided by :data:`_COMPUTATION`.
 
-    If the text is a number rounded up or down to the digits of the text, the rounding error is less
+    The rounding error of a number that was rounded up or down to the digits of the text is less
     than this unit. The result is 0 for the text of zero, and for a text that is not a number.
     """
     mantissa, separator, exponent = text.lower().partition("e")

@@ -1,4 +1,4 @@
-"""Files that others may have written: their owners, and reading them within limits.
+"""Files that other users may have written: checks of their owners, and reading within limits.
 
 Only regular files are read, up to a maximum size, and only inside a given folder. Code from a file
 runs only if no other user can have written it, or if the user consents.
@@ -16,51 +16,52 @@ from typing import TypeAlias
 
 from onnxopt_cli.core.text import printable
 
-#: Identifies one version of a file: device, inode, size, mtime_ns, ctime_ns. A program can reset
-#: mtime after a change, but not ctime. None stands for a file that changed while it was read.
+#: The signature of a version of a file: device, inode, size, mtime_ns, ctime_ns. A program can
+#: reset mtime after a change, but not ctime. None stands for a file that changed while it was read.
 Signature: TypeAlias = tuple[int, int, int, int, int] | None
 
 
 class Malformed(Exception):
-    """A file or message breaks its format.
+    """Raised if a file or message breaks its format.
 
     The message states the actual and the expected content, but not the location. The caller that
-    opened the file adds it and raises a :class:`onnxopt_cli.errors.Fault` instead.
+    opened the file adds the location, and raises a :class:`onnxopt_cli.errors.Fault` instead.
     """
 
 
 class TooLarge(Malformed):
-    """A file or message exceeds a limit of onnxopt."""
+    """Raised if a file or message exceeds a limit of onnxopt."""
 
 
-#: Protobuf's limit on the size of a message, and therefore of a model or a tensor in a file.
+#: Protobuf's limit on the number of bytes of a message, and therefore of a model or a tensor in a
+#: file.
 PROTOBUF_LIMIT = 2**31 - 1
 
 # O_NONBLOCK: opening a named pipe must not block. O_BINARY: Windows would translate line ends.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
-#: Limit on the bytes that loading one case reads from files.
+#: The largest number of bytes that loading one case reads from files.
 MAX_CASE_BYTES = 4 << 30
-#: Limit on the bytes that validating all cases of a case file reads from other files.
+#: The largest number of bytes that validating all cases of a case file reads from other files.
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
 _OVERFLOW_USER = 65534
-# The number of links after which Linux refuses a path.
+# Linux refuses a path with more symbolic links than this.
 _MAX_LINKS = 40
 # File types that must not be writable by all users. Devices such as /dev/null may be writable,
-# since they do not return the data written to them.
+# because reading them does not return data that was written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
-# The results of the active contexts of recorded().
+# The signatures recorded so far by each active context of recorded().
 _records: list[dict[str, Signature]] = []
-# For each active context of reading_at_most(): the remaining bytes, and its limit.
+# For each active context of reading_at_most(), the number of remaining bytes, and the limit.
 _allowances: list[list[int]] = []
 
 
 @contextmanager
 def reading_at_most(size: int) -> Iterator[None]:
-    """Limit the bytes read inside the context; reading more raises TooLarge."""
+    """Limit the number of bytes read in a ``with`` block; reading more raises TooLarge."""
     _allowances.append([size, size])
     try:
         yield
@@ -77,13 +78,13 @@ def _spend(size: int) -> None:
 
 @contextmanager
 def recorded() -> Iterator[Mapping[str, Signature]]:
-    """Record the signatures of the files that are opened inside the context, by their paths."""
+    """Record the signatures of the files that are opened in a ``with`` block, by their paths."""
     record: dict[str, Signature] = {}
     _records.append(record)
     try:
         yield record
     finally:
-        # Compare by identity, because another record may be equal.
+        # The record is found by identity, because another record may be equal.
         _records[:] = [active for active in _records if active is not record]
 
 
@@ -122,7 +123,7 @@ def open_regular_file(
         flags: additional flags for ``os.open``.
         limit: the maximum size in bytes; None for no limit.
         links: whether symbolic links in the path are followed. Pass False for a path that has been
-            resolved and checked, because a part of it may have been replaced by a link since.
+            resolved and checked, because a part of the path may have been replaced by a link since.
 
     Raises:
         Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the
@@ -246,7 +247,7 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def foreign(path: Path) -> str:
-    """Return the reason why another user may have written a file; empty if none could.
+    """Return why another user may have written a file; empty if no other user could.
 
     If the path is a link, its target is checked, too. A file and its folder must belong to this
     user or root. The file must not be writable by all users. The folder may be writable by all
@@ -280,13 +281,13 @@ def foreign(path: Path) -> str:
 
 
 def _replaceable(path: Path) -> str:
-    """Return which folder or link on the path to a file lets another user replace the file."""
+    """Return the folder or link on a file's path by which another user may replace the file."""
     for place in _traversed(path):
         try:
             status = place.lstat()
         except OSError:
             return ""
-        # In a user namespace, root of the surrounding system appears as the overflow user.
+        # In a user namespace, the root user of the surrounding system appears as the overflow user.
         if status.st_uid != _OVERFLOW_USER and (owner := _other_owner(status)):
             return f"{printable(str(place))} on its path belongs to {owner}"
         is_open = status.st_mode & _WRITABLE_BY_ALL and not status.st_mode & stat.S_ISVTX
@@ -317,14 +318,14 @@ def _traversed(path: Path) -> Iterator[Path]:
 
 
 def _other_owner(status: os.stat_result) -> str:
-    """Return the name of an owner other than this user and root; empty for these two."""
+    """Return the name of an owner; empty for this user and root."""
     if status.st_uid in {0, os.geteuid()}:
         return ""
     return user_name(status.st_uid)
 
 
 def user_name(number: int) -> str:
-    """Return ``alice (uid 1000)``, or ``uid 1000`` for a user without a name here."""
+    """Return the name and uid of a user, or only the uid if this machine has no name for it."""
     import pwd
 
     try:

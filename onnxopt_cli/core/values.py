@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    # Plugins in other interpreters import this module with Python 3.9.
+    # This module must run on Python 3.9, because plugins in other interpreters import it.
     from typing import TypeAlias
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -48,7 +48,7 @@ STRING = "string"
 
 def _dtypes() -> dict[str, np.dtype[Any]]:
     table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
-    # In a plugin's interpreter, ml_dtypes may be missing or older.
+    # In a plugin's interpreter, ml_dtypes may be missing or may have an older version.
     with suppress(ImportError):
         import ml_dtypes
 
@@ -64,7 +64,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class _ThreadState(threading.local):
-    """State of a thread: its random generator."""
+    """The state of a thread, which consists of a random generator."""
 
     def __init__(self) -> None:
         self.random = np.random.RandomState()
@@ -78,7 +78,7 @@ def random_state(seed: int) -> np.random.RandomState:
 
     NumPy guarantees the stream of RandomState, but not that of the newer Generator. Creating a
     generator takes longer than drawing a small tensor, so all calls in a thread return the same
-    object. Do not draw from it after another call has seeded it.
+    object. Do not draw from the generator after another call has seeded it.
     """
     _THREAD_STATE.random.seed(seed)
     return _THREAD_STATE.random
@@ -99,7 +99,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def is_string(dtype: np.dtype[Any]) -> bool:
-    """Return whether arrays of this dtype hold strings, in any of NumPy's representations."""
+    """Return whether arrays of a dtype hold strings in any of NumPy's representations."""
     return dtype.kind in "OUST"
 
 
@@ -136,14 +136,14 @@ def as_strings(array: Array) -> Array:
 
 
 def describe(value: Value) -> str:
-    """Return a value's type and shape in words: ``float32[2,3]``, ``a sequence of 2``."""
+    """Describe the type and shape of a value: ``float32[2,3]``, ``a sequence of 2``."""
     if value is None:
         return "an empty optional"
     if isinstance(value, list):
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a map of {len(value)}"
-    # The text is interned, since the results of a run have few different descriptions.
+    # The text is interned, because the results of a run have few different descriptions.
     return sys.intern(f"{dtype_name(value.dtype)}[{','.join(map(str, value.shape))}]")
 
 
@@ -157,5 +157,5 @@ def structure_of(value: Value) -> Any:
 
 
 def total_bytes(values: Iterable[Value]) -> int:
-    """Return the bytes of the tensors among values, without those in sequences and maps."""
+    """Return the bytes of all tensors among values, except tensors in sequences and maps."""
     return sum(value.nbytes for value in values if isinstance(value, np.ndarray))

@@ -40,7 +40,7 @@ from onnxopt_cli.operators.operator import Operator
 
 
 def _widest() -> np.dtype[Any]:
-    """Return a float type with more digits than double.
+    """Return a floating-point type with more digits than double.
 
     Raises:
         UsageError: if this machine has no such type.
@@ -93,14 +93,15 @@ def evaluate(
     if not has_blocks(call):
         return compute(call)
     reference = dtype == WIDEST_TYPE != enough_for(call) and attributes is None
-    # Rounding to double might change the comparison of an element with a reduction.
+    # Formulas with reductions are not computed in double, because rounding might change the
+    # comparison of an element with the result of a reduction.
     reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
     return call.by_group(lambda group: _computed_in_blocks(in_parts(group), part_of))
 
 
 class _Complete(np.ndarray):
-    """A tensor for which some NumPy functions are replaced, because they fail or are wrong.
+    """A tensor for which a few NumPy functions that fail or are wrong are replaced.
 
     The replaced functions are reductions of empty tensors, and clip and matmul in quadruple
     precision.
@@ -133,8 +134,8 @@ def _mostly_in_double(
     The error bound of a computation in double is 2^-29 of the error bound in float32. An error of
     this size changes the rounded result only near a tie, a midpoint between two numbers of the
     output's type. Elements near a tie are computed again in the wide type. In other elements, the
-    error reaches a tie only after a cancellation of 20 bits; an ulp is then less than a millionth
-    of the element's limit, so the difference does not matter.
+    error reaches a tie only after a cancellation of 20 bits; after such a cancellation, an ulp is
+    less than a millionth of the element's limit, so the difference does not matter.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
@@ -154,9 +155,9 @@ def _mostly_in_double(
 
 
 def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
-    """Return where doubles are within 2^-9 ulp of the midpoint between two numbers of a type.
+    """Return a mask of the doubles within 2^-9 ulp of the midpoint between two numbers of a type.
 
-    The result is also true for all subnormal numbers, which have fewer digits.
+    The mask is also true for all subnormal numbers, which have fewer digits.
     """
     lost = np.finfo(np.float64).nmant - np.finfo(dtype).nmant
     middle, reach, digits = 1 << lost - 1, 1 << lost - 9, (1 << lost) - 1
@@ -189,8 +190,8 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
-    """Return the tensors whose negative elements would make the formula's result NaN."""
-    # Try both T = 1 and T = 3, since some formulas ignore the state in the first step.
+    """Return the tensors of which a negative element would make the formula's result NaN."""
+    # Both T = 1 and T = 3 are tried, because some formulas ignore the state in the first step.
     counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(
         name
@@ -301,7 +302,7 @@ class _Traced(Joining):
         raise TypeError("the formula branches by the value of an operand")
 
     def applied(self, _function: Any, row: Row, _inputs: Sequence[Any]) -> Any:
-        """Record the row, and return an operand that records further operations."""
+        """Record a row of the vocabulary, and return an operand that records further operations."""
         self._rows.append(row)
         return self
 
@@ -313,7 +314,9 @@ _reducing = Lock()
 
 @dataclass(frozen=True, slots=True)
 class Part(Call[Array]):
-    """Some elements of a call of one group, whose reductions include all elements.
+    """Some elements of a call of one group.
+
+    Reductions of the formula include all elements of the call.
 
     Attributes:
         whole: the whole call, a Call[Array].
@@ -332,7 +335,7 @@ class Part(Call[Array]):
         return self.expressions.setdefault(parts, object())
 
     def apply(self, scalar: Make, tensor: Make, number: Make) -> list[tuple[Any, Array, Array]]:
-        """Call the formula like :meth:`Call.apply`; its reductions include all elements."""
+        """Call the formula like :meth:`Call.apply`; reductions include all elements of the call."""
         whole_call = replace(self.whole, operator=self.operator)
 
         def results(call: Call[Array]) -> list[tuple[Any, Array, Array]]:
@@ -340,7 +343,8 @@ class Part(Call[Array]):
 
             def made(make: Make, value: Any) -> _Operand:
                 operand = make(value)
-                # All kinds of arrays, including subclasses of ndarray, share expressions.
+                # Operands of all kinds of arrays, including subclasses of ndarray, share
+                # expressions.
                 interpretation = type(operand) if isinstance(operand, Joining) else None
                 dtype = np.result_type(getattr(operand, "value", operand))
                 return _Operand(operand, self.expression(next(place), interpretation, dtype), self)
@@ -372,14 +376,14 @@ class Part(Call[Array]):
 
 
 class _ReductionReached(Exception):
-    """The formula needs the result of a reduction that has not been computed.
+    """Raised if the formula needs the result of a reduction that has not been computed.
 
     The arguments are the function, its expression, and its operands in a block.
     """
 
 
 class _Operand(Joining):
-    """An operand of any interpretation, with the expression whose value it is, and its part."""
+    """An operand of any interpretation, with the expression that it is the value of."""
 
     def __init__(self, operand: Any, expression: object, part: Part) -> None:
         self.operand, self.expression, self.part = operand, expression, part
@@ -417,7 +421,7 @@ def _expression(operand: Any) -> object:
 
 
 def _joined(first: Any, blocks: Iterable[Any], size: int) -> Any:
-    """Return the operand of all elements, given its blocks; a scalar is equal in all blocks."""
+    """Return the operand of all elements, given its blocks; a scalar is the same in all blocks."""
     if hasattr(first, "joined"):
         return first.joined(blocks, size)
     return joined(((block,) for block in blocks), size)[0] if np.ndim(first) else first

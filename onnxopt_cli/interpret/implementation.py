@@ -15,18 +15,18 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.rewrite import Formula
 
-#: Computes a node's outputs from its call, by the formula of the call's operator.
+#: A function that computes a node's outputs from its call, by the formula of the call's operator.
 Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula unchanged, for implementations that differ in another attribute."""
+    """Return the formula unchanged: the default of implementations that do not change it."""
     return formula
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
-    """One way to compute an operator's nodes.
+    """An implementation of an operator.
 
     An implementation differs in one of these attributes from :func:`evaluate`, which computes in
     the wide type and rounds once.
@@ -38,8 +38,8 @@ class Implementation:
         change: function from the operator's formula to the formula of this implementation.
         compute: function that applies a formula to a node.
         defaults: wrong values of attributes that a node omits.
-        precision: the type to which every operation is rounded, if the difference is that this type
-            is too narrow; otherwise None.
+        precision: the type to which every operation is rounded, if the defect is that this type is
+            too narrow; otherwise None.
         rounds: whether the formula rounds intermediate results. Another implementation with the
             same defect may round other intermediate results.
     """
@@ -80,10 +80,10 @@ class Implementation:
 
 
 def both(first: Implementation, second: Implementation) -> Implementation | None:
-    """Return an implementation with the differences of two; None if both replace ``compute``.
+    """Combine the differences of two implementations; None if both replace ``compute``.
 
-    If neither change of the formula can be applied after the other one, the implementation fails on
-    all inputs.
+    If neither change of the formula can be applied after the other change, the combined
+    implementation fails on all inputs.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

@@ -4,7 +4,8 @@ Most reformulations compute the formula in machine arithmetic, where every opera
 NumPy's dispatch passes each operation of the formula to the operand, which passes it to an
 arithmetic. The arithmetic performs the operation on arrays of machine types, possibly in an unusual
 way, such as a quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and
-take the type of the other operand. ONNX Runtime can also compute the formula, as its lowered graph.
+take the type of the other operand. ONNX Runtime can also compute the formula by running its lowered
+graph.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Operation = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic:
-    """A way to perform the operations of a formula.
+    """An arithmetic: a way to perform the operations of a formula.
 
     Attributes:
         operations: for a NumPy function, the function that computes its result instead.
@@ -53,7 +54,7 @@ class Arithmetic:
         """Perform an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
-            # np.where would convert the chosen plain number to an array.
+            # np.where is not called, because it would convert the chosen plain number to an array.
             return Machine(values[1] if values[0] else values[2], self)
         if function in OF_NOTHING and not np.size(values[0]):
             return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
@@ -73,7 +74,7 @@ class Machine(NDArrayOperatorsMixin):
 
     Attributes:
         value: the array or number.
-        arithmetic: the arithmetic of operations on it.
+        arithmetic: the arithmetic that performs operations on the operand.
         unrounded: the value in a wider type if it is a product in fused arithmetic; otherwise None.
     """
 
@@ -130,23 +131,23 @@ def computed(
 
 
 def scalar_dtype(call: Call[Array]) -> np.dtype[Any]:
-    """Return the type in which scalars are computed: that of the first float scalar."""
+    """Return the type of the first float scalar, in which scalars are computed."""
     floats = (scalar.dtype for scalar in call.scalars if scalar.dtype.kind == "f")
     return next(floats, np.dtype(np.float64))
 
 
 def added_in_order(values: Any) -> Any:
-    """Add one element after the other."""
+    """Add the elements one after the other."""
     return np.add.accumulate(np.ravel(values))[-1] if np.size(values) else np.sum(values)
 
 
 def added_in_reverse(values: Any) -> Any:
-    """Add one element after the other, the last one first."""
+    """Add the elements one after the other, from the last to the first."""
     return added_in_order(np.ravel(values)[::-1])
 
 
 def added_by_size(values: Any) -> Any:
-    """Add one element after the other, the smallest first."""
+    """Add the elements one after the other, in ascending order."""
     flat = np.ravel(values)
     return added_in_order(flat[np.argsort(np.abs(flat), kind="stable")])
 
@@ -240,9 +241,9 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
-    """Return a sum or difference in which one operand is an unrounded product, if there is one.
+    """Return a sum or difference with one operand as an unrounded product, if there is one.
 
-    If both operands are products, only the first is unrounded, as in a fused multiply-add.
+    If both operands are products, only the first product is unrounded, as in a fused multiply-add.
     """
     for position, operand in enumerate(operands):
         if isinstance(operand, Machine) and operand.unrounded is not None:
@@ -252,7 +253,7 @@ def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], valu
     return value
 
 
-#: The oldest IR version that supports the oldest opset.
+#: The oldest IR version that supports the oldest opset of lowered models.
 _IR_VERSION = 7
 
 
@@ -383,7 +384,7 @@ def _with_typed_attributes(call: Call[Array]) -> list[Array]:
 
 
 def _by_blocks(call: Call[Array]) -> list[Array]:
-    """Compute one group in blocks with a remainder, as a vectorized loop does."""
+    """Compute a group in blocks of equal size and a remainder, as a vectorized loop does."""
     first = call.groups[0][0]
     starts = range(0, max(first.size, 1), _BLOCK)
     blocks = [_OWN_TYPES(call.at(slice(start, start + _BLOCK))) for start in starts]

@@ -89,7 +89,7 @@ _STANDARD_DEVIATIONS = 6
 
 
 class Level(IntEnum):
-    """Level of an operand; an operation is performed at the highest level of its operands."""
+    """Levels of operands; an operation is performed at the highest level of its operands."""
 
     NUMBER = 0  # attributes and literals, which are exact and take the type of other operands
     SCALAR = 1  # results of R and T alone, shared by all tensors
@@ -115,7 +115,8 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: ONNX's results of reductions of an empty tensor, for which NumPy's functions may fail.
+#: The results that ONNX defines for reductions of an empty tensor, for which NumPy's functions may
+#: fail.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,
@@ -124,7 +125,8 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 }
 
 #: Precision of attributes and literals, which take the type of other operands. Errors of
-#: expressions of attributes alone are computed for float32, and scaled when the type is known.
+#: expressions of attributes alone are computed for float32, and are scaled when the type of the
+#: other operand is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
 #: Precision of an expression of attributes alone whose error includes the distance between both
 #: branches of an undecided choice. Errors with this precision must not be scaled to another type.
@@ -135,7 +137,7 @@ CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 @cache
 def precision_of(dtype: np.dtype[Any], level: Level = Level.TENSOR) -> Precision:
-    """Return the precision of a NumPy float type; always the same object."""
+    """Return the precision of a NumPy float type, which is always the same object."""
     limits = np.finfo(dtype)
     return Precision(
         level, float(limits.eps) / 2, float(limits.smallest_normal), float(limits.max), dtype
@@ -152,7 +154,7 @@ class Approximate:
             float64, of a shape that broadcasts to the shape of ``value``. The error of a comparison
             is positive where rounding can change the result.
         may_cross: where rounding may change the sign of the value. An error as large as the value
-            does not imply a change of sign, since flushing to zero keeps the sign.
+            does not imply a change of sign, because flushing to zero keeps the sign.
     """
 
     value: Any
@@ -204,7 +206,7 @@ class Elementwise(_Primitive):
 
 
 class Comparison(_Primitive):
-    """A comparison, which is undecided where the operands are closer than their errors."""
+    """A comparison, which is undecided where operands differ by less than their errors."""
 
 
 class Logical(_Primitive):
@@ -256,14 +258,14 @@ class Joining(NDArrayOperatorsMixin):
     """Base class of operands that NumPy's dispatch passes to the functions of a formula.
 
     Every NumPy function that a formula calls with an operand of this class is looked up in the
-    vocabulary. Functions without a row raise an error, as do arguments other than operands, such as
-    ``axis``.
+    vocabulary. A call raises an error if the function has no row or if it has arguments other than
+    operands, such as ``axis``.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Methods are not supported, since for each method there is an equivalent function.
+        # Methods are not supported, because each method has an equivalent function.
         raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -295,7 +297,8 @@ class Joining(NDArrayOperatorsMixin):
 
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:
-    # The root changes most from a to a - e_a. If a - e_a is not positive, consider both directions.
+    # The root changes most from a to a - e_a. If a - e_a is not positive, both directions are
+    # considered.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
     if np.any(a.error >= a.magnitude):
         above = np.sqrt(a.magnitude + a.error) - magnitude
@@ -306,7 +309,7 @@ def _root_error(magnitude: Any, a: Approximate) -> Any:
 
 
 def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
-    # Bounds on the error of log(a), and of the logarithm of the power.
+    # Bounds on the error of log(a) and on the error of the logarithm of the power.
     log_base = -np.log1p(-a.error / np.where(a.error == 0, 1.0, a.magnitude))
     log_power = b.magnitude * log_base
     if np.any(b.error > 0):
@@ -320,7 +323,7 @@ def _is_zero_or_one(a: Approximate) -> Any:
 
 
 def _is_exact_power(a: Approximate, b: Approximate) -> Any:
-    """Return where every algorithm computes the exact power: bases 0, 1, -1, exponents 0, 1."""
+    """Return a mask of exactly computed powers: those with bases 0, 1, -1 or exponents 0, 1."""
     minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
 
@@ -412,7 +415,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return where the error of a sum may change its sign, because its terms nearly cancel."""
+    """Return a mask of sums whose errors may change their signs, because terms nearly cancel."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False
@@ -542,7 +545,8 @@ def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
 
 _AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
 
-#: The rows by function. In the functions, v is the result's magnitude; a and b are the operands.
+#: The rows by function. In the following functions, v is the result's magnitude, and a and b are
+#: the operands.
 VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),
     np.subtract: Elementwise(
@@ -565,7 +569,7 @@ VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
         exponents=(1, -1),
     ),
     np.sqrt: Elementwise("Sqrt", _root_error, 4),
-    # If the result underflows to zero, so does its error.
+    # If the result underflows to zero, the error also underflows to zero.
     np.exp: Elementwise("Exp", lambda v, a: np.where(a.error == 0, 0.0, v * np.expm1(a.error)), 4),
     np.power: Elementwise(
         "Pow",

@@ -1,4 +1,4 @@
-"""Check a node against its operator's signature, and sort its operands for calls of the formula.
+"""Check a node against its operator's signature, and group its operands for calls of the formula.
 
 An operand is any object with a dtype and a shape: an array for evaluation, a symbol for lowering.
 """
@@ -30,7 +30,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class Operand(Protocol):
-    """The properties of an operand that the checks need."""
+    """The properties of an operand that the checks of a signature need."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -38,7 +38,7 @@ class Operand(Protocol):
 
     @property
     def shape(self) -> Shape | None:
-        """Shape; None if the rank is unknown."""
+        """The shape of the operand; None if the rank is unknown."""
 
 
 T = TypeVar("T", bound=Operand)
@@ -52,11 +52,11 @@ class Call(Generic[T]):
 
     Attributes:
         operator: the node's operator.
-        attributes: values of all attributes by name; numbers are float32 values. A tuple has one
-            number for all groups, or one number for each group.
+        attributes: values of all attributes by name; numbers are float32 values. A tuple has either
+            one number for all groups, or one number for each group.
         scalars: the inputs that all groups share.
         groups: the tensors of each group, in the operator's order.
-        omitted: names of the attributes that the node omits, and that have their default values.
+        omitted: names of the attributes that the node omits; they have their default values.
     """
 
     operator: Operator
@@ -93,7 +93,7 @@ class Call(Generic[T]):
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
             for (name, like), result in zip(operator.outputs.items(), results, strict=True):
                 if operator.carries(name):
-                    # The next group gets the result in place of the scalar.
+                    # The next group receives this result as the scalar.
                     scalars[like], results_by_output[name] = result, [result]
                 else:
                     results_by_output[name].append(result)
@@ -128,7 +128,7 @@ class Call(Generic[T]):
         return replace(call, scalars=tuple(scalars), groups=groups)
 
     def at(self: Call[Array], places: slice | Array) -> Call[Array]:
-        """Return a call of one group with flat tensors of some elements.
+        """Return a call of one group whose flat tensors contain only some elements.
 
         Args:
             places: flat indices into the first tensor of the call's only group.
@@ -146,7 +146,7 @@ class Call(Generic[T]):
     def _group_attributes(self, index: int) -> dict[str, float | str]:
         """Return the attributes for one group, with one number of each tuple."""
         return {
-            # A tuple of length 1 has the same number for all groups.
+            # The number in a tuple of length 1 applies to all groups.
             name: value[index % len(value)] if isinstance(value, tuple) else value
             for name, value in self.attributes.items()
         }
@@ -171,7 +171,7 @@ class Call(Generic[T]):
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs for each group separately, if the groups are independent.
 
-        If an output is carried from group to group, ``compute`` gets all groups at once.
+        If an output is carried from group to group, ``compute`` receives all groups at once.
         """
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)
@@ -187,15 +187,15 @@ def bind(
     *,
     omitted: frozenset[str] = frozenset(),
 ) -> Call[T]:
-    """Sort a node's inputs into scalars and groups.
+    """Divide a node's inputs into scalars and groups of tensors.
 
     Args:
         operator: the node's operator.
         inputs: the node's inputs in order; None for an omitted input.
         attributes: values of all attributes, from :func:`node_attributes` or
             :func:`complete_attributes`.
-        outputs: number of outputs of the node; None to skip the check of this number.
-        omitted: names of the attributes that the node omits, if known.
+        outputs: number of outputs of the node; None if the number need not be checked.
+        omitted: names of the attributes that the node omits, if they are known.
 
     Raises:
         NodeError: if the number of inputs, or the element type or shape of an input, breaks the
@@ -247,7 +247,8 @@ def _check_operands(operator: Operator, operands: Sequence[Operand], groups: int
         dtype = dtype_name(operand.dtype)
         if dtype not in allowed:
             raise NodeError(f"{operator.name}: {name} is {dtype}; allowed: {', '.join(allowed)}")
-        # A scalar has one element. A tensor must broadcast to the shape of the first of its group.
+        # A scalar has one element. A tensor must broadcast to the shape of the first tensor of its
+        # group.
         first = place if scalar else count + (place - count) % groups
         first_shape = operands[first].shape
         if operand.shape is None or first_shape is None:
@@ -328,7 +329,8 @@ def attribute_value(operator: Operator, attribute: Attribute, given: object) -> 
     Args:
         operator: the operator, for messages.
         attribute: the attribute.
-        given: its value in the node; None for an omitted attribute, which has its default.
+        given: the attribute's value in the node; None for an omitted attribute, which has its
+            default.
 
     Raises:
         NodeError: if the value is of the wrong type, out of range, or missing although required.
@@ -377,7 +379,7 @@ def sole_operator(model: onnx.ModelProto) -> Operator | None:
         return None
     node = graph.node[0]
     operator = registry().find(node.domain, node.op_type)
-    # The graph may list the node's outputs in another order.
+    # The graph may list the outputs in another order than the node.
     outputs = sorted(output.name for output in graph.output)
     if operator is None or outputs != sorted(filter(None, node.output)):
         return None

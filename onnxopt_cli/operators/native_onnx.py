@@ -3,12 +3,13 @@
 These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
 process, loop forever, or exhaust the memory. The helper process has limits of time and memory. One
 process handles all models until a model crashes it or exceeds the time limit. After a crash, the
-model is tried a second time in a new process, since an earlier model may have corrupted the memory.
+model is tried again in a new process, because an earlier model may have corrupted the memory of the
+crashed process.
 
-In a command on Linux, the helper is a fork of the command's process, otherwise a separate program.
-On Windows, where backends also run in the command's process, no helper is used. Workers use no
-helper either: they may crash themselves, and their helper would count as a process that the backend
-has left behind.
+In a command on Linux, the helper is a fork of the command's process; otherwise, the helper is a
+separate program. On Windows, where backends also run in the command's process, no helper is used.
+Workers use no helper either: a worker itself may crash, and its helper would count as a process
+that the backend has left behind.
 
 All other code calls these parts of onnx through this module; ``tests/test_architecture.py`` checks
 that.
@@ -45,23 +46,24 @@ from onnxopt_cli.core.process_control import (
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-#: Limits of onnx for one model: seconds and bytes.
+#: Seconds that onnx may take for one model.
 TIME_SECONDS = 60
+#: Bytes of memory that onnx may use for one model.
 MEMORY_BYTES = 4 << 30
 
 _Model: TypeAlias = onnx.ModelProto | bytes
 
-# The parent waits this much longer than the helper's own time limit.
+# Seconds for which the parent process waits beyond the helper's own time limit.
 _GRACE_SECONDS = 5
 # onnx does not accept or return models with more bytes than this.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
-# The number of results that _require caches.
+# The largest number of results that _require caches.
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
-# The first byte of a response.
+# The first byte of a helper's response, which states whether onnx accepted the model.
 _ACCEPTED, _REFUSED = b"+", b"-"
-# The program of a helper that is not forked, with the same operators.
+# The program of a helper that is not forked; it registers the same operators.
 _PROGRAM = (
     "import sys; descriptor, *sys.path = sys.argv[1:]; "
     "from onnxopt_cli.operators.registry import registry; registry().register_schemas(); "
@@ -70,7 +72,7 @@ _PROGRAM = (
 
 
 class OnnxRefusal(Exception):
-    """onnx refuses a model, or crashes on it; the message has the reason."""
+    """Raised if onnx refuses a model or crashes on it; the message states the reason."""
 
 
 class TooLargeForOnnx(OnnxRefusal):
@@ -82,7 +84,7 @@ def check_model(model: _Model, *, full: bool = False) -> None:
 
     Args:
         model: the model, or its bytes.
-        full: whether to infer types and shapes as well.
+        full: whether types and shapes are inferred, too.
 
     Raises:
         OnnxRefusal: if the checker finds a fault, or crashes.
@@ -91,7 +93,7 @@ def check_model(model: _Model, *, full: bool = False) -> None:
 
 
 def check_shapes(model: _Model, **options: bool) -> None:
-    """Check by inference that the types and shapes of a model agree; see :func:`infer_shapes`.
+    """Infer the types and shapes of a model, and check that they agree.
 
     Raises:
         OnnxRefusal: if types or shapes do not agree, or onnx crashes.
@@ -127,14 +129,14 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
 
 
 def die_with_models() -> None:
-    """Run onnx in this process from now on; for a worker, which a model may crash."""
+    """From now on, run onnx in this process, as a worker does that a model may crash."""
     _HELPER.needless = True
 
 
 def leave_helper() -> None:
     """Close this process's copy of the connection to its parent's helper.
 
-    Call this function after a fork and before other descriptors are closed, since the number of a
+    Call this function after a fork and before other descriptors are closed, because the number of a
     closed descriptor may soon belong to another file.
     """
     _HELPER.end()
@@ -146,13 +148,13 @@ def renew() -> None:
     _HELPER.end()
 
 
-# The reason why onnx refused a model, or "" if it accepted the model. The key is the part of onnx,
-# the digest of the model, and the options.
+# For each checked model, the reason why onnx refused the model; empty if onnx accepted it. The key
+# is the part of onnx, the digest of the model, and the options.
 _refusals: dict[tuple[Any, ...], str] = {}
 
 
 def _require(part: str, model: _Model, **options: bool) -> None:
-    """Check a model with a part of onnx, unless the result is known.
+    """Check a model with a part of onnx, unless the result is cached.
 
     Raises:
         OnnxRefusal: if onnx refuses the model.
@@ -186,7 +188,7 @@ class _Helper:
     """The helper process, which handles one model after the other.
 
     Attributes:
-        needless: whether onnx runs in this process instead.
+        needless: whether onnx runs in this process, without a helper.
     """
 
     def __init__(self) -> None:
@@ -205,14 +207,15 @@ class _Helper:
             part: the part of onnx, such as the checker.
             model: the model.
             options: arguments of the part.
-            needs_result: whether to return the resulting model, or only to check for a refusal.
+            needs_result: whether the resulting model is returned; otherwise, the function only
+                checks for a refusal.
 
         Raises:
             OnnxRefusal: if onnx refuses the model, or crashes.
         """
         if self.needless:
             return _perform(part, model, options)
-        # The JSON has no line breaks.
+        # A request begins with one line of JSON, which contains no line breaks.
         request = json.dumps([part, options, needs_result]).encode() + b"\n" + model
         with self._lock:
             response = self._exchange(request)
@@ -225,12 +228,12 @@ class _Helper:
         return response[1:]
 
     def end(self) -> None:
-        """End the process, if it runs."""
+        """End the helper process if it runs."""
         with self._lock:
             self._end()
 
     def _exchange(self, request: bytes) -> bytes | str:
-        """Return the response, or a description of the process's end."""
+        """Return the helper's response, or a description of the end of the helper."""
         try:
             if self._connection is None or self._parent != os.getpid():
                 self._start()
@@ -280,10 +283,10 @@ class _Helper:
         if connection is not None:
             connection.close()
         if not process or self._parent != os.getpid():
-            # The helper belongs to the process that forked this process.
+            # The helper belongs to another process, which forked this process.
             return 0
         STARTED.discard(process)
-        # waitpid fails if our parent process has set SIGCHLD to be ignored.
+        # waitpid fails if a parent of this process has set SIGCHLD to be ignored.
         with suppress(OSError):
             ended, status = os.waitpid(process, os.WNOHANG)
             if not ended:
@@ -319,7 +322,8 @@ def serve(descriptor: int) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # Data that the fork shares with its parent also count, so add their size.
+        # The size of the data that the fork shares with its parent is added to the limit, because
+        # shared data also count.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()
@@ -340,8 +344,8 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _serve_forked(descriptor: int) -> NoReturn:
-    # Close all other descriptors of the parent. Memory allocators write errors to stderr, so open
-    # the null device as the standard streams.
+    # All other descriptors of the parent are closed. The standard streams become the null device,
+    # because memory allocators write errors to stderr.
     for before, after in pairwise([-1, descriptor, os.sysconf("SC_OPEN_MAX")]):
         os.closerange(before + 1, after)
     while os.open(os.devnull, os.O_RDWR) < 2:  # noqa: PLR2004 - standard error

@@ -42,7 +42,7 @@ def is_standard(node: onnx.NodeProto) -> bool:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs among a node's attributes, without the graphs within these graphs."""
+    """Yield the graphs in a node's attributes, but not the graphs within these graphs."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -51,7 +51,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes; each is followed by the nodes of its subgraphs."""
+    """Yield the nodes of a graph; each node is followed by the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
@@ -59,7 +59,7 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def defined_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the values that a graph defines, without its subgraphs."""
+    """Return the names of the values that a graph defines outside of its subgraphs."""
     names = {tensor.name for tensor in graph.initializer}
     names |= {sparse.values.name for sparse in graph.sparse_initializer}
     names |= {info.name for info in graph.input}
@@ -118,8 +118,8 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
 
 # Domain of the specialized functions.
 _BOUND = "onnxopt.bound"
-# Limit on the nodes of specialized functions. In a chain of functions that each call the next
-# function twice, their number grows exponentially.
+# The largest number of nodes of all specialized functions together. This number grows exponentially
+# in a chain of functions that each call the next function twice.
 _MAX_NODES = 100_000
 _MAX_DEPTH = 100
 
@@ -128,9 +128,9 @@ def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose functions do not refer to attributes of their calls.
 
     Each distinct call gets a specialized function, in which references to attributes are replaced
-    by the call's values or the function's defaults. Attributes without a value are omitted. Unused
-    functions are dropped, and each function follows those that it calls, as onnx's reference
-    requires. A model without functions is returned unchanged.
+    by the call's values or the function's defaults. References to attributes without a value are
+    omitted. Unused functions are dropped, and each function follows those that it calls, as onnx's
+    reference requires. A model without functions is returned unchanged.
 
     Raises:
         NodeError: if functions are recursive, too deeply nested, or have too many nodes.
@@ -170,7 +170,7 @@ class _Binder:
     def bind(
         self, nodes: Iterable[onnx.NodeProto], values: Mapping[str, AttributeProto] | None
     ) -> None:
-        """Replace references to attributes in nodes, and specialize the functions they call.
+        """Replace references to attributes in nodes, and specialize functions that nodes call.
 
         Args:
             nodes: the nodes, which are modified.
@@ -215,7 +215,8 @@ class _Binder:
             self._names[key] = specialized.name
             self.functions.append(specialized)
         node.domain, node.op_type = _BOUND, self._names[key]
-        # The reference evaluator does not accept omitted trailing inputs and outputs.
+        # Omitted inputs and outputs at the end are removed, because the reference evaluator does
+        # not accept them.
         node.input.extend([""] * (len(function.input) - len(node.input)))
         node.output.extend([""] * (len(function.output) - len(node.output)))
         for field in ("attribute", "overload"):
@@ -271,7 +272,8 @@ def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProt
             value.CopyFrom(values[attribute.ref_attr_name])
             value.name = attribute.name
         attributes.append(value)
-    # Clearing the field would invalidate the attributes of the list, so copy them first.
+    # The attributes are copied first, because clearing the field would invalidate the attributes in
+    # the list.
     copies = onnx.NodeProto(attribute=attributes)
     node.ClearField("attribute")
     node.attribute.extend(copies.attribute)

@@ -25,8 +25,8 @@ class KnownMistake:
 
     Attributes:
         name: name of the mistake, unique in an operator. Some mistakes are generated for every
-            operator. A mistake with the name of a generated one replaces it, or only its
-            description if ``replace`` and ``defaults`` are both empty.
+            operator. A mistake with the name of a generated mistake replaces that mistake, or only
+            its description if ``replace`` and ``defaults`` are both empty.
         about: description in one sentence.
         seen_in: public implementations with this mistake.
         replace: replacements of expressions or statements of the formula.
@@ -76,7 +76,7 @@ def _rows(table: str) -> list[list[str]]:
 
 
 def _fields(details: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a mistake or reformulation from its indented lines."""
+    """Return the fields of a mistake or reformulation, given its indented lines."""
     seen_in: tuple[str, ...] = ()
     replace: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Reformulation:
 
     If a reformulation is less accurate than the formula for some attributes, the tolerance for
     these attributes is derived from the reformulation. Some reformulations subtract infinity from
-    infinity; for infinite inputs, the resulting NaN is accepted, too
+    infinity. For infinite inputs, the resulting NaN is also accepted
     (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`). NaN in an input must result in
     NaN. The following are not reformulations, since they lose accuracy or special values:
 
@@ -134,7 +134,7 @@ class Reformulation:
 
     def is_accurate(self, attributes: Mapping[str, AttributeValue]) -> bool:
         """Return whether the reformulation is as accurate as the formula with these attributes."""
-        # The expression is as trusted as the formula in the same file.
+        # The expression is evaluated, because it is as trusted as the formula in the same file.
         return not self.accurate or bool(eval(self.accurate, {}, dict(attributes)))  # noqa: S307
 
     @lru_cache  # noqa: B019 - reformulations live as long as their operators
@@ -163,10 +163,11 @@ class Reformulation:
         )
 
 
-#: Element types of R and the tensors in the training operators.
+#: Element types of R and of the tensors in the training operators.
 FLOATS = ("float32", "float64")
 
-#: Value of an attribute; a tuple has one number for all groups, or one number for each group.
+#: Value of an attribute. A tuple has either one number for all groups, or one number for each
+#: group.
 AttributeValue = float | str | tuple[float, ...]
 
 
@@ -176,7 +177,7 @@ class Scalar:
 
     Attributes:
         name: the specification's name.
-        dtypes: allowed element types; a plain number in a case becomes the first one.
+        dtypes: allowed element types; a plain number in a case has the first of these types.
     """
 
     name: str
@@ -189,12 +190,13 @@ class Attribute:
 
     Attributes:
         name: the specification's name.
-        default: the number if the node omits the attribute, rounded to float32; None if the
-            attribute is required. A string attribute is always required.
+        default: the number, rounded to float32, that applies if the node omits the attribute; None
+            if the attribute is required. A string attribute is always required.
         choices: the allowed strings; empty if the attribute is a number.
-        limits: smallest and largest allowed number, rounded to float32; None to allow all numbers.
+        limits: smallest and largest allowed number, both rounded to float32; None if all numbers
+            are allowed.
         each: whether the attribute is a list with one number for all groups, or one number for each
-            group. The formula gets only the number of its group.
+            group. For each group, the formula receives only the number of the group.
     """
 
     name: str
@@ -251,11 +253,11 @@ class Operator:
         formula: a plain NumPy function, written as in the specification. For each group it is
             called as ``formula(*scalars, *tensors, **attributes)`` and returns the outputs.
         scalars: inputs that all groups share.
-        tensors: names of a group's tensors; the second and later ones broadcast to the shape of the
-            first.
-        outputs: for each output, the name of the tensor whose element type it has, or of the scalar
-            whose element type and shape it has. The output of a tensor has the shape of the first
-            tensor of the group.
+        tensors: names of a group's tensors; the second and later tensors broadcast to the shape of
+            the first.
+        outputs: for each output, the name of the tensor that has the same element type, or of the
+            scalar that has the same element type and shape. The output of a tensor has the shape of
+            the first tensor of the group.
         attributes: the node's attributes.
         dtypes: allowed element types of tensors; the tensors of a node may have different types.
         known_mistakes: the known mistakes of this operator.
@@ -282,7 +284,7 @@ class Operator:
     suite: str = ""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        """Pickle the operator by its name; the receiving process has the same operators.
+        """Pickle the operator by its name, because the receiving process has the same operators.
 
         Raises:
             PicklingError: if the registry has another operator of this name.
@@ -300,7 +302,7 @@ class Operator:
 
     @property
     def file(self) -> Path:
-        """The file that has the formula."""
+        """The file that contains the formula."""
         return Path(self.formula.__code__.co_filename)
 
     @property
@@ -309,11 +311,11 @@ class Operator:
         return f"{self.domain}:{self.name}"
 
     def input_names(self, groups: int) -> list[str]:
-        """Names of the inputs of a node by its number of groups: R, T, X1, X2, G1, G2, ..."""
+        """The names of a node's inputs, given its number of groups: R, T, X1, X2, G1, G2, ..."""
         return [scalar.name for scalar in self.scalars] + self._numbered(self.tensors, groups)
 
     def output_names(self, groups: int) -> list[str]:
-        """Names of the outputs of a node by its number of groups: X1_new, X2_new, V1_new, ..."""
+        """The names of a node's outputs, given its number of groups: X1_new, X2_new, V1_new, ..."""
         return [
             name
             for output in self.outputs
@@ -322,7 +324,7 @@ class Operator:
 
     @property
     def counts(self) -> bool:
-        """True if one of the scalars is an integer, which counts steps."""
+        """Whether one of the scalars is an integer, which counts steps."""
         return any("int64" in scalar.dtypes for scalar in self.scalars)
 
     def carries(self, output: str) -> bool:

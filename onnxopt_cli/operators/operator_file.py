@@ -21,7 +21,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.operator import FLOATS, Operator
 from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 
-# Group of the entry points by which packages declare operators.
+# The name of the group of entry points by which packages provide operators.
 _GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -41,7 +41,7 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
 
     Args:
         path: a Python file. The code in the file runs with the rights of this process.
-        known: operators that exist already.
+        known: the operators that already exist.
 
     Raises:
         UsageError: naming file and line, if the file fails, defines no operator, or defines an
@@ -66,10 +66,10 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
     An entry point is an operator, or a module with operators at the top level.
 
     Args:
-        known: operators that exist already.
+        known: the operators that already exist.
 
     Raises:
-        UsageError: naming the entry point, if it cannot be loaded, or is invalid.
+        UsageError: naming the entry point, if it cannot be loaded or is invalid.
     """
     operators: list[Operator] = []
     for entry_point in entry_points(group=_GROUP):
@@ -96,7 +96,7 @@ def _require_valid(operators: Sequence[Operator], known: Iterable[Operator], whe
     for operator in operators:
         try:
             fault = next(_faults(operator, names), "")
-        except Exception as error:  # noqa: BLE001 - its fields may hold anything
+        except Exception as error:  # noqa: BLE001 - fields of an operator may hold anything
             fault = exception_text(error)
         if fault:
             place = f"{printable(where)}{_first_line(operator, where)}"
@@ -146,7 +146,7 @@ def _first_line(operator: Operator, where: str) -> str:
 
 
 def _faults(operator: Operator, names: Iterable[str]) -> Iterator[str]:
-    """Yield the faults of an operator, basic ones first."""
+    """Yield the faults of an operator, basic faults first."""
     yield from _naming(operator, names)
     for part in ("scalars", "tensors", "attributes", "dtypes", "known_mistakes", "reformulations"):
         if not isinstance(getattr(operator, part), (tuple, list)):

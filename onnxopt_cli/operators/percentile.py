@@ -1,6 +1,6 @@
 """Percentiles with linear interpolation.
 
-Next to an infinite element, NumPy's percentile returns NaN even if no interpolation is needed.
+NumPy's percentile returns NaN next to an infinite element, even if no interpolation is needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Binary logarithm of the number of sampled elements.
+# Binary logarithm of the number of elements in the sample.
 _SAMPLE_BITS = 14
 
 
@@ -47,10 +47,10 @@ def percentile(values: Any, percent: Any) -> Any:
 
 
 def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
-    """Return the elements of the integer ranks at or below a rank, and above it.
+    """Return the elements of the two integer ranks next to a rank, the lower one first.
 
-    To save time for many elements, a sorted sample provides limits between which both elements very
-    probably lie, and only the elements between these limits are partitioned.
+    If there are many elements, a sorted sample provides limits between which both elements very
+    probably lie. To save time, only the elements between these limits are partitioned.
     """
     lower = int(rank)
     upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)

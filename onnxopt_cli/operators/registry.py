@@ -2,8 +2,8 @@
 
 A registry is an instance: importing this module reads, runs and registers nothing. A command
 creates the registry of its operators and uses it until it ends. In a worker, and in a program that
-calls the library, the first call of :func:`registry` creates one. onnx's checker and type inference
-need the schemas.
+calls the library, the first call of :func:`registry` creates a registry. onnx's checker and type
+inference need the schemas.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from onnxopt_cli.operators.operator_file import (
     read_operators,
 )
 
-#: Paths of operator files, separated as in PATH; a command sets it for the processes it starts.
+#: Environment variable with the paths of operator files, separated as in PATH. A command sets the
+#: variable for the processes that the command starts.
 VARIABLE = "ONNXOPT_OPERATORS"
 
-# The domains of onnx's own operators.
+# The domains of the operators that onnx itself defines.
 _ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 # onnx's names of dtypes that differ from NumPy's.
 _ONNX_NAMES = {"float32": "float", "float64": "double"}
@@ -65,7 +66,7 @@ class Registry:
 
     @classmethod
     def of_environment(cls) -> Registry:
-        """Return a registry of built-in operators, and of those in installed packages and files.
+        """Return a registry of built-in operators and of operators in installed packages and files.
 
         Packages declare entry points of the group ``onnxopt.operators``. The variable
         ONNXOPT_OPERATORS contains the paths of files. Both packages and files are executed.
@@ -80,14 +81,14 @@ class Registry:
         return made
 
     def add(self, operators: Iterable[Operator]) -> list[Operator]:
-        """Add operators, and return those that are new."""
+        """Add operators, and return the operators that are new."""
         new = [operator for operator in operators if operator not in self.operators]
         self.operators.extend(new)
         self._by_name.update({(operator.domain, operator.name): operator for operator in new})
         return new
 
     def add_file(self, path: Path) -> list[Operator]:
-        """Add the operators of a file, and return those that are new.
+        """Add the operators of a file, and return the operators that are new.
 
         Args:
             path: a Python file; its code runs, with the rights of this process.
@@ -113,21 +114,22 @@ class Registry:
         return next(matches, None)
 
     def register_schemas(self) -> None:
-        """Register schemas with onnx for all operators that it does not know.
+        """Register schemas with onnx for all operators that onnx does not know.
 
-        Call this before onnx checks a model or infers its types. The first call is slow, since onnx
-        then builds its own schemas; a run that only evaluates formulas does not need it.
+        Call this before onnx checks a model or infers its types. The first call is slow, because it
+        makes onnx build its own schemas. A run that only evaluates formulas does not need schemas.
 
         The schemas infer the types of outputs, and their shapes if the shapes of the inputs are
         known. A schema cannot express that the number of tensors is a multiple of the size of a
-        group, nor that operands broadcast; this is checked when a node is computed or lowered.
+        group, nor that operands broadcast; both rules are checked when a node is computed or
+        lowered.
         """
         for operator in self.operators:
             if not defs.has(operator.name, operator.domain):
                 if any(defs.has(operator.name, domain) for domain in _ONNX_DOMAINS):
                     # onnx.reference reads all schemas at import and identifies them by name,
-                    # without the domain. The import must precede the registration of a name that
-                    # one of onnx's schemas has.
+                    # without the domain. The import must therefore precede the registration of a
+                    # schema that has the name of one of onnx's own schemas.
                     import_module("onnx.reference")
                 defs.register_schema(_schema(operator))
                 renew()
@@ -150,12 +152,12 @@ class Registry:
             self._forget_schemas(before)
 
     def export(self) -> None:
-        """Set the variable from which child processes learn the operator files to load."""
+        """Set the environment variable that states which operator files child processes load."""
         if self.files:
             os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
 
     def _forget_schemas(self, kept: Registry | None) -> None:
-        """Deregister the schemas of this registry's files, except operators in another registry."""
+        """Deregister the schemas of operators in files, except operators of another registry."""
         kept_operators = kept.operators if kept else []
         for operator in self.operators:
             is_unused = operator.file in self.files and operator not in kept_operators
@@ -167,7 +169,7 @@ _in_use: Registry | None = None
 
 
 def registry() -> Registry:
-    """Return the registry in use; the first call creates one if necessary.
+    """Return the registry in use; the first call creates a registry if necessary.
 
     Raises:
         UsageError: as :meth:`Registry.of_environment` does.

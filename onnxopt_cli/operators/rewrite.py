@@ -25,8 +25,8 @@ _TREES: WeakKeyDictionary[Formula, ast.FunctionDef] = WeakKeyDictionary()
 def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
     """Return the formula with replaced expressions or statements.
 
-    Replacements apply to the original formula, not to the result of other replacements. If one old
-    expression contains another, only the larger expression is replaced there.
+    Replacements apply to the original formula, not to the result of other replacements. Where one
+    old expression contains another, only the larger expression is replaced.
 
     Args:
         formula: a plain function with source, or a result of this function.
@@ -56,7 +56,7 @@ def formula_tree(formula: Formula) -> ast.FunctionDef:
 
 
 def _own_tree(formula: Formula) -> ast.FunctionDef:
-    """Return the formula's syntax tree, which may share nodes with those of other formulas."""
+    """Return the formula's syntax tree, which may share nodes with trees of other formulas."""
     if formula not in _TREES:
         _TREES[formula] = _parse_function(formula)
     return _TREES[formula]
@@ -106,8 +106,8 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # The keys are dumps of old nodes. A value is the text of the node in `replace`, and the new
-        # node or nodes.
+        # The replacements by the dump of the old node. A replacement consists of the old node's
+        # text in `replace`, and the new node or nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)
@@ -123,7 +123,7 @@ class _Replacement:
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def replaced(self, part: Any) -> Any:
-        """Return a node, or a list of nodes, with replacements; the same object without any."""
+        """Return a node or a list of nodes with replacements; the same object if there are none."""
         if isinstance(part, list):
             new_items: list[Any] = []
             for item in part:
@@ -148,7 +148,7 @@ class _Replacement:
 
 
 def _copied(part: Any) -> Any:
-    """Return a copy of a node or of a list of nodes; much faster than copy.deepcopy."""
+    """Return a copy of a node or of a list of nodes, much faster than copy.deepcopy."""
     if isinstance(part, list):
         return [_copied(item) for item in part]
     if not isinstance(part, ast.AST) or not part._fields:
@@ -195,7 +195,7 @@ def _has_docstring(function: ast.FunctionDef) -> bool:
 def formula_difference(formula: Formula, mutant: Formula) -> list[str]:
     """Return the difference of a mutant from a formula as lines that begin with -, + or a space.
 
-    The list is empty if both are equal, or one of them has no Python source.
+    The list is empty if mutant and formula are equal, or if one of them has no Python source.
     """
     try:
         trees = formula_tree(formula), formula_tree(mutant)

@@ -59,7 +59,7 @@ REGULARIZED_GRADIENT = mistake_table(f"""
 #: The denominator of formulas that divide by the root of a second moment.
 ROOT = "np.sqrt(H_new) + epsilon"
 
-#: Mistakes of formulas with this adaptive denominator.
+#: Mistakes of formulas that divide by the root of a second moment plus epsilon.
 ROOT_AND_EPSILON = mistake_table(f"""
     root taken in float32
         H_new is rounded to float32 before its root is taken, even if it is double.
@@ -154,8 +154,8 @@ BIAS_CORRECTION = mistake_table(f"""
         alpha**T -> (alpha**T).astype(np.float32)
 """)
 
-#: The attribute of operators that prune. The attribute has no default, so that every node states a
-#: number: a default percentage could be mistaken for a fraction.
+#: The attribute percent of operators that prune. It has no default, because a default percentage
+#: could be mistaken for a fraction.
 PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 

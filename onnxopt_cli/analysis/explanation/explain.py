@@ -243,7 +243,8 @@ class _Candidate:
     """One or more known mistakes, and the failing cases that they reproduce together.
 
     Attributes:
-        names: names of the mistakes. mistake: an implementation with all of them.
+        names: names of the mistakes.
+        mistake: an implementation with all of them.
         cases: the failing cases reproduced.
     """
 

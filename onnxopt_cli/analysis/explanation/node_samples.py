@@ -782,7 +782,8 @@ class JudgedNode:
     def expected(self) -> Expected:
         """The expected result of the node.
 
-        Raises: _NotEstimatedError: if it cannot be estimated.
+        Raises:
+            _NotEstimatedError: if it cannot be estimated.
         """
         if self._estimate is None:
             raise _NotEstimatedError

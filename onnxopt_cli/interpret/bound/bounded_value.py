@@ -1,8 +1,8 @@
-"""The operands of the error bound: values in a wide type with bounds on their errors.
+"""The operands for the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Some results consist of two such operands: a choice
-by an undecided comparison has two accepted results (:class:`Either`), and an operation on tensors
-of different types may be computed in either type (:class:`Mixed`).
+The operands of a formula are :class:`Bounded`. Some results consist of two operands: a choice by an
+undecided comparison has two accepted results (:class:`Either`), and an operation on tensors of
+different types may be computed in either type (:class:`Mixed`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from onnxopt_cli.interpret.vocabulary import (
 
 
 class _Operand(Joining):
-    """Base class of the operands."""
+    """Base class of the operands for the error bound."""
 
     def __bool__(self) -> bool:
         """Return the truth value of an expression of attributes."""
@@ -53,10 +53,10 @@ class _Operand(Joining):
         )
 
     def joined(self, blocks: Iterable[Any], size: int) -> Bounded:
-        """Return the operand of a reduction, given its flat blocks; a scalar is returned unchanged.
+        """Return the operand of a reduction, given its blocks; a scalar is returned unchanged.
 
         Args:
-            blocks: the operands of all blocks, beginning with this one.
+            blocks: the operands of all blocks, beginning with this operand.
             size: number of elements of all blocks.
         """
         first: Bounded = _covered(self)
@@ -102,10 +102,10 @@ class Bounded(Approximate, _Operand):
     Attributes:
         precision: the coarsest type in which an implementation may compute the value.
         doubt: the error for comparisons, which is zero where the operands are exact and the type
-            can represent the result; None if it equals the error.
+            can represent the result; None if the error for comparisons equals ``error``.
         reach: for a sum, the sum of the magnitudes of its terms; otherwise None. The reach is
-            needed for products with a sum, since an implementation may multiply each term of the
-            sum instead.
+            needed for the product of a factor and a sum, because an implementation may multiply
+            each term of the sum by the factor.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 
@@ -160,13 +160,13 @@ class Mixed(_Operand):
     fine: Bounded
 
     def astype(self, dtype: Any) -> Mixed:
-        """Return both results rounded to a type."""
+        """Return both results, rounded to a type."""
         return Mixed(self.coarse.astype(dtype), self.fine.astype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class Either(_Operand):
-    """The two results of a choice that depends on an undecided comparison; both are accepted.
+    """The two results of a choice by an undecided comparison; both results are accepted.
 
     Values between the two results are not accepted. An elementwise function of an undecided choice
     also has two results.
@@ -183,7 +183,7 @@ class Either(_Operand):
     condition: Bounded
 
     def astype(self, dtype: Any) -> Either:
-        """Return both results rounded to a type."""
+        """Return both results, rounded to a type."""
         return Either(self.first.astype(dtype), self.other.astype(dtype), self.condition)
 
 
@@ -195,8 +195,8 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE
 
     Args:
         tensor: the input.
-        precision: precision of the computation. If its type is narrower than that of the input, the
-            error includes the conversion.
+        precision: precision of the computation. If the type of the precision is narrower than that
+            of the input, the error includes the conversion.
         wide: type of values, wider than the type of the precision.
     """
     if precision.level is Level.SCALAR:
@@ -218,7 +218,7 @@ def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
     """Return a formula's result rounded to an output's type.
 
-    The tuple has one result, or both results of a choice by an undecided comparison.
+    The returned tuple has one result, or both results of a choice by an undecided comparison.
     """
     accepted = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
     return tuple(_rounded(operand, precision) for operand in accepted)
@@ -354,7 +354,7 @@ def _coarsest(operands: Sequence[Bounded]) -> Precision:
 
 
 def _joining(operand: Bounded, precision: Precision) -> Bounded:
-    """Return an operand converted to the precision of an operation, if it has to be converted."""
+    """Return an operand, converted to the precision of an operation if necessary."""
     operand_precision = operand.precision
     if operand_precision is precision:
         return operand
@@ -394,10 +394,10 @@ def _somewhere(mask: Any) -> bool:
 
 
 def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> Any:
-    """Return errors that allow for underflow and overflow in a type.
+    """Return errors that cover underflow and overflow in a type.
 
-    The smallest normal number is added to the error of a value that may be subnormal, since it may
-    be flushed to zero. The error of a value that may exceed the range is infinite.
+    The smallest normal number is added to the error of a value that may be subnormal, because the
+    value may be flushed to zero. The error of a value that may exceed the range is infinite.
     """
     subnormal = magnitude - error < precision.smallest_normal
     if _somewhere(subnormal):
@@ -419,8 +419,8 @@ def _computed(
     magnitude = np.abs(np.float64(value))
     error = row.inherited(magnitude, *operands)
     if row.roundings:
-        # In a product of several factors, an implementation may first multiply two scalars in the
-        # type of the scalars, which may be coarser than that of the tensor.
+        # In a product of several factors, an implementation may first multiply two scalars in their
+        # own type, which may be coarser than the type of the tensor.
         coarse = [
             operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
         ]
@@ -475,7 +475,7 @@ def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool
 
 
 def _known(operand: Bounded, magnitude: Any) -> Bounded:
-    """Store the magnitude of an operand, which is needed many times, and return the operand."""
+    """Store the often needed magnitude of an operand, and return the operand."""
     vars(operand)["magnitude"] = magnitude
     return operand
 
@@ -528,7 +528,7 @@ def _errors_with_specials(
 def _in_any_order(
     value: Any, error: Any, factors: Iterable[tuple[Bounded, int]], precision: Precision
 ) -> Any:
-    """Return the error of a product that allows for any order of its factors.
+    """Return the error of a product for any order of its factors.
 
     A factor that is a sum may also be multiplied term by term. If some partial product may
     overflow, the error is infinite. If some partial product may underflow, the error is increased
@@ -555,7 +555,7 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum that allows for another way to compute a weighted mean.
+    """Return the error of a sum that may be a weighted mean computed in another way.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
     and have opposite signs, the difference may overflow; the error is then infinite.
@@ -568,8 +568,8 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
         for factors, operand in zip(terms, operands, strict=True)
     ):
         return error
-    # First check an upper bound, from the largest element of each factor and the smallest element
-    # of each divisor.
+    # An upper bound is checked first. It results from the largest element of each factor and the
+    # smallest element of each divisor.
     bounds = (
         prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
         for factors in terms
@@ -646,7 +646,7 @@ def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
 
 def _reduced(row: Reduction | Percentile, elements: Bounded, *further: Bounded) -> Any:
-    """Reduce all elements to one; for a percentile, ``further`` is the percent."""
+    """Reduce all elements to one element; for a percentile, ``further`` is the percent."""
     precision = elements.precision
     if isinstance(row, Percentile):
         (percent,) = further

@@ -1,6 +1,6 @@
-"""Chained nodes: several nodes in a model, or one node over many steps, and their error bound.
+"""Error bounds of chained nodes: several nodes in a model, or one node over many steps.
 
-A trajectory is a case of several steps, in which outputs of a step are inputs of the next one.
+A trajectory is a case of several steps, in which outputs of a step are inputs of the next step.
 
 The outputs of a node, and a gradient that is computed from them, have error bounds and are operands
 of the next formula. Expected values are computed in the wide type, without rounding between nodes.
@@ -50,12 +50,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """An input that is computed from another one in each step, such as a gradient.
+    """An input, such as a gradient, that is computed from another input in each step.
 
     Attributes:
-        of: name of the input from which it is computed, and whose shape it has.
+        of: name of the other input, which has the same shape.
         formula: the function, on arrays or on the operands of any interpretation.
-        dtype: its element type.
+        dtype: the element type of the computed input.
     """
 
     of: str
@@ -69,7 +69,8 @@ class Trajectory:
     """The steps of a case.
 
     Attributes:
-        model: one node of an operator with a formula; its inputs have the operator's names.
+        model: a model of one node of an operator with a formula; the inputs have the names of the
+            operator's inputs.
         count: number of steps.
         start: inputs of the first step, without ``series`` and ``derived``.
         feedback: maps the name of an output to the input that receives it in the next step. The
@@ -77,7 +78,7 @@ class Trajectory:
         counted: inputs that increase by one in each step.
         series: inputs with a value for each step, stacked: ``[count, ...]``.
         derived: inputs that are computed from other inputs.
-        recorded: numbers of the steps whose outputs are judged, from 1, ascending.
+        recorded: numbers of the steps whose outputs are judged, counted from 1, in ascending order.
     """
 
     model: onnx.ModelProto
@@ -91,7 +92,7 @@ class Trajectory:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The inputs of the node, in its order."""
+        """The inputs of the node, in the node's order."""
         return tuple(value.name for value in self.model.graph.input)
 
     def inputs(
@@ -221,7 +222,7 @@ def _recorded(
     derive: Callable[[Derived, T], T],
     compute: Callable[[list[T]], list[T]],
 ) -> Iterator[list[T]]:
-    """Compute all steps, and yield the outputs of the recorded ones."""
+    """Compute all steps, and yield the outputs of the recorded steps."""
     recorded = set(trajectory.recorded)
     names = [value.name for value in trajectory.model.graph.output]
     state = {name: operand(value) for name, value in trajectory.state.items()}

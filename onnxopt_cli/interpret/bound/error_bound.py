@@ -4,9 +4,10 @@ A reasonable evaluation computes the formula in any order that introduces no add
 cancellation, and rounds to the tensors' types or to wider types. Expressions of R and T alone may
 be computed in the type of R or of the tensors, whichever is coarser, so ``1 - beta**T`` may be the
 difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
-correct: with R in float32, beta = 0.9999 and T = 3, its relative error is 1e-4. With R in float32,
-no bound can therefore reject an implementation that rounds the power to float32 by mistake. A case
-with R and the tensors in double rejects implementations that round the power to float32.
+correct: with R in float32, beta = 0.9999 and T = 3, the relative error of the difference is 1e-4.
+With R in float32, no bound can therefore reject an implementation that rounds the power to float32
+by mistake. A case with R and the tensors in double rejects implementations that round the power to
+float32.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 T = TypeVar("T", bound=Operand)
 
-#: Function that changes an input.
+#: A function that changes an input.
 Change = Callable[[Array], Array]
-#: NaN or an infinity, and a mask of the elements at which this value is also accepted.
+#: NaN or an infinity, and a mask of the elements for which this value is also accepted.
 AlsoRight = tuple[float, Array]
 
 #: A derived tolerance is this multiple of the error bound by default.
@@ -125,7 +126,7 @@ class DerivedOutput:
 
     @property
     def divides(self) -> bool:
-        """Whether an element is infinite without overflow, such as a quotient by zero."""
+        """Whether an element is infinite without overflow, as a quotient by zero is."""
         return bool((np.isinf(self.expected) & (self.error == 0)).any())
 
 
@@ -140,8 +141,8 @@ def bound(
     Args:
         call: the operator, attributes and inputs.
         factor: multiple of the error that is allowed.
-        wide: type of the values. With double, the values differ from those in the wide type by less
-            than 2^-28 of the error bound of float32.
+        wide: type of the values. If ``wide`` is double, the values differ from those in the wide
+            type by less than 2^-28 of the error bound of float32.
     """
     with np.errstate(all="ignore"):
         if (row := _concatenated(call)) is None:
@@ -175,7 +176,7 @@ def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
     The lower bound is the number of roundings that occur for all inputs, in unit roundoffs. An
-    element with a smaller relative error is within its tolerance, so its error bound need not be
+    element with a smaller relative error is within its tolerance, and its error bound need not be
     computed. For a sum, the bound is the smaller bound of its operands plus its own roundings; for
     a product or quotient, the bounds of both operands and its own roundings are added.
 
@@ -190,14 +191,14 @@ def least_errors(call: Call[Any]) -> list[float]:
     }
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     unit = min(precision_of(dtype).unit_roundoff for dtype in floats)
-    # An output that is not exact is rounded once more. The magnitude is that of the expected value,
-    # which is rounded; hence the factor 1 - unit.
+    # An output that is not exact is rounded once more. The bound is relative to the magnitude of
+    # the expected value, which is rounded; hence the factor 1 - unit.
     counts = [_roundings(result) for result in formula(*operands, **attributes)]
     return [(count and count + 1) * unit * (1 - unit) for count in counts]
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings that affect its value for any inputs."""
+    """An operand that counts the roundings which affect its value whatever the inputs are."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -258,7 +259,7 @@ def bounded_outputs(
     """
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda dtype: np.finfo(dtype).eps), Level.SCALAR)
-    # Scalars that are carried to an output, such as a loss in double, must keep their digits in
+    # A scalar that is carried to an output, such as a loss in double, must keep its digits in
     # operations with float32 tensors.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
@@ -376,7 +377,8 @@ def also_right_from(
     Args:
         operator: the operator with its formula and reformulations.
         inputs: all inputs on which the outputs depend.
-        outputs: function from an operator and a change of inputs to the outputs of its formula.
+        outputs: function from an operator and a change of inputs to the outputs of the operator's
+            formula.
         divided: whether the formula divides by zero.
     """
     infinite = any(np.isinf(array).any() for array in inputs)
@@ -421,8 +423,8 @@ def _written(
 
     Args:
         operator: the operator.
-        rougher_with: values of the attributes. If these values are given, only reformulations are
-            used that are less accurate than the formula at these values.
+        rougher_with: values of the attributes. If values are given, only the reformulations that
+            are less accurate than the formula at these values are used.
     """
     for reformulation in operator.reformulations:
         if rougher_with is not None and not reformulation.accurate:

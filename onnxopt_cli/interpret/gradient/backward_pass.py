@@ -20,11 +20,11 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import untyped_model
 
-#: Function from a model and its inputs to its outputs.
+#: A function from a model and its inputs to the model's outputs.
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
 #: Element types that have derivatives.
 DIFFERENTIABLE = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
-# ReduceSum takes its axes as an input from this version on.
+# From this version on, ReduceSum has its axes as an input.
 _AXES_INPUT_VERSION = 13
 
 
@@ -63,21 +63,21 @@ class BackwardPass:
         return self.constant(values, np.dtype(np.int64))
 
     def cast(self, name: str, dtype: np.dtype[Any]) -> str:
-        """Append a Cast; return the name of its output."""
+        """Append a Cast node; return the name of its output."""
         return self.node("Cast", name, to=helper.np_dtype_to_tensor_dtype(dtype))
 
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
         """Append nodes that reshape a tensor; return the name of the result."""
         if 0 in shape:
-            # Reshape interprets a zero in the shape as the input's dimension at this position. All
-            # empty tensors are equal, so expand a scalar instead.
+            # Reshape interprets a zero in the shape as the input's dimension at this position.
+            # Empty tensors have no elements to keep, so the nodes expand a scalar instead.
             flat = self.node("Reshape", name, self.integers([-1]))
             zero = self.summed(flat, [0], keepdims=False)
             return self.expanded(zero, shape)
         return self.node("Reshape", name, self.integers(shape))
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
-        """Append a ReduceSum and return the name of its output; without axes, return ``name``."""
+        """Append a ReduceSum node; return the name of its output, or ``name`` without axes."""
         if not axes:
             return name
         if self.opset < _AXES_INPUT_VERSION:
@@ -85,7 +85,7 @@ class BackwardPass:
         return self.node("ReduceSum", name, self.integers(axes), keepdims=int(keepdims))
 
     def expanded(self, name: str, shape: Sequence[int]) -> str:
-        """Append an Expand; return the name of its output."""
+        """Append an Expand node; return the name of its output."""
         return self.node("Expand", name, self.integers(shape))
 
 
@@ -150,7 +150,7 @@ class DifferentiatedNode:
         return bool(name) and getattr(self._values[name], "dtype", None) in DIFFERENTIABLE
 
     def outputs_for(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the node for other operands.
+        """Return the outputs of the node, computed for other operands.
 
         Args:
             operands: the value of each input; None for an omitted input.
@@ -237,7 +237,7 @@ def broadcast_axes(own_shape: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 
 def places_of(sources: Array, count: int) -> Array:
-    """Return the indices of the copies of each element.
+    """Return the indices of the copies of each input element.
 
     Args:
         sources: for each output element, the index of the input element that is copied there;
@@ -259,6 +259,6 @@ def places_of(sources: Array, count: int) -> Array:
 
 
 def unsupported(node: onnx.NodeProto, reason: str = "") -> NodeError:
-    """Return the error for a node without a rule."""
+    """Return the error for a node whose operator has no rule."""
     subject = f"{node.op_type} has no rule of differentiation"
     return NodeError(f"{subject} {reason}".strip())

@@ -1,4 +1,4 @@
-"""The rules of differentiation: the gradients of a node's inputs from those of its outputs.
+"""The rules of differentiation: gradients of a node's inputs, given the gradients of its outputs.
 
 A rule returns the name of the gradient of each input, or None for an input without a gradient. In
 the rules, ``g`` is the gradient of the output, x is the first input and y the output. The rules for
@@ -26,7 +26,8 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
 Rule: TypeAlias = Callable[[DifferentiatedNode], Sequence[str | None]]
 _Unary: TypeAlias = Callable[[DifferentiatedNode, str, str, str], str]
 
-# Before this version, Softmax and LogSoftmax normalize over all axes from the stated one on.
+# Before this version, Softmax and LogSoftmax normalize over the stated axis and all later axes
+# together.
 _SINGLE_AXIS_VERSION = 13
 _MATRIX_RANK = 2
 
@@ -48,7 +49,7 @@ class _Windows:
             ``positions`` for an element of the padding.
         inside: for each offset and window, whether the element belongs to the tensor.
         padded: for each offset and window, whether the element belongs to the tensor or its
-            padding; with ``ceil_mode``, windows may exceed both.
+            padding; with ``ceil_mode``, windows may extend beyond the padding.
     """
 
     def __init__(self, node: DifferentiatedNode, kernel: Sequence[int]) -> None:
@@ -215,7 +216,7 @@ def _square(node: DifferentiatedNode, name: str) -> str:
 def _where_positive(
     node: DifferentiatedNode, x: str, positive: str, otherwise: str | None = None
 ) -> str:
-    """Append a Where that selects ``positive`` if x > 0, else ``otherwise`` (by default zero)."""
+    """Append a Where node that selects ``positive`` if x > 0, else ``otherwise`` (default zero)."""
     is_positive = node.call("Greater", x, node.like(0, x))
     return node.call("Where", is_positive, positive, otherwise or node.like(0, x))
 
@@ -329,7 +330,7 @@ def _cast_like(node: DifferentiatedNode) -> Sequence[str | None]:
 
 
 def _broadcast(node: DifferentiatedNode, gradients: Sequence[str | None]) -> list[str | None]:
-    """Sum gradients of the output's shape over the axes along which each input was broadcast."""
+    """Sum gradients over the axes along which each input was broadcast to the output's shape."""
     shape = node.shape(node.outputs[0])
     return [
         gradient and node.reduced(gradient, shape, name)
@@ -434,7 +435,7 @@ def _matmul(node: DifferentiatedNode) -> Sequence[str | None]:
     a, b = node.inputs
     a_shape, b_shape = node.shape(a), node.shape(b)
     backward, g = node.backward, node.gradient
-    # Treat vectors as matrices of one row or one column.
+    # Vectors are treated as matrices of one row or one column.
     a_matrix = (1, *a_shape) if len(a_shape) == 1 else a_shape
     b_matrix = (*b_shape, 1) if len(b_shape) == 1 else b_shape
     batch = np.broadcast_shapes(a_matrix[:-2], b_matrix[:-2])
@@ -542,7 +543,7 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs from a gradient of x that is constant along the axes.
+        """Return the gradients of the inputs; that of x is constant along the axes.
 
         Args:
             name: the gradient of x, with length 1 along the reduced axes.
@@ -636,8 +637,8 @@ def _cumulative_sum(node: DifferentiatedNode) -> Sequence[str | None]:
 def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> list[str | None]:
     """Return the gradients of a node that copies elements of its inputs to its outputs.
 
-    To find out which elements the node copies, the node is computed with inputs whose elements are
-    numbered.
+    The node is computed for inputs whose elements are numbered, which shows the elements that the
+    node copies.
 
     Args:
         node: the node.
@@ -645,7 +646,7 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
     """
     chosen_places = range(len(node.inputs)) if places is None else places
     operands = [node.optional_value(place) for place in range(len(node.inputs))]
-    # Number the elements from 1 on, since Pad adds zeros.
+    # The elements are numbered from 1 on, because Pad adds zeros.
     first_numbers: dict[int, int] = {}
     number = 1
     for place in chosen_places:

@@ -44,12 +44,12 @@ DOMAIN, NAME = "ai.onnx.preview.training", "Gradient"
 
 
 def is_gradient(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a Gradient."""
+    """Return whether a node is a Gradient node."""
     return (node.domain, node.op_type) == (DOMAIN, NAME)
 
 
 def has_gradient(model: onnx.ModelProto) -> bool:
-    """Return whether a node of a model is a Gradient."""
+    """Return whether a model has a Gradient node."""
     return any(map(is_gradient, all_nodes(model)))
 
 
@@ -65,7 +65,8 @@ def _named_tensors(node: onnx.NodeProto, attribute_name: str) -> list[str]:
         if attribute.name == attribute_name:
             is_list = attribute.type == onnx.AttributeProto.STRINGS
             names += attribute.strings if is_list else [attribute.s]
-    # The file may be hostile. Invalid UTF-8 becomes the name of an unknown tensor.
+    # The model may come from a hostile file, so invalid UTF-8 becomes the name of an unknown
+    # tensor.
     return [name.decode("utf-8", "replace") for name in names]
 
 
@@ -112,10 +113,10 @@ class DifferentiatedGraph:
 
 
 def node_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors that a node depends on.
+    """Return the tensors on which a node depends.
 
-    These tensors are the inputs of the node, the inputs of nodes in its subgraphs, and the y of
-    Gradient nodes.
+    These tensors are the inputs of the node, the inputs of nodes in its subgraphs, and the tensor y
+    of a Gradient node.
     """
     names = [name for name in node.input if name]
     if is_gradient(node):
@@ -129,7 +130,7 @@ def node_inputs(node: onnx.NodeProto) -> list[str]:
 def nodes_before(
     names: Sequence[str], producers: Mapping[str, onnx.NodeProto], stop: Sequence[str] = ()
 ) -> list[onnx.NodeProto]:
-    """Return the nodes that tensors depend on, in topological order.
+    """Return the nodes on which some tensors depend, in topological order.
 
     Args:
         names: the tensors.
@@ -179,7 +180,7 @@ def _operator_body(
     version: int,
     free_name: Callable[[str], str],
 ) -> _OperatorBody:
-    """Return the body of a node without a rule.
+    """Return the body of a node whose operator has no rule.
 
     Args:
         node: the node.
@@ -212,7 +213,7 @@ def _operator_body(
 def _normalized(
     writer: BackwardPass, x: str, axes: list[int], epsilon: float, dtype: np.dtype[Any]
 ) -> str:
-    """Append x minus its mean, divided by its standard deviation, both over some axes."""
+    """Append nodes that subtract the mean of x over axes and divide by the standard deviation."""
     mean = _mean(writer, x, axes)
     centered = writer.node("Sub", x, mean)
     variance = _mean(writer, writer.node("Mul", centered, centered), axes)
@@ -334,8 +335,8 @@ _BODIES: Mapping[str, Callable[..., str]] = {
 }
 
 
-#: The oldest supported version of ai.onnx: from it on, the operators that a backward pass uses have
-#: the same meaning in all versions.
+#: The oldest supported version of ai.onnx. From this version on, the operators that a backward pass
+#: uses have the same meaning in all versions.
 OLDEST_OPSET = 11
 
 
@@ -474,8 +475,8 @@ class _Expansion:
             of the tensor that replaces it.
         """
         renamed: dict[str, str] = {}
-        # Copy the value of each variable to a new tensor, since the node may have the same input
-        # for several variables.
+        # The value of each variable is copied to a new tensor, because the node may have the same
+        # input for several variables.
         for name, substitute in function.substitutes.items():
             if name != substitute:
                 renamed[name] = self._names(f"{name}_substitute")
@@ -504,7 +505,7 @@ class _Expansion:
     def _with_bodies(
         self, nodes: Sequence[onnx.NodeProto], active: set[str]
     ) -> list[onnx.NodeProto]:
-        """Replace nodes without a rule by primitive nodes, in the list and in the graph.
+        """Replace nodes without a rule by primitive nodes, in the list of nodes and in the graph.
 
         Args:
             nodes: the nodes of the function.

@@ -3,10 +3,10 @@
 When the formula calls a NumPy function with a symbol, NumPy's dispatch passes the call to the
 symbol. The vocabulary defines the ONNX node for each NumPy function.
 
-Types combine as in NumPy, with one additional rule. Integers, booleans, constants, and expressions
-of these alone are *weak*: they are computed in double, and rounded to the type of the other operand
-when they are combined with one. Thus ``1 - beta**T`` is computed in double, but its product with a
-float32 tensor is float32.
+Types combine as in NumPy, with one additional rule. Integers, booleans and constants are *weak*,
+and so are expressions of weak operands alone. They are computed in double, and rounded to the type
+of another operand with which they are combined. Thus ``1 - beta**T`` is computed in double, but its
+product with a float32 tensor is float32.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def lower_call(
 
 
 def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
-    """Give a result the shape of its group's first tensor."""
+    """Record nodes that give a result the shape of its group's first tensor."""
     if result.shape == first.shape and first.shape is not None and None not in first.shape:
         return result
     node = result.recorder.node
@@ -137,20 +137,20 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
 
 _BOOL = np.dtype(np.bool_)
 _INTEGER = np.dtype(np.int64)
-#: Type of an operation whose operands are all weak.
+#: The type of an operation whose operands are all weak.
 _WEAK = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symbol(Joining):
-    """A tensor of the graph under construction.
+    """A symbol, which stands for a tensor of the graph under construction.
 
     Attributes:
         recorder: records the nodes of operations on this symbol.
         name: the tensor's name.
         dtype: the element type.
         shape: the shape, with None for unknown dimensions; None if the rank is unknown.
-        weak: whether the tensor takes the type of the other operand.
+        weak: whether the tensor is converted to the type of the other operand of an operation.
     """
 
     recorder: Recorder
@@ -244,7 +244,8 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
         count = node("Add", size, integers(1))
         last = node("Max", node("Sub", size, integers(1)), integers(0))
     else:
-        # Compilers may require a constant number of elements to sort.
+        # All elements are sorted, because compilers may require that the number of elements to sort
+        # is constant.
         elements = math.prod(size or 0 for size in operand.shape)
         count, last = integers(elements + 1), integers(max(elements - 1, 0))
     ordered = node("TopK", padded, count, axis=0, largest=0)
@@ -265,7 +266,7 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
 
 
 def _nan_if_any(operand: Symbol) -> Symbol:
-    """Record a scalar that is NaN if an element is NaN, and otherwise zero."""
+    """Record a scalar that is NaN if an element is NaN, and zero otherwise."""
     recorder, dtype = operand.recorder, operand.dtype
     is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
     zero = as_dtype(recorder, 0, dtype)
@@ -304,7 +305,7 @@ def _dimension(sizes: Sequence[int | None]) -> int | None:
 
 
 def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """Return the shape of a product of matrices and vectors; None if unknown."""
+    """Return the shape of a product of matrices or vectors; None if it is unknown."""
     if a is None or b is None or max(len(a), len(b)) > 2:  # noqa: PLR2004 - a matrix's rank
         return None
     return (*a[:-1], *(b[1:] if len(b) > 1 else ()))
@@ -319,8 +320,8 @@ class Recorder:
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # The key is the serialized node without outputs. Constants are thus compared bitwise: NaN
-        # equals NaN, and 0.0 differs from -0.0.
+        # The recorded nodes by key: the serialized node without outputs. Constants are thus
+        # compared bitwise: NaN equals NaN, and 0.0 differs from -0.0.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 
     def node(
@@ -355,7 +356,7 @@ class Recorder:
         return Symbol(self, node.name, dtype or inputs[0].dtype, shape, weak=weak)
 
     def constant(self, value: Array) -> Symbol:
-        """Return a constant, which is recorded unless an equal one exists."""
+        """Return a constant, which is recorded unless an equal constant exists."""
         tensor = numpy_helper.from_array(value)
         return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 
@@ -378,7 +379,7 @@ class Recorder:
             if recorded in computed and recorded not in renamed:
                 renamed[recorded] = name
             else:
-                # The output is an input of the node, or the same value as another output.
+                # The output is an input of the node, or has the same value as another output.
                 copies.append((recorded, name))
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]

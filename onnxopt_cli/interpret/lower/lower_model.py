@@ -60,14 +60,15 @@ class LoweredModel:
 def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the qualified names of the operators that lowering replaces, without duplicates.
 
-    The nodes of subgraphs and of model-local functions are included, even of unused functions.
+    The nodes of subgraphs and of model-local functions are included, even the nodes of unused
+    functions.
     """
     operators = (registry().find(node.domain, node.op_type) for node in all_nodes(model))
     return tuple(dict.fromkeys(operator.qualified_name for operator in operators if operator))
 
 
 def lower(model: onnx.ModelProto) -> LoweredModel:
-    """Replace every operator with a formula, also in subgraphs and in model-local functions.
+    """Replace every operator with a formula in a model, its subgraphs and its functions.
 
     Functions that contain an operator with a formula are inlined. The result imports ai.onnx. The
     result imports the domains of replaced operators only if other nodes use them. A model without
@@ -109,8 +110,8 @@ class _Sweep:
         names: creates names for new tensors.
         replaced: name of the operator of every lowered node.
         primitives: total number of the primitive nodes that replace these nodes.
-        obstacle: the error about the first node that the current pass cannot lower; None if it can
-            lower all nodes.
+        obstacle: the error about the first node that the current pass cannot lower; None if the
+            pass can lower all nodes.
     """
 
     names: UniqueNames
@@ -221,9 +222,9 @@ class UniqueNames(FreeNames):
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield all strings of a message, which include all names."""
+    """Yield all strings of a protobuf message, which include all names."""
     if isinstance(message, onnx.TensorProto):
-        # A tensor has no other names, and its data may be large.
+        # The other fields of a tensor are skipped, because they contain no names and may be large.
         yield message.name
         return
     for entry, value in message.ListFields():
@@ -235,13 +236,13 @@ def _texts(message: Message) -> Iterator[str]:
 #: Domain and name of a function; overloads are not distinguished.
 FunctionId: TypeAlias = tuple[str, str]
 
-# Limit on the nodes after inlining: in a chain of functions that each call the next one twice,
-# their number grows exponentially.
+# Largest number of nodes after inlining. This number grows exponentially in a chain of functions
+# that each call the next function twice.
 _MAX_INLINED_NODES = 1_000_000
 
 
 def refuse_endless_functions(model: onnx.ModelProto) -> None:
-    """Reject models whose functions onnx's check, which follows every call, cannot handle.
+    """Reject models whose functions are too much for onnx's check, which follows every call.
 
     Raises:
         NodeError: if functions are recursive, or have too many nodes once inlined.
@@ -260,7 +261,7 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
 
 
 def _inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which no function contains an operator with a formula.
+    """Return a copy of a model in which no function contains an operator with a formula.
 
     Raises:
         NodeError: if functions are recursive, have too many nodes, import another version of a
@@ -333,7 +334,7 @@ def _size(body: Counter[FunctionId], sizes: Mapping[FunctionId, int]) -> int:
 
 
 def _import_domains(model: onnx.ModelProto) -> None:
-    """Add the imports of the functions, which the inliner does not add."""
+    """Add the opset imports of the functions, which the inliner does not add."""
     versions = imported_versions(model)
     for function in model.functions:
         for entry in function.opset_import:
