@@ -1,8 +1,8 @@
-"""Draw the parts of an example: shapes, numbers, attributes.
+"""Draws the parts of an example: shapes, numbers, attributes.
 
 Hypothesis needs more time for a choice than a backend needs for a small tensor. The elements of a
 tensor are therefore not drawn one by one. A single choice selects either a constant for all
-elements, or the seed from which short decimals are drawn, which are readable in a report.
+elements, or the seed of short decimals, which are readable in a report.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from onnxopt_cli.operators.operator import (
 
 T = TypeVar("T")
 
-#: First part of the ids of cases that are written for findings.
+#: The suite, which is the first part of the ids, of cases that are written for findings.
 SUITE = "fuzz"
 #: Name of the only case in the file of a finding.
 NAME = "found"
 
 
 class Source:
-    """Makes choices, which hypothesis simplifies to shrink a failing example.
+    """Makes choices.
+
+    Hypothesis simplifies the choices to shrink a failing example.
 
     Args:
         draw: function that draws from a hypothesis strategy; None to always make the simplest
@@ -46,11 +48,11 @@ class Source:
         self._draw = draw
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of the options; the first is the simplest."""
+        """Return one of the options; the first option is the simplest."""
         return options[self.integer(0, len(options) - 1)]
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most; the one nearest to zero is the simplest."""
+        """Return an integer from least to most; the integer nearest to zero is the simplest."""
         if self._draw is None or least == most:
             return min(max(0, least), most)
         return int(self._draw(_integers(least, most)))
@@ -60,7 +62,7 @@ class Source:
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
-        """Discard an inconclusive example, unless the choices are the simplest ones."""
+        """Discard an inconclusive example, unless all choices were the simplest ones."""
         if self._draw is not None:
             import hypothesis
 
@@ -76,29 +78,30 @@ def _integers(least: int, most: int) -> Any:
 
 Shape = tuple[int, ...]
 
-#: Shapes of optimized tensors, the simplest first.
+#: Shapes of optimized tensors; the first shape is the simplest.
 SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
-#: For each item size in bytes, the exponents of powers of ten by which elements are scaled. Most,
-#: but not all, squares of scaled elements are in the range of the type.
+#: For each item size in bytes: the exponents of the powers of ten by which elements are scaled.
+#: Most squares of scaled elements, but not all, are in the range of the type.
 _POWERS = {
     4: (-6, 6, -12, 12, -18, 18, -30, 30, -40),
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# has_result() evaluates the formula with tensors of one of these values.
+# The function has_result() evaluates the formula with tensors in which all elements are one of
+# these values.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
-# The remainder of a seed divided by this number selects a style. One style scales the decimals,
-# another style replaces some of them by special values, and the remaining styles use plain
-# decimals.
+# The remainder of a seed divided by this number selects the style of a tensor. One style scales the
+# decimals, another style replaces some of them by special values, and the remaining styles use
+# plain decimals.
 _STYLES = 6
 
 
 def draw_narrow_shape(source: Source, shape: Shape) -> Shape:
-    """Draw a shape that broadcasts to ``shape``."""
+    """Draw a shape that can be broadcast to ``shape``."""
     narrow = (shape, (), shape[1:], (1,) * len(shape), (*shape[:-1], 1) if shape else ())
     return source.choice(narrow)
 
@@ -135,7 +138,10 @@ def _values(chosen: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
 
 
 def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
-    """Return decimals of up to three digits and many magnitudes; about one in eight is zero."""
+    """Return decimals with up to three digits and many magnitudes.
+
+    About one in eight is zero.
+    """
     powers = 10.0 ** random.randint(-5, 1, shape)
     digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
     # The quotient of two integers is the double nearest to the decimal. Adding 0.0 turns -0.0 into
@@ -156,16 +162,16 @@ _FRACTIONS = (
     0.5, 0.0, 0.9, 0.1, 0.25, 0.75, 0.999, 0.9999, 0.01, 0.3, 1e-3, 1e-6, 1e-8, 1.0, 1.5, 2.0, -0.5,
     float(np.nextafter(np.float32(1), np.float32(0))), 1e-30,
 )  # fmt: skip
-# Positions in the range between the limits of an attribute, from 0 (least) to 1 (most).
+# Positions between the limits of an attribute, from 0 (lower limit) to 1 (upper limit).
 _SHARES = (0.5, 0.0, 1.0, 0.25, 0.8, 0.333, 0.6, 0.995, 0.01)
 _COUNTS = (
     *range(13), 20, 31, 99, 100, 1000, 12345, 2**20, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7,
 )  # fmt: skip
-# Rates are finite or NaN: with an infinite rate and a zero, the result depends on the order of
-# operations.
+# A rate is finite or NaN, because with an infinite rate and a zero, the result depends on the order
+# of operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
-# Ranks of scalars: a tensor of one element is a valid scalar at any rank.
+# Ranks of scalars: a tensor with one element is a valid scalar, whatever its rank.
 _RANKS = (0, 0, 0, 1, 2)
 
 
@@ -200,7 +206,7 @@ def draw_scalar(source: Source, scalar: Scalar) -> Array:
 def has_result(
     operator: Operator, attributes: Mapping[str, AttributeValue], scalars: Iterable[Array]
 ) -> bool:
-    """Return whether the outputs of the formula are finite for some ordinary tensors.
+    """Return whether the formula has finite outputs for some ordinary tensors.
 
     If no tensors have finite outputs, for example because a rate is divided by zero, the outputs
     depend on the order of operations, and cannot be judged.
@@ -208,7 +214,7 @@ def has_result(
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDEST_TYPE)[()]
-        # A rate that is NaN is allowed: it makes the result NaN in every order of operations.
+        # A rate may be NaN, which makes the result NaN in every order of operations.
         operands[item.name] = WIDEST_TYPE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         setting = attributes.get(attribute.name, attribute.default)

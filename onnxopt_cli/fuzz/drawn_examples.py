@@ -53,10 +53,10 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# The number of nodes of a model with several nodes is drawn from these numbers.
+# A model with several nodes has one of these numbers of nodes.
 _NODE_COUNTS = (2, 2, 3)
-#: Chains of primitive nodes that may connect two nodes: for each node of the chain, the operator
-#: and the name of its second input, if any. Every chain preserves the shape.
+#: Chains of primitive nodes that may connect two nodes. A node of a chain is an operator and the
+#: name of its second input, if any. Every chain preserves the shape.
 _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (),
     (("Neg",),),
@@ -65,18 +65,16 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("Transpose",), ("Transpose",)),
     (("Reshape", "flat"), ("Reshape", "whole")),
 )
-#: NumPy functions for the primitive operators that change values.
+#: NumPy functions for those primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: Limit of the relative error bounds that rtol allows. atol allows the error bounds of the elements
-#: above this limit.
+#: The largest relative error bound that rtol allows.
 _LARGEST_RTOL = 1e-3
-# Types of ordinary inputs. The type of an input is a trait of the node if it is not one of these
-# types.
+# Types of ordinary inputs. If an input has another type, this type is a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# The number of groups of tensors of a node is drawn from these numbers.
+# A node has one of these numbers of groups of tensors.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
 # On average, one of this number of examples breaks the signature.
 _EXAMPLES_PER_BREACH = 8
@@ -114,7 +112,8 @@ class NodeExample:
     def problem(self) -> Problem:
         """Return the problem that ``onnxopt run`` reads from the case's file."""
         if self.breach:
-            # Reading the written text ensures that a case file can represent the example.
+            # The problem is read from the written text to ensure that a case file can represent the
+            # example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - the writer's text is valid
             return cases[0].load()
@@ -150,7 +149,10 @@ class NodeExample:
 
 
 def draw_node(source: Source, operator: Operator) -> NodeExample:
-    """Draw a node; about one in eight is invalid, and must be rejected by a correct backend."""
+    """Draw a node.
+
+    About one node in eight is invalid, so that a correct backend must reject it.
+    """
     node = _draw_right_node(source, operator, source.choice(_GROUP_COUNTS))
     if source.rarely(_EXAMPLES_PER_BREACH):
         return replace(node, breach=source.choice([*breaches(node)]))
@@ -169,8 +171,8 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         if item.limits:
             changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             wrong_attributes[f"{item.name} is beyond its limits"] = changed
-    # One missing attribute is enough: a backend that detects it most likely detects other missing
-    # attributes.
+    # A node lacks at most one attribute: a backend that detects one missing attribute most likely
+    # detects all others.
     for name in [item.name for item in operator.attributes if item.required][:1]:
         changed = {key: value for key, value in attributes.items() if key != name}
         wrong_attributes[f"{name} is left out"] = changed
@@ -180,7 +182,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         last, (name, tensor) = operator.tensors[-1], list(inputs.items())[-1]
         fewer = {key: value for key, value in inputs.items() if key != name}
         broken[f"a {last} is missing"] = (attributes, fewer)
-        # This shape has more dimensions than every input.
+        # This shape has more dimensions than any input.
         shape = (2,) * (1 + max(array.ndim for array in inputs.values()))
         larger = inputs | {name: np.zeros(shape, tensor.dtype)}
         broken[f"a {last} would enlarge {operator.tensors[0]}"] = (attributes, larger)
@@ -265,7 +267,7 @@ class GeneratedExample:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Types, attributes and inputs that distinguish the node from the simplest one."""
+        """Return the types, attributes and inputs that differ from those of the simplest node."""
         return frozenset(self._traits())
 
     def _traits(self) -> Iterator[Hashable]:
@@ -299,7 +301,7 @@ class GeneratedExample:
 
 
 def _is_valid(node: GeneratedNode) -> bool:
-    """Return whether onnx's reference computes a node, and onnx's check accepts its model."""
+    """Return whether onnx's reference computes a node and onnx's check accepts the node's model."""
     try:
         return not model_fault(node.problem.model)
     except Exception:  # noqa: BLE001 - onnx's reference raises any error for nodes that it does not compute
@@ -307,7 +309,10 @@ def _is_valid(node: GeneratedNode) -> bool:
 
 
 def draw_generated(source: Source, operator: str) -> GeneratedExample:
-    """Draw a node of any version of an operator; the newest version is the simplest choice."""
+    """Draw a node of any version of an operator.
+
+    The newest version is the simplest choice.
+    """
     try:
         node = draw(source.choice(schemas(operator)), source)
         valid = _is_valid(node)
@@ -371,7 +376,7 @@ class GraphExample:
         }
 
 
-#: A model with inputs.
+#: A model with the inputs of the model.
 Example: TypeAlias = NodeExample | GeneratedExample | GraphExample | RandomGraph
 
 
@@ -381,7 +386,7 @@ def draw_graph(source: Source, operators: Sequence[Operator]) -> GraphExample:
 
 
 class _Drawing:
-    """A model that grows node by node."""
+    """A model to which nodes are added one by one."""
 
     def __init__(self, source: Source, operators: Sequence[Operator]) -> None:
         self._source = source
@@ -411,8 +416,8 @@ class _Drawing:
         drawn = _draw_right_node(source, operator, 1, self._shape)
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
-        # Candidates are earlier outputs with the shape of the first tensors and a type that this
-        # operator accepts.
+        # Candidates are earlier outputs with the shape of the first tensors, and with a type that
+        # this operator accepts.
         candidates = [
             name
             for name in self._outputs
@@ -452,8 +457,8 @@ class _Drawing:
 
     def _link(self, name: str, nonnegative: bool) -> str:
         """Append a chain of primitive nodes to a value; return the name of the chain's output."""
-        # The last chain contains Reshape, which would interpret a zero in the shape as a copy of
-        # the input's dimension.
+        # The last chain contains Reshape, which copies the input's dimension where the target shape
+        # is zero.
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:

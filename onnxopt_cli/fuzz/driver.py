@@ -1,4 +1,4 @@
-"""Drive hypothesis, which draws examples and shrinks failing examples."""
+"""Drives hypothesis, which draws examples and shrinks failing examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# On average, one of this number of examples has several nodes.
+# On average, one of this number of examples is a model with several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -63,9 +63,9 @@ def examples(
 
 
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
-    """Yield a simple node of each operator, and nodes that break the signature in all known ways.
+    """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    There are few invalid nodes, so all of them are tried instead of drawing some.
+    There are few invalid nodes, so all of them are tried instead of a random selection.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -77,11 +77,14 @@ class Failure(Exception):
 
 
 class RoundOver(BaseException):
-    """Ends the round. Hypothesis would treat a subclass of Exception as a failure."""
+    """Ends the round.
+
+    The class does not derive from Exception, because hypothesis would treat it as a failure.
+    """
 
 
 class Abort(BaseException):
-    """Ends the whole search. Like RoundOver, this class is not a subclass of Exception.
+    """Ends the search. Like RoundOver, this class does not derive from Exception.
 
     Attributes:
         reason: the error that ends the search.
@@ -162,8 +165,8 @@ def drive(
     from hypothesis.errors import Flaky, Unsatisfiable
 
     operators, generated = tuple(task.operators), tuple(task.generated)
-    # Failures are stored as choices, whose meaning depends on the operators, so failures are kept
-    # for each backend and list of operators.
+    # Failures are stored as choices, whose meaning depends on the operators; therefore each backend
+    # and each list of operators has its own failures.
     subjects = [*(operator.qualified_name for operator in operators), *generated]
     subjects += ["graphs"] * task.graphs
     names = "\n".join([task.backend, *subjects])
@@ -180,18 +183,20 @@ def drive(
     )
 
     def test(example: Example) -> None:
-        # The database identifies a test by the source of this function, so all rounds use it.
+        # The database identifies a test by the source code of this function, so all rounds use this
+        # function.
         attempted(example)
 
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
-    # hypothesis.seed disables the database; the settings, which are applied after it, enable it.
+    # The function hypothesis.seed disables the database; the settings, which are applied
+    # afterwards, enable it again.
     with_examples: Callable[[Any], Any] = hypothesis.given(
         examples(operators, generated, task.single_nodes, task.graphs)
     )
     run_round = settings(seed(with_examples(test)))
     try:
-        # Hypothesis raises SkipTest if there is nothing to replay.
+        # If there is nothing to replay, hypothesis raises SkipTest.
         with _undisturbed(task.memory), suppress(Failure, SkipTest):
             run_round()
     except RoundOver:
@@ -212,8 +217,8 @@ def _undisturbed(folder: Path) -> Iterator[None]:
     """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
     Hypothesis also draws constants that occur in the source of local modules, so the examples would
-    depend on the modules that are loaded. No setting disables these draws; the set of constants is
-    therefore replaced by an empty set.
+    depend on the modules that are loaded. No setting disables these draws, so the set of constants
+    is replaced with an empty set.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -221,7 +226,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions of hypothesis that do not draw constants from source code lack these names.
+        # Versions of hypothesis that draw no constants from source code lack these names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

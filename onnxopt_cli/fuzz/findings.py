@@ -44,25 +44,25 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
-# Kinds of examples without a formula, whose tolerances are condition estimates.
+# Examples of these kinds have no formula, so their tolerances are condition estimates.
 _ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
-#: Description of failures in which types and shapes are correct, and values differ.
+#: Describes failures in which types and shapes are correct but values are not.
 VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# A known mistake explains a failure only if it also agrees with the latest passing examples of the
-# operator, up to this number.
+# A known mistake explains a failure only if it also agrees with the passing examples of the
+# operator, at most this number of the latest ones.
 _PASSED_PER_OPERATOR = 100
-# Characters that file names do not contain.
+# Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 _MAX_STEM_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An example that ran on a backend.
+    """An example that has run on a backend.
 
     Attributes:
         example: the example.
@@ -78,8 +78,9 @@ class Trial:
     def failed(self) -> bool:
         """True if the result is a failure of the backend."""
         outcome = self.result.outcome
-        # The outcome `unsupported` is not a failure in two cases: an invalid node must be rejected
-        # in some way, and few backends support every version and type of ONNX's operators.
+        # There are two exceptions for the outcome `unsupported`, which is not a failure: an invalid
+        # node may be rejected in any way, and few backends support every version and type of ONNX's
+        # operators.
         refused = outcome is Outcome.UNSUPPORTED and (
             bool(self.example.breach) or isinstance(self.example, _ESTIMATED)
         )
@@ -92,14 +93,14 @@ class Trial:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Number of input elements, and bytes of the case's files."""
+        """The number of input elements, and the number of bytes of the case's files."""
         problem = self.case.load()
         elements = sum(getattr(value, "size", 0) for value in problem.inputs.values())
         return elements, sum(map(len, self.example.files(NAME, "", "").values()))
 
 
 def attempt(example: Example, executor: Executor) -> Trial:
-    """Run an example on a backend, and compute its expected result meanwhile.
+    """Run an example on a backend, and compute the expected result at the same time.
 
     Raises:
         BackendUnavailable: if the backend cannot be restarted, or the user interrupted the search.
@@ -115,7 +116,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = resolved(Oracles(judging).expected(problem))
     assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
-        # Otherwise judge() would derive the error bounds while the backend is idle.
+        # Otherwise judge() would derive the error bounds while the backend waits.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -134,7 +135,7 @@ def kinds_of(trial: Trial) -> tuple[str, ...]:
     if result.outcome is Outcome.FAIL and trial.example.breach:
         return (f"accepted though {trial.example.breach}",)
     if result.outcome is not Outcome.FAIL:
-        # The message of a timeout contains nothing but the duration.
+        # The message of a timeout states only the duration.
         detail = "" if result.outcome is Outcome.TIMEOUT else f": {_general(result.message)}"
         return (f"{result.outcome}{detail}",)
     structures = [diff for diff in result.diffs if diff.structure is not None]
@@ -163,7 +164,7 @@ def _general(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """A kind of failure.
+    """A kind of failure, which several examples may have.
 
     Attributes:
         subject: name of the operator, or ``several nodes`` or ``random graph``.
@@ -196,7 +197,7 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        """The subject of the kind, or for a random graph the operators of the smallest example."""
+        """The subject of the kind; for a random graph, the operators of the smallest example."""
         example = self.trial.example
         return example.subgraph if isinstance(example, RandomGraph) else self.kind.subject
 
@@ -221,11 +222,11 @@ class Findings:
         )
 
     def forget_passed(self) -> None:
-        """Forget the passing examples, so that explanations need not agree with them."""
+        """Forget the passing examples, with which explanations then need not agree."""
         self._passed.clear()
 
     def record(self, trial: Trial) -> None:
-        """Keep an example that passed, for explanations of later failures."""
+        """Store an example that passed, for explanations of later failures."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
             self._passed[trial.example.subject].append(trial)
 
@@ -238,14 +239,14 @@ class Findings:
         return tuple(self._kind(trial, description) for description in kinds_of(trial))
 
     def new(self, trial: Trial) -> FailureKind | None:
-        """Return the first new kind of a failure; None if all its kinds are known."""
+        """Return the first new kind of a failure; None if all kinds of the failure are known."""
         return next((kind for kind in self.kinds(trial) if kind not in self.all), None)
 
     def _kind(self, trial: Trial, description: str) -> FailureKind:
         example = trial.example
         known_kinds = [kind for kind in self.all if kind.description == description]
         if len(example.operators) > 1 and not isinstance(example, RandomGraph):
-            # A failure of an operator in a single node also occurs in models with this operator.
+            # If an operator fails in a single node, it also fails in models with several nodes.
             for kind in known_kinds:
                 if kind.subject in example.operators:
                     return kind
@@ -253,21 +254,22 @@ class Findings:
         if description != VALUES:
             return FailureKind(example.subject, description)
         if isinstance(example, _ESTIMATED):
-            # An example that has all traits of the shrunk example of a kind most likely fails for
-            # the same reason.
+            # An example with all traits of the shrunk example of a kind most likely fails for the
+            # same reason.
             for kind in known_kinds:
                 if self._traits.get(kind, frozenset()) <= example.traits:
                     return kind
             return FailureKind(example.subject, description, len(known_kinds) + 1)
         for kind in known_kinds:
             explanation = self.all[kind]
-            # Failures without an explanation cannot be distinguished, so they are of one kind.
+            # Failures without an explanation cannot be distinguished, so they are considered one
+            # kind.
             if not (explanation and explanation.known_mistakes) or _explains(explanation, trial):
                 return kind
         return FailureKind(example.subject, description, len(known_kinds) + 1)
 
     def add(self, finding: Finding, similar: Sequence[Trial], seconds: float) -> Finding:
-        """Explain a finding and keep it.
+        """Explain a finding and store it.
 
         Args:
             finding: a finding without an explanation.
@@ -351,9 +353,10 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write new files and return True; if one of the files exists, write no file and return False.
+    """Write new files, and return True.
 
-    Another run may write to the same folder at the same time.
+    If one of the files exists, no file is written and the result is False. Another run may write to
+    the same folder at the same time.
     """
     written: list[Path] = []
     try:
@@ -369,7 +372,10 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _holds(path: Path, example: Example) -> bool:
-    """Return whether a case file or directory contains an example; its description may differ."""
+    """Return whether a case file or directory contains an example.
+
+    The description may differ.
+    """
     if path.is_dir() != isinstance(example, RandomGraph):
         return False
     if path.is_dir():

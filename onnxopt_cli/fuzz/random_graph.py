@@ -1,4 +1,4 @@
-"""Random graphs of common ONNX operators, which reveal defects of optimizers and fusions.
+"""Random graphs of common ONNX operators, which reveal defects in optimizers and fusions.
 
 The operands of a node are mostly results of the latest nodes, constants are often neutral elements,
 and some nodes are drawn in chains that runtimes fuse. Inputs contain zeros of both signs, subnormal
@@ -68,7 +68,7 @@ class RandomGraph:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Names of the operators, in the order of the nodes."""
+        """Names of the operators in the order of the nodes."""
         return tuple(node.op_type for node in self.nodes)
 
     @property
@@ -78,7 +78,7 @@ class RandomGraph:
 
     @property
     def subgraph(self) -> str:
-        """The operators in one line."""
+        """The operators as one line of text."""
         return ", ".join(self.operators)
 
     def problem(self) -> Problem:
@@ -108,7 +108,7 @@ class RandomGraph:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """The features that distinguish the graph's failures from those of other graphs.
+        """Return the features that distinguish the graph's failures from failures of other graphs.
 
         These are the operators, the edges, and the kinds of special values in each operator's
         inputs.
@@ -144,12 +144,12 @@ class RandomGraph:
     def _with_fewer_nodes(self) -> Iterator[RandomGraph]:
         values = self._values()
         for node in reversed(self.nodes):
-            # Remove an intermediate node: its results become inputs of the graph.
+            # An intermediate node is removed by making its results inputs of the graph.
             if {*node.output}.isdisjoint(self.outputs):
                 results = {name: values[name] for name in node.output}
                 yield self._pruned(self.outputs, {**self.inputs, **results})
         for node in reversed(self.nodes):
-            # Remove the last node: one of its operands becomes the output of the graph.
+            # The last node is removed by making one of its operands the output of the graph.
             if not {*node.output}.isdisjoint(self.outputs):
                 for name in node.input:
                     if name in values:
@@ -216,8 +216,8 @@ def seeded_graph(seed: int) -> RandomGraph:
     with np.errstate(all="ignore"):
         step = drawing.choice(_STEPS)
         while len(drawing.nodes) < count:
-            # In one of four steps, append a node of the same kind again: optimizers often merge two
-            # consecutive nodes of one operator.
+            # In one of four steps, a node of the same kind is appended again, because optimizers
+            # often merge two consecutive nodes of one operator.
             if not drawing.rarely(4):
                 step = drawing.choice(_STEPS)
             step(drawing)
@@ -232,7 +232,7 @@ def seeded_graph(seed: int) -> RandomGraph:
 
 
 class _Drawing:
-    """A graph that grows node by node.
+    """A graph to which nodes are appended one by one.
 
     Attributes:
         nodes: the nodes.
@@ -262,7 +262,7 @@ class _Drawing:
         return options[self.integer(0, len(options) - 1)]
 
     def rarely(self, times: int) -> bool:
-        """Return True once in this number of times on average."""
+        """Return True once in the given number of times, on average."""
         return self.integer(0, times - 1) == 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -293,14 +293,14 @@ class _Drawing:
         """Add an initializer of ordinary numbers, or sometimes an input.
 
         The numbers are finite, since runtimes may fold scales and shifts in any order, and with an
-        infinite scale the result depends on the order.
+        infinite scale the result would depend on the order.
         """
         if self.rarely(4):
             return self._feed(shape, special=False)
         return self.constant(self._elements(shape, special=False))
 
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
-        """Choose an earlier value with a rank from least to most, preferably the latest.
+        """Choose an earlier value with a rank from least to most; late values are preferred.
 
         Returns None if there is no such value.
         """
@@ -576,7 +576,7 @@ def _cast(drawing: _Drawing) -> None:
 
 
 def _gelu(drawing: _Drawing) -> None:
-    """Append Gelu in the form in which exporters write it."""
+    """Append Gelu as the nodes that exporters write for it."""
     if x := drawing.tensor():
         (scaled,) = drawing.node("Div", x, drawing.constant(np.sqrt(2.0)))
         (bend,) = drawing.node("Erf", scaled)
@@ -586,7 +586,7 @@ def _gelu(drawing: _Drawing) -> None:
 
 
 def _normalized_by_hand(drawing: _Drawing) -> None:
-    """Append a layer normalization in the form in which exporters write it."""
+    """Append a layer normalization as the nodes that exporters write for it."""
     if (x := drawing.tensor(1)) and drawing.shape(x)[-1] > 1:
         (mean,) = drawing.node("ReduceMean", x, axes=[-1])
         (centered,) = drawing.node("Sub", x, mean)
@@ -597,7 +597,7 @@ def _normalized_by_hand(drawing: _Drawing) -> None:
         drawing.node("Div", centered, deviation)
 
 
-#: Functions that append nodes to a graph, the simplest first. Common ones occur twice.
+#: Functions that append nodes to a graph, the simplest first. Common functions occur twice.
 _STEPS: tuple[Callable[[_Drawing], None], ...] = (
     *(_unary, _binary, _unary, _binary, _transpose, _reshape, _matmul, _reduction, _concat),
     *(_slice, _softmax, _gemm, _clip, _where, _convolution, _squeeze, _split, _gather, _pad),

@@ -1,7 +1,7 @@
 """Search for failures.
 
-Each round searches for one failure of a new kind, and shrinks it; the next round searches for
-further kinds. Without a time limit, the examples that run on the backend do not depend on the
+Each round searches for one failure of a new kind, and shrinks the failure; the next round searches
+for further kinds. Without a time limit, the examples that run on the backend do not depend on the
 clock, so that a seed reproduces the findings.
 
 A worker of a cluster only reports whether a portion of the examples contains a failure of a new
@@ -68,29 +68,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Number of examples of a portion, the unit of work of shards and of a cluster's workers.
+#: Number of examples in a portion, which is the unit of work of shards and of a cluster's workers.
 #: Hypothesis keeps all examples of a portion in memory.
 _PORTION_EXAMPLES = 200
-#: Number of examples of a search without a limit.
+#: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
-#: Shrinking ends after this number of failures that require a restart of the worker.
+#: When this number of failures have required a restart of the worker, shrinking ends.
 _MAX_COSTLY_FAILURES = 30
-#: Number of failures of an example after which hypothesis considers it reproducible. Single nodes
-#: and random graphs are then shrunk by smaller(), which needs fewer attempts than hypothesis.
+#: If an example has failed this number of times, hypothesis considers the failure reproducible.
+#: Afterwards, single nodes and random graphs are shrunk by smaller(), which needs fewer attempts
+#: than hypothesis.
 _REPRODUCIBLE_FAILURES = 2
-#: Maximum number of attempts to shrink a failure with smaller().
+#: Maximum number of attempts of smaller() to shrink a failure.
 _MAX_SHRINK_ATTEMPTS = 300
-#: Minimum time in seconds for the explanation of a finding, even if the search exceeds its time
-#: limit.
+#: The explanation of a finding has at least this number of seconds, even if the search then exceeds
+#: its time limit.
 _MIN_EXPLAIN_SECONDS = 1.0
-#: Maximum number of failures of earlier runs that are replayed.
+#: At most this number of failures of earlier runs is replayed.
 _MAX_REPLAYED_FAILURES = 1000
-#: Number of parts into which the elements of a tensor are split; each part is tried alone.
+#: The elements of a tensor are split into this number of parts, each of which is tried alone.
 _ELEMENT_PARTS = 8
 
 
 class Chosen(NamedTuple):
-    """The operators of a search.
+    """The operators under test in a search.
 
     Attributes:
         operators: the operators with a formula.
@@ -102,7 +103,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chosen:
-    """Return operators by their names, without the excluded ones.
+    """Return the operators with the given names, except for the excluded ones.
 
     Args:
         names: names of operators; empty for all operators with a formula.
@@ -149,15 +150,15 @@ class _Portions:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries all invalid nodes first. The first shard may skip the invalid
-            # nodes of some operators, but all shards must divide the examples in the same way.
-            # Therefore all invalid nodes are counted.
+            # The first shard begins with all invalid nodes. The first shard may skip the invalid
+            # nodes of some operators, whereas all shards must divide the examples in the same way.
+            # Therefore the skipped nodes are counted, too.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
 
     def size(self, number: int) -> int:
-        """Return the number of examples in a portion."""
+        """Return the number of examples that a portion contains."""
         return min(_PORTION_EXAMPLES, self._examples - (number - 1) * _PORTION_EXAMPLES)
 
 
@@ -185,9 +186,9 @@ class Search:
         return spent or monotonic() >= self._end
 
     def run(self) -> Iterator[Finding]:
-        """Yield each distinct failure after it has been shrunk; failures of earlier runs are first.
+        """Yield each distinct failure after it has been shrunk.
 
-        An interruption by the user ends the search early.
+        Failures of earlier runs come first. An interruption by the user ends the search early.
 
         Raises:
             BackendUnavailable: if the backend cannot be restarted.
@@ -203,16 +204,19 @@ class Search:
                 raise abort.reason from None
 
     def _begin(self) -> None:
-        """Start the clock; the time limit does not include the start of the backend."""
+        """Start the clock.
+
+        The time limit does not include the start of the backend.
+        """
         if self._task.seconds is not None:
             self._end = monotonic() + self._task.seconds
 
     def outside(self) -> list[Incident]:
-        """Shut the backend down, and return its failures outside examples."""
+        """Shut the backend down, and return its failures outside of examples."""
         return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
-        """Try the failing examples of earlier runs; hypothesis forgets examples that now pass."""
+        """Try the failing examples of earlier runs; hypothesis forgets examples that pass now."""
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
@@ -222,7 +226,7 @@ class Search:
                 raise failure(self.findings.kinds(trial)[0])
 
         self._drive(replay, _MAX_REPLAYED_FAILURES, 0)
-        # Prefer examples with a single kind of failure.
+        # Examples that have a single kind of failure are preferred.
         for trial in sorted(failures, key=lambda trial: len(kinds_of(trial))):
             kind = self.findings.new(trial)
             if kind is not None:
@@ -232,9 +236,9 @@ class Search:
     def _refusals(self) -> Iterator[Finding]:
         """Try the invalid nodes, which a correct backend must reject.
 
-        First the simple valid node of an operator is tried. If the valid node requires a restart of
-        the worker, the invalid nodes of the operator most likely require one as well, and are
-        skipped. The rounds that follow find and report failures of valid nodes.
+        For each operator, the simple valid node is tried first. If the valid node requires a
+        restart of the worker, the invalid nodes of the operator most likely require one as well,
+        and are skipped. Failures of valid nodes are found and reported in later rounds.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
@@ -258,7 +262,7 @@ class Search:
         self._show_tried()
 
     def _show_tried(self) -> None:
-        """Show the progress, which does not go back when a portion is searched again."""
+        """Show the progress, which does not decrease when a portion is searched again."""
         self._most_tried = max(self._most_tried, self.tried)
         self._task.tried(self._most_tried)
 
@@ -269,20 +273,20 @@ class Search:
             tried, size = self.tried, portions.size(number)
             most_tried = tried
             while is_new:
-                # Examples of other portions must not affect explanations, because the order of the
-                # workers' responses determines which examples ran in this process.
+                # Examples of other portions must not affect explanations: the order of the workers'
+                # responses determines which examples ran in this process.
                 self.findings.forget_passed()
                 self.tried = tried
                 try:
                     finding = self._search(number, size)
                 finally:
-                    # Each search of a portion tries the same examples again, so each example is
-                    # counted once.
+                    # Each search of a portion tries the same examples again, but each example is
+                    # counted only once.
                     self.tried = most_tried = max(self.tried, most_tried)
                 if finding is None:
                     break
                 yield finding
-            # If the time limit ended the portion early, self.tried is already the exact number.
+            # If the time limit ended the portion early, self.tried already has the exact value.
             if not is_new or monotonic() < self._end:
                 self.tried = tried + size
             self._show_tried()
@@ -345,14 +349,14 @@ class Search:
         completed, reproducible = self._drive(try_example, most, number)
         if new.kind is None:
             return None
-        # A completed round ends with its smallest failing example.
+        # In a completed round, the last example is the smallest failing one.
         trial = new.trials[-1] if completed else min(new.trials, key=lambda trial: trial.size)
         if reproducible:
             trial = self._smallest(trial, new.kind)
         return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Return a smaller example with a failure of the same kind, or the given one.
+        """Return a smaller example with the same kind of failure, or the given example.
 
         Parts of the example are removed as long as the failure remains.
         """
@@ -378,14 +382,17 @@ class Search:
         return trial
 
     def _add(self, finding: Finding, similar: Sequence[Trial]) -> Finding:
-        """Explain and keep a finding; the explanation may exceed the time limit by a second."""
+        """Explain a finding and store it.
+
+        The explanation may exceed the time limit by a second.
+        """
         seconds = max(self._end - monotonic(), _MIN_EXPLAIN_SECONDS)
         return self.findings.add(finding, similar, min(self._task.explain_time, seconds))
 
 
 @dataclass(slots=True)
 class _NewFailure:
-    """The failure of a new kind in a round.
+    """A failure of a new kind that occurred in a round.
 
     Attributes:
         kind: the new kind; None until a failure of a new kind occurs.
@@ -412,7 +419,7 @@ def open_search(
     tell: Callable[[str], None] = lambda _: None,
     open_progress: OpenProgress = hide_progress,
 ) -> Iterator[Search]:
-    """Start the backend and yield a search; shut the backend down afterwards.
+    """Start the backend and yield a search; afterwards, shut the backend down.
 
     Args:
         task: the examples, the backend and the limits of the search.
@@ -442,7 +449,7 @@ def open_search(
 
 
 class _ClusterSearch(Search):
-    """A search by all workers of a cluster."""
+    """A search that all workers of a cluster perform."""
 
     def _may_have_new(self, portions: _Portions) -> Iterator[bool]:
         workers = cast("Remote", self._executor).workers
@@ -459,9 +466,10 @@ class _ClusterSearch(Search):
 
 
 class _Requests(Sequence[dict[str, Any]]):
-    """Requests to search the portions of a task.
+    """The requests to search the portions of a task.
 
-    A request is created when it is sent, with the failures known and the time left at that moment.
+    A request is created when it is sent; it contains the failures that are known and the time that
+    is left at that moment.
     """
 
     def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:
@@ -488,7 +496,7 @@ class _Requests(Sequence[dict[str, Any]]):
 
 
 def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
-    """Return, on a worker, whether a portion contains a failure of a new kind.
+    """Return whether a portion contains a failure of a new kind; runs on a worker.
 
     Args:
         executors: one executor, that of the backend.
@@ -518,13 +526,13 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
 
 
 def smaller(example: Example) -> Iterator[Example]:
-    """Yield smaller examples, the smallest first.
+    """Yield smaller examples; the smallest comes first.
 
     Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
     hypothesis cannot remove elements or nodes. This function does.
 
-    Replacing an example by one of its smaller examples repeatedly comes to an end. For examples of
-    several nodes of operators with a formula, no smaller examples are yielded.
+    A chain of examples, each of which is a smaller example of its predecessor, is finite. For
+    examples of several nodes of operators with a formula, no smaller examples are yielded.
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())
@@ -585,13 +593,14 @@ def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
 
 def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
     first_tensor, arrays = len(node.scalars), node.inputs
-    # The simplest rate is 1: with a rate of 0, most errors would not affect the outputs.
+    # The simplest rate is 1, because with a rate of 0 most errors would not affect the outputs.
     simple = tuple(
         np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # First simplify all inputs but one at once: attempts may be slow, if the failure is a crash.
+    # First, all inputs but one are simplified at once, because attempts may be slow if the failure
+    # is a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004
@@ -606,11 +615,11 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
 
 
 def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-    """Yield groups with fewer elements; for a single element, groups with tensors of lower rank."""
+    """Yield groups with fewer elements; for a single element, groups of lower rank."""
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # First try small parts: attempts may be slow, if the failure is a crash.
+        # First, small parts are tried, because attempts may be slow if the failure is a crash.
         for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)

@@ -39,20 +39,21 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The number of cases of the quick tier, or the number of pairs of suite and operator if larger.
+#: The quick tier has this number of cases, or one case for each pair of suite and operator if there
+#: are more pairs.
 QUICK_CASES = 470
-#: Row of the cases whose model has several operators.
+#: The row for cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"
-#: Row of the cases whose model is invalid or has no node.
+#: The row for cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# onnx has a second case for each example of an operator with a function body. This suffix marks the
-# second case, whose model consists of the nodes of the body.
+# For each example of an operator with a function body, onnx has a second case. This suffix marks
+# the second case, whose model consists of the nodes of the body.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Where and how the cases are run.
+    """How and on which machines the cases are run.
 
     Attributes:
         execution: how backends are run.
@@ -81,7 +82,7 @@ def measure(
 ) -> dict[tuple[str, str], str]:
     """Run the chosen cases that have no result yet on every backend, and keep their logs.
 
-    If a backend does not start, this is recorded, and the remaining backends run.
+    If a backend does not start, the failed start is recorded, and the remaining backends run.
 
     Args:
         scoreboard: the backends, and the folder of the logs.
@@ -112,7 +113,7 @@ def measure(
 
 
 class _BackendRuns:
-    """The runs of one backend.
+    """Runs the missing cases of one backend.
 
     Args:
         results: the folder of the results of all backends.
@@ -132,7 +133,7 @@ class _BackendRuns:
         self._store = ResultStore(results, backend, conditions.tell)
 
     def run(self, specification: str, by_suite: Mapping[str, Sequence[Case]]) -> str | None:
-        """Run the missing cases of every suite.
+        """Run the cases of every suite that have no result.
 
         Returns:
             The version that the backend reported, which may be empty; None if it did not start.
@@ -146,7 +147,7 @@ class _BackendRuns:
                     break
                 self._run_suite(ResultKey.here(specification, version), suite, cases)
         except BackendUnavailable as error:
-            # The label already names the backend.
+            # The name of the backend is omitted, because the label states it.
             reason = start_problem(error, specification)
             message = "\n".join(filter(None, (reason, error.hint)))
             self._store.keep_failed_start(specification, message)
@@ -176,8 +177,8 @@ class _BackendRuns:
         except BackendUnavailable:
             raise
         except OnnxoptError as error:
-            # A backend's name or package may be missing on this machine only. As with a backend
-            # that does not start, the remaining backends run.
+            # A backend's name or package may be missing on this machine only. The remaining
+            # backends run, as they do if a backend does not start.
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:
@@ -195,7 +196,10 @@ class _BackendRuns:
         self._run_cases(key.specification, suite, missing, log=self._store.new_log(key, suite))
 
     def _resume(self, log: Log, suite: str, cases: Sequence[Case]) -> bool:
-        """Continue an unfinished log; return False if it is from another environment."""
+        """Continue an unfinished log.
+
+        The result is False if the log is from another environment.
+        """
         specification = log.header.backends[0].name
         try:
             self._run_cases(specification, suite, cases, resume=log.path)
@@ -254,7 +258,7 @@ def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
     """Return for each case the row of the scoreboard to which it belongs.
 
     The row is the operator of the case's model. A case of onnx that consists of the function body
-    of an operator belongs to that operator.
+    of an operator belongs to the row of that operator.
     """
     operators = {case.id: tuple(dict.fromkeys(operators_of(case))) for case in cases}
     rows = {}
@@ -271,7 +275,7 @@ def tier_cases(cases: Sequence[Case], tier: Tier, rows: dict[str, str]) -> list[
 
     The quick tier has one case of each pair of suite and operator, then a second case of each pair,
     and so on up to :data:`QUICK_CASES`. The cases of a pair are ordered by a hash of their ids. The
-    choice therefore depends only on the ids, and a new case displaces few other cases.
+    choice therefore depends only on the ids, and a new case displaces few others.
 
     Args:
         cases: all cases.

@@ -31,14 +31,14 @@ from onnxopt_cli.scoreboard.safe_names import base_name, file_name
 from onnxopt_cli.scoreboard.scoreboard_file import ScoredBackend
 
 _LOG_SUFFIX = ".jsonl"
-#: Folder of the records of failed starts, beside the folders of versions.
+#: The folder with the records of failed starts, which is beside the folders of versions.
 NOT_STARTED_FOLDER = "not-started"
 _MAX_MESSAGE_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class ResultKey:
-    """Everything on which results depend, except the cases.
+    """All conditions on which results depend, except the cases.
 
     Attributes:
         specification: the specification of the backend.
@@ -66,7 +66,7 @@ class ResultKey:
 
     @classmethod
     def of(cls, header: Header) -> ResultKey:
-        """Return the key of the results of a log."""
+        """Return the key of the results in a log."""
         (backend,) = header.backends
         versions = (header.versions.get(name, "") for name in ("onnxopt", "machine", PROCESSOR))
         return cls(backend.name, backend.version, header.contents.backends, *versions)
@@ -88,7 +88,10 @@ class ResultStore:
         self._backend, self._tell = backend, tell
 
     def logs(self) -> Iterator[Log]:
-        """Yield all logs of runs, the oldest first; a file that is not such a log is skipped."""
+        """Yield all logs of runs, the oldest first.
+
+        Files that are not logs of runs are skipped.
+        """
         return self._in_order(self._folder.glob(f"*/*/*{_LOG_SUFFIX}"))
 
     def logs_with_key(self, key: ResultKey, suite: str) -> Iterator[Log]:
@@ -101,7 +104,8 @@ class ResultStore:
         yield from sorted(filter(None, logs), key=lambda log: log.header.started)
 
     def _suite_folder(self, key: ResultKey, suite: str) -> Path:
-        # Different versions or suites may share a folder. The key of a log is in its header.
+        # Different versions or suites may share a folder, so the key is read from the header of
+        # each log. The key of a log is in its header.
         return self._folder.joinpath(*map(base_name, (key.version or "unknown", suite)))
 
     def _log(self, path: Path) -> Log | None:
@@ -131,7 +135,7 @@ class ResultStore:
         return self._folder / NOT_STARTED_FOLDER / f"{file_name(specification)}{_LOG_SUFFIX}"
 
     def keep_failed_start(self, specification: str, message: str) -> None:
-        """Record, by a log without results, that a backend did not start.
+        """Write a log without results as a record that a backend did not start.
 
         Raises:
             UsageError: if the file cannot be written.
@@ -160,11 +164,11 @@ class ResultStore:
         write_atomically(path, [record_line(header.to_json()), record_line(footer(record))])
 
     def forget_failed_start(self, specification: str) -> None:
-        """Remove the record that a backend did not start, if there is one."""
+        """Remove the record that a backend did not start, if there is such a record."""
         self._not_started_file(specification).unlink(missing_ok=True)
 
     def failed_start(self, specification: str) -> str:
-        """Return why a backend did not start when it was last tried; empty if it started."""
+        """Return why a backend did not start at the last attempt; empty if it started."""
         path = self._not_started_file(specification)
         log = self._log(path) if path.is_file() else None
         problems = log.record.problems if log else ()
@@ -185,7 +189,7 @@ def make_folder(folder: Path) -> None:
 
 
 def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
-    """Return whether a log is finished, and all of its cases still exist unchanged.
+    """Return whether a log is finished and all of its cases still exist unchanged.
 
     Args:
         log: the log.

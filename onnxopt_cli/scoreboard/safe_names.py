@@ -1,4 +1,4 @@
-"""Names of files and anchors for untrusted text."""
+"""Names of files and anchors that are derived from untrusted text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# A text that ends like a digest could equal the name of another text, since names may end in a
-# digest.
+# Names may end in a digest, so a text that ends like a digest could be the same as another text's
+# name.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
-# Windows does not accept these names for files, even with a suffix.
+# Windows does not accept these names for files, not even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 
 
@@ -27,13 +27,19 @@ def file_name(text: str) -> str:
 
 
 def base_name(text: str) -> str:
-    """Return a readable beginning of a file name, which may be the same for several texts."""
+    """Return a readable beginning for a file name.
+
+    Several texts may have the same beginning.
+    """
     plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
     return f"name-{plain}".rstrip("-") if not plain or _RESERVED.match(plain) else plain
 
 
 def anchor(text: str) -> str:
-    """Return an anchor for a text in a page; different texts have different anchors."""
+    """Return an anchor of a page for a text.
+
+    Different texts have different anchors.
+    """
     if _PLAIN_ANCHOR.fullmatch(text) and not _DIGESTED.search(text):
         return text
     plain = re.sub(r"[^A-Za-z0-9_./-]+", "-", text)[:_MAX_CHARS].strip("-")

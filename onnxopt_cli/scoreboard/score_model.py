@@ -1,6 +1,7 @@
 """The content of the site of a scoreboard: results by backend, operator and version.
 
-This module reads logs and counts results; :mod:`onnxopt_cli.scoreboard.site` renders them.
+This module reads logs and counts results, and :mod:`onnxopt_cli.scoreboard.site` renders the
+results.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
 
-#: The typical number of lost bits is the largest number among this share of the elements.
+#: This share of the elements loses at most the typical number of bits.
 TYPICAL_SHARE = 0.99
 _CONTESTED = "contested"
 _DIGITS = re.compile(r"(\d+)")
@@ -33,7 +34,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The results of some cases on a backend, counted.
+    """The numbers of results of some cases on a backend.
 
     Attributes:
         total: the number of cases.
@@ -53,7 +54,7 @@ class Score:
 
     @property
     def passed(self) -> int:
-        """The number of passes."""
+        """The number of cases with the outcome pass."""
         return self.outcomes.get(Outcome.PASS, 0)
 
     @property
@@ -63,7 +64,7 @@ class Score:
 
     @property
     def others(self) -> str:
-        """The outcomes other than a pass, in words: ``2 fail, 1 error``."""
+        """The outcomes other than pass, in words: ``2 fail, 1 error``."""
         failures = {
             word: count for word, count in self.outcomes.items() if word is not Outcome.PASS
         }
@@ -74,13 +75,13 @@ class Score:
 
     @property
     def words(self) -> str:
-        """All results in words."""
+        """The numbers of all results, in words."""
         passed = f"{self.passed} pass" if self.passed or not self.missing else ""
         return ", ".join(filter(None, (passed, self.others)))
 
     @property
     def look(self) -> str:
-        """The class of the score, which decides its color on the page."""
+        """The CSS class of the score, which determines its color on the page."""
         judged = self.total - self.missing
         conforming = sum(self.outcomes.get(word, 0) for word in HARMLESS)
         if not judged:
@@ -116,12 +117,12 @@ class VersionScore:
     outcomes: Mapping[str, Outcome]
 
     def score(self, cases: Iterable[str]) -> Score:
-        """Count the results of some cases, without cases that have no result."""
+        """Count the results of some cases; cases without a result are ignored."""
         outcomes = [self.outcomes[case] for case in cases if case in self.outcomes]
         return Score(len(outcomes), counted(Outcome, outcomes))
 
     def changes(self, earlier: VersionScore) -> list[tuple[str, Outcome, Outcome]]:
-        """Return the cases whose outcome changed since another version, and both outcomes."""
+        """Return the cases whose outcome has changed since another version, with both outcomes."""
         return [
             (case, earlier.outcomes[case], outcome)
             for case, outcome in self.outcomes.items()
@@ -153,7 +154,7 @@ class Column:
 
     @cached_property
     def results(self) -> Mapping[str, Result]:
-        """The results by case."""
+        """The results by id of the case."""
         return {result.case: result for result in self.record.results}
 
     @cached_property
@@ -188,7 +189,7 @@ class BitsLost:
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
-        # Only the measures matter here, not the names.
+        # Only the measures are needed, so the names are arbitrary.
         row = Accuracy.of("", "", "", Provenance.DERIVED, diffs)
         within = row.ulp_within(TYPICAL_SHARE)
         typical = float("inf") if within is None else log2(1 + within)
@@ -391,7 +392,7 @@ def _history(logs: Sequence[Log]) -> tuple[VersionScore, ...]:
 
 
 def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Return a sort key in which numbers within a text are ordered by their values."""
+    """Return a sort key that orders numbers within a text by their values."""
     parts = _DIGITS.split(text)
     return tuple(
         (part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts if part
@@ -399,7 +400,7 @@ def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
 
 
 def _agreements(columns: Sequence[Column]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return for each label and case the other labels with the same wrong result."""
+    """Return the other labels with the same wrong result, for each label and case."""
     failing: defaultdict[str, list[Result]] = defaultdict(list)
     for column in columns:
         for result in column.record.results:

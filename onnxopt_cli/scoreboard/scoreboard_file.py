@@ -43,14 +43,14 @@ _MAX_LABEL_CHARS = 60
 _FIELDS = ("title", "suites", "tier", "results", "site", "older-opsets", "backends")
 _VERSIONS = "versions"
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
-# The backends that support every opset.
+# These backends support every opset.
 _ALL_OPSETS = ("numpy", "onnx-reference")
 _OLDER_OPSETS = "opset"
 _DEFAULT_SUITES = ("onnx-node", "operators")
 
 
 class Tier(StrEnum):
-    """The part of the cases that is run."""
+    """States which cases of the suites are run."""
 
     FULL = "full"
     QUICK = "quick"
@@ -121,7 +121,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
 
 
 class _Reader:
-    """Reads the fields of a file and collects their problems.
+    """Reads the fields of a scoreboard file and collects their problems.
 
     Args:
         path: the file.
@@ -180,7 +180,7 @@ class _Reader:
         self.problems.append(f"{self._place(*keys)}: {problem}")
 
     def _place(self, *keys: str) -> str:
-        """Return the file and the line of a key."""
+        """Return the file and the line in which a key occurs."""
         return printable(place_of_key(self._path, self._text, *keys))
 
     def _text_of(self, table: Mapping[str, Any], key: str, default: str) -> str:
@@ -260,16 +260,19 @@ class _Reader:
             adapter, comma, options = str(named["backend"]).partition(",")
             named["backend"] = f"{adapter}@{version}{comma}{options}"
         specification = backend_of_table("", named, self._path.parent)
-        # Drop a name as in acme=python:..., because the label names the backend.
+        # A name, as in acme=python:..., is dropped, because the label names the backend.
         return parse_specification(specification.strip()).text
 
 
 def _with_older_opsets(specification: str) -> str:
-    """Add ``opset=auto`` to a specification that lacks it, unless the backend has all opsets."""
+    """Add ``opset=auto`` to a specification that lacks it.
+
+    Backends that support all opsets do not need the option.
+    """
     parsed = parse_specification(specification)
     if parsed.name in _ALL_OPSETS or _OLDER_OPSETS in parsed.options:
         return specification
-    # The option `unsupported` must remain the last one.
+    # The option `unsupported` must remain the last option.
     before, pattern = specification, ""
     if "unsupported" in parsed.options:
         pattern = f",unsupported={parsed.options['unsupported']}"

@@ -1,4 +1,4 @@
-"""Render a scoreboard as a static site, which works without a server, a network and scripts.
+"""Renders a scoreboard as a static site, which works without a server, a network or scripts.
 
 ::
 
@@ -9,8 +9,8 @@
     cases/NAME.html#CASE      the cases of an operator; the address selects one
     badges/NAME.json          shields.io endpoints
 
-Untrusted text is escaped, see :mod:`onnxopt_cli.report.html`. The content security policy of each
-page admits only the style and the script of the site.
+Untrusted text is escaped, as described in :mod:`onnxopt_cli.report.html`. The content security
+policy of each page admits only the style and the script of the site.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile
 
 _PAGES = files("onnxopt_cli.scoreboard") / "pages"
 _ASSETS = ("scoreboard.css", "scoreboard.js")
-# The file that lists the files of the site. A later site removes listed files that it does not
-# replace.
+# The name of the file that lists the files of the site. When a new site is written, listed files
+# that are not part of the new site are removed.
 _LIST = "scoreboard-files.json"
 _MAX_LIST_BYTES = 64 << 20
 _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer texts are shortened to limit the size of the site, except messages of cases: the page folds
-# the remainder of these.
+# Longer messages are shortened, to limit the size of the site; for a failure, the page folds the
+# remainder instead.
 _MAX_MESSAGE_CHARS = 300
+# The page folds the characters of a failure without outputs that exceed this number.
 _MAX_BRIEF_CHARS = 150
+# The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500
-# Inputs whose values are longer are shown by type and shape only.
+# Inputs whose values have more characters than this are shown by type and shape only.
 _MAX_VALUE_CHARS = 80
-# The colors of a badge, each with the smallest share of passes for it.
+# The colors of a badge; each has the smallest share of passes for which it is used.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
-# The values of environment variables may be secrets.
+# Matches an option that sets an environment variable, whose value may be a secret.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
 
 
@@ -94,7 +96,9 @@ def check_available(site: Path) -> None:
 
 
 def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
-    """Write all pages; remove the pages of an earlier site that no longer exist.
+    """Write all pages.
+
+    Pages of an earlier site that no longer exist are removed.
 
     Raises:
         UsageError: if a file cannot be written or removed.
@@ -102,7 +106,7 @@ def write_site(scoreboard: ScoreboardFile, scores: Scores) -> None:
     site = scoreboard.site
     outdated = _listed_files(site)
     contents = dict(_Site(scoreboard.title, scores).contents())
-    # Until the site is complete, the list names the files of the earlier and of the new site.
+    # Until the site is complete, the list names the files of both the earlier and the new site.
     _write_list(site, outdated | contents.keys())
     for folder in _FOLDERS:
         make_folder(site / folder)
@@ -126,7 +130,10 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 
 
 def _listed_files(site: Path) -> set[str]:
-    """Return the listed files of an earlier site; skip names that a site never writes."""
+    """Return the listed files of an earlier site.
+
+    Names that a site never has are skipped.
+    """
     try:
         names = json.loads(read_regular_file(site / _LIST, _MAX_LIST_BYTES))
     except (Malformed, ValueError, RecursionError):
@@ -136,7 +143,7 @@ def _listed_files(site: Path) -> set[str]:
     return {name for name in names if isinstance(name, str) and _LISTED_NAME.fullmatch(name)}
 
 
-# The class and the text of an outcome, and the labels of the backends that have it.
+# For each outcome: its CSS class, its text, and the labels of the backends with this outcome.
 OutcomeOn = tuple[str, str, list[str]]
 
 
@@ -156,7 +163,7 @@ class CauseView:
 
     @classmethod
     def of_failures(cls, group: FailureGroup) -> CauseView:
-        """Describe a group of failures."""
+        """Describe a group of failures with a common cause."""
         return cls(group.cause, group.more, group.results)
 
     @classmethod
@@ -254,7 +261,7 @@ class _Site:
         )
 
     def _agreements(self) -> list[tuple[tuple[str, ...], list[str]]]:
-        """Return each set of labels that agree with each other, with the cases."""
+        """Return each set of labels that agree with each other, and the cases with agreement."""
         cases: dict[tuple[str, ...], list[str]] = {}
         for (label, case), others in self._scores.agreements.items():
             labels = tuple(
@@ -262,8 +269,7 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # Each set occurs once for each of its labels, so the set is used for the first label
-            # only.
+            # A set is listed under each of its labels, so it is used only for the first label.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))
@@ -350,7 +356,7 @@ class _Site:
         return described
 
     def _outcome(self, column: Column, case: str) -> tuple[str, str]:
-        """Return the class and the text of a case's outcome on a backend."""
+        """Return the CSS class and the text of a case's outcome on a backend."""
         result = column.results.get(case)
         if result is None:
             return "none", "not started" if column.problem else "not run"
@@ -375,7 +381,7 @@ class _Site:
         return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
 
     def _case_link(self, case: str) -> str:
-        """Return the address of a case's section from the root of the site."""
+        """Return the address of a case's section, relative to the root of the site."""
         name = self._row_files[self._rows_of_cases[case]]
         return f"cases/{name}.html#{quote(anchor(case))}"
 
@@ -383,7 +389,10 @@ class _Site:
         return ResultView(result, column.record.options)
 
     def _by_row(self, results: Sequence[Result]) -> list[tuple[str, int]]:
-        """Count results by row, largest first; results outside of cases are not counted."""
+        """Count results by row, largest count first.
+
+        Results outside of cases are not counted.
+        """
         rows = (self._rows_of_cases.get(result.case) for result in results)
         return Counter(row for row in rows if row is not None).most_common()
 
@@ -434,7 +443,7 @@ def _is_plain_pass(result: Result) -> bool:
 
 
 def _content(results: Sequence[tuple[Column, Result]]) -> str:
-    """Return operators, attributes and inputs of a case, from the first result that has them."""
+    """Return operators, attributes and inputs of a case from the first result that has them."""
     content = next((result.content for _, result in results if result.content), None)
     if content is None:
         return ""
@@ -447,7 +456,10 @@ def _content(results: Sequence[tuple[Column, Result]]) -> str:
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
-    """Return whether the scores in a row differ; ignore the backends that did not run."""
+    """Return whether the scores in a row differ.
+
+    Backends that did not run are ignored.
+    """
     return len({score.look for _, score in cells if score.look != "none"}) > 1
 
 
@@ -457,7 +469,7 @@ def _public(text: str) -> str:
 
 
 def _split_message(view: ResultView) -> tuple[str, str]:
-    """Return the beginning of a message, and its remainder, which the page folds."""
+    """Return the beginning of a message, and the remainder, which the page folds."""
     message = _public(view.message).strip()
     longest = _MAX_MESSAGE_CHARS if view.outputs else _MAX_BRIEF_CHARS
     return message[:longest], message[longest:]

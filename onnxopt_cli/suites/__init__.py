@@ -1,1 +1,1 @@
-"""The suites that onnxopt writes."""
+"""The suites of cases that are a part of onnxopt."""

@@ -1,6 +1,6 @@
 """The suites by name: the generated suites, and the corpora of the installed onnx.
 
-Import this module lazily: it imports everything that generates cases.
+Import this module late, because it imports everything that generates cases.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MAX_SHOWN_FILES = 5
 _NODE = "onnx-node"
 
 
-#: Slow suites, which run only if the user names them.
+#: Slow suites, whose cases run only if the user names the suite.
 NAMED_ONLY = ("pairwise", "large")
 
 
@@ -119,7 +119,7 @@ def written_suites() -> list[str]:
 def named_suite(
     name: str, open_progress: OpenProgress = hide_progress, stem: str = ""
 ) -> tuple[list[Case], list[Fault]]:
-    """Return the cases of one of :func:`suite_names`, and the faults in its files.
+    """Return the cases of one of :func:`suite_names`, and the faults in the suite's files.
 
     With a stem, a generated suite is limited to the operator whose file has this stem, and the
     gallery to the runtime whose adapter has this name. Without such an operator or adapter, all
@@ -142,11 +142,11 @@ def suite_cases(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
-    """Return the cases of a generated suite, which are the cases of its files without outputs.
+    """Return the cases of a generated suite: those of its files, but without outputs.
 
-    Most cases are made directly from their templates, since writing and reading a case file takes
-    longer than running its cases. Only templates of refusals and trajectories are written as text
-    and read, because the reader of case files turns each into several cases.
+    Most cases are created directly from their templates, since writing and reading a case file
+    takes longer than running its cases. Only templates of refusals and trajectories are written as
+    text and read, because the reader of case files turns each into several cases.
     """
     cases: list[Case] = []
     suite = suites()[name]
@@ -169,7 +169,7 @@ def _by_operator(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> Iterator[tuple[str, list[CaseTemplate]]]:
-    """Yield the case templates of a suite for each of the operators; None selects all."""
+    """Yield the case templates of a suite for each of the operators; None selects all operators."""
     if operators is None:
         operators = registry().operators
     with open_progress("making cases", "operators") as tick:
@@ -200,7 +200,7 @@ def _case(template: CaseTemplate, path: Path, version: str) -> Case:
 
 
 class SuiteFiles(NamedTuple):
-    """The files of a suite.
+    """The files of a written suite.
 
     Attributes:
         files: content by relative path; no two paths differ only in letter case.
@@ -329,7 +329,10 @@ def distinct_files(files: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 
 def _written_outputs(template: CaseTemplate) -> dict[str, Array] | None:
-    """Return the outputs to store; None for random or large inputs, or without literal outputs."""
+    """Return the outputs to store.
+
+    The result is None for random or large inputs, for rejection cases and for trajectories.
+    """
     arrays = [value for value in template.inputs.values() if isinstance(value, np.ndarray)]
     literal = len(arrays) == len(template.inputs) and not template.rejects and not template.steps
     small = sum(array.size for array in arrays) <= _WRITTEN_ELEMENTS
@@ -373,7 +376,7 @@ def _problem(template: CaseTemplate, test: str = "") -> Problem:
 
 
 class Drift(NamedTuple):
-    """The differences between a folder and the files it should contain."""
+    """The differences between a folder and the files that it should contain."""
 
     missing: tuple[Path, ...]
     different: tuple[Path, ...]
@@ -401,7 +404,9 @@ def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes], *, force: bool) -> Drift:
-    """Write the missing files and, with ``force``, the files that differ.
+    """Write the missing files.
+
+    With ``force``, files that differ are also written.
 
     Returns:
         The differences before writing.

@@ -31,33 +31,34 @@ from onnxopt_cli.errors import (
 )
 
 _YAML = (".yaml", ".yml", ".json")
-# This text identifies case files among other JSON files of a folder.
+# In a folder, JSON files that contain this text are case files.
 _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
-# Number of names in a folder that are compared with a misspelt name.
+# At most this number of names in a folder is compared with a misspelt name.
 _MAX_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
-# Cache of generated suites; generating one takes about a second.
+# Cache of generated suites, because generating a suite takes about a second.
 _Suites: TypeAlias = dict[tuple[object, ...], _Found]
-#: A function that calls another function with each of many paths, possibly in other processes, and
-#: returns the results in the order of the paths.
+#: Calls a function with each of many paths, possibly in other processes, and returns the results in
+#: the order of the paths.
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
-# Smaller case files are read in this process, because the start of other processes takes longer.
+# Case files with fewer bytes than this are read in this process, because starting other processes
+# takes longer.
 _PARALLEL_MIN_BYTES = 4 << 20
 
 
 class Collection(NamedTuple):
-    """The cases found, in a stable order, and the faults of files that could not be read."""
+    """The cases that were found, in a stable order, and the faults of unreadable files."""
 
     cases: tuple[Case, ...]
     problems: tuple[Fault, ...]
 
 
 def suite_versions(cases: Sequence[Case]) -> dict[str, str]:
-    """Return the version of each suite that has one.
+    """Return the version of each suite that has a version.
 
     Raises:
         UsageError: if two cases of a suite have different versions.
@@ -115,7 +116,7 @@ def collect(
     open_progress: OpenProgress = hide_progress,
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> Collection:
-    """Find the cases that the targets name.
+    """Find the cases of the targets.
 
     Args:
         targets: files, folders, names of suites, or ids; empty for the default targets.
@@ -191,12 +192,12 @@ def _find(
     model_inputs: ModelInputs = DRAWN_INPUTS,
 ) -> _Found:
     if not target:
-        # An empty target is usually an unset variable of a script; Path("") would be the current
-        # folder.
+        # An empty target usually comes from an unset variable of a script; Path("") would be the
+        # current folder.
         raise UsageError("a target is empty", hint="write . for the current folder")
     path = Path(target)
     if path.exists() and is_suite(target):
-        # A path in the current folder must not replace a suite that a gate names.
+        # A path in the current folder must not take the place of a suite that a CI gate names.
         return _find_named(target, suites, open_progress)
     if path.is_dir():
         return _find_in_folder(path, memory, each, open_progress)
@@ -238,7 +239,7 @@ def _find_named(target: str, suites: _Suites, open_progress: OpenProgress) -> _F
             f"no such path, suite or case: {printable(target)}",
             hint=next(filter(None, hints), wrapped_list("the suites are", names)),
         )
-    # Make only the named operator's cases, since making a complete suite takes seconds.
+    # Only the cases of the named operator are made, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]
     part = suite, stem
     if part not in suites:
@@ -300,7 +301,10 @@ def _find_in_folder(
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; 0 if it is inaccessible, which its reader reports."""
+    """Return the size of a file; 0 if it is inaccessible.
+
+    The reader of the file reports the error.
+    """
     try:
         return path.stat().st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""The suite ``conformance``: for any operator, cases that wrong implementations fail.
+"""The suite ``conformance``: for each operator, cases that wrong implementations fail.
 
 The case templates follow from the operator's signature and formula alone: from its inputs with
 their types and shapes, its attributes, and the values to which its formula is sensitive. The
@@ -42,8 +42,8 @@ from onnxopt_cli.suites.wirings import wirings
 
 _COUNTS = (0, 1, 2, 3, 10, 1000, 10**6, 2**31 + 5, -1)
 _LARGE_SIZE = 100_003
-#: Shapes of the only tensor of a node: shapes of every rank, some smaller and some larger than a
-#: vector register or a block.
+#: Shapes of the tensor in nodes with a single tensor: shapes of every rank, some smaller and some
+#: larger than a vector register or a block.
 _SINGLE_SHAPES: Shapes = (
     (), (1,), (1, 1), (1, 1, 1), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2),
     (2, 3, 1, 3, 2), (2, 1, 2, 2, 1, 2, 1, 2),
@@ -52,7 +52,7 @@ _SINGLE_SHAPES: Shapes = (
 _LENGTHS = (*range(2, 10), *AROUND_BLOCKS)
 _SIZES = (32, 64, 128, 256)
 _NUMBERS = (9, 16, 65)
-#: For each full shape, the shapes of operands that broadcast to it.
+#: For each full shape, the shapes of operands that can be broadcast to it.
 _NARROW: Mapping[tuple[int, ...], Shapes] = {
     (3, 3): ((), (1,), (3,), (1, 3), (3, 1)),
     (2, 3, 2): ((2, 1, 2), (1, 3, 1), (1, 1, 2), (2, 1, 1)),
@@ -61,11 +61,12 @@ _NARROW: Mapping[tuple[int, ...], Shapes] = {
 _FAR_VALUE = 24.691358
 #: A value of T whose product with a small attribute is still small.
 _LATE = 900
-#: Values outside the range of float32. _BESIDE states for each whether other operands are nonzero.
+#: Values outside the range of float32. For each value, _BESIDE states whether other operands are
+#: nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
 #: A setting is a combination of values of the attributes with choices. If an operator has more
-#: settings than this, each case template has only one of them.
+#: settings than this, each case template has only one setting.
 _MAX_SETTINGS = 4
 
 
@@ -110,7 +111,7 @@ def _name(*words: object) -> str:
 
 
 class _ConformanceTemplates(Author):
-    """The case templates of one operator, one method for each section."""
+    """The case templates of one operator; each method yields one section."""
 
     @property
     def of_whole_tensors(self) -> bool:
@@ -120,7 +121,7 @@ class _ConformanceTemplates(Author):
     def in_each_setting(
         self, section: Callable[[], Iterator[CaseTemplate]]
     ) -> Iterator[CaseTemplate]:
-        """Yield a section's templates, and copies of them in all other settings.
+        """Yield the templates of a section, and copies of these templates in all other settings.
 
         A template is not copied if the operator has more than ``_MAX_SETTINGS`` settings, or if the
         name of the template ends with its setting.
@@ -138,7 +139,10 @@ class _ConformanceTemplates(Author):
                     yield replace(template, name=name, attributes=attributes)
 
     def counts(self) -> Iterator[CaseTemplate]:
-        """Yield values of T of all magnitudes; T = 0 and T = 1 are tested in every setting."""
+        """Yield values of T of all magnitudes.
+
+        The values 0 and 1 of T are tested in every setting.
+        """
         if not self.operator.counts:
             return
         for count in _COUNTS:
@@ -166,13 +170,13 @@ class _ConformanceTemplates(Author):
             yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Yield nodes with an attribute that is omitted, zero, unusual, or the only attribute."""
+        """Yield nodes in which an attribute is omitted, zero, unusual, or the only attribute."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # Settings are assigned to templates in turn, so an additional template here would change
-        # the settings of all later cases.
+        # Settings are assigned to successive templates in turn, so an additional template at this
+        # place would change the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}
@@ -207,11 +211,14 @@ class _ConformanceTemplates(Author):
             yield self.template("all_negative", about, changed=self.all_unlimited(-0.5))
 
     def all_unlimited(self, value: float) -> Attributes:
-        """Return one value for every attribute that has no limits."""
+        """Return one value for every attribute without limits."""
         return dict.fromkeys(self.unlimited, value)
 
     def early_or_late(self, name: str, about: str, changed: Attributes) -> CaseTemplate:
-        """Return a template at the usual T, or at T = 0 if an output is inconclusive at that T."""
+        """Return a template at the usual T.
+
+        If an output is inconclusive at that T, the template has T = 0.
+        """
         return self.judgeable(
             self.template(name, about, count=count, changed=changed) for count in (COUNT, 0)
         )
@@ -307,7 +314,7 @@ class _ConformanceTemplates(Author):
     def narrowed(
         self, shape: tuple[int, ...], together: tuple[int, ...]
     ) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Return shapes of operands that broadcast, by operand and group.
+        """Return shapes of operands that are broadcast, by operand and group.
 
         In each group, a different operand has ``shape``; in the last group, all operands have
         ``together``.
@@ -316,7 +323,7 @@ class _ConformanceTemplates(Author):
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}
 
     def zeros(self) -> Iterator[CaseTemplate]:
-        """Yield operands that are zero, one at a time and in combination."""
+        """Yield operands that are zero, one by one and in combination."""
         about = "Each operand zero or not, in every combination: detects division by zero."
         yield self.template("zeros", about, tensors=self.combined((0, 1)))
         zero = np.zeros(4)
@@ -360,7 +367,7 @@ class _ConformanceTemplates(Author):
             yield self.template("large_R", about, count=1, rate_value=2.5)
 
     def magnitudes(self) -> Iterator[CaseTemplate]:
-        """Yield values from subnormal to near overflow, in all operands or one at a time."""
+        """Yield values from subnormal to nearly overflowing, in all operands or in a single one."""
         scales = 10.0 ** np.array([-44, -40, -30, -20, -12, -8, -4, 4, 8, 12, 15, 18])
         tensors = {
             name: np.concatenate([self.tensor(name, 0, (3,)) * scale for scale in scales])
@@ -373,7 +380,7 @@ class _ConformanceTemplates(Author):
         yield self.template("orders_apart", about, tensors=self.judged(tensors))
 
     def cancellation(self) -> Iterator[CaseTemplate]:
-        """Yield tensors whose updated values are nearly zero, as differences of large numbers."""
+        """Yield tensors whose updated values, as differences of large numbers, are nearly zero."""
         if not self.elementwise:
             return
         about = (
@@ -387,7 +394,7 @@ class _ConformanceTemplates(Author):
             x = np.zeros(4)
             for _ in range(60):
                 x = x - derived_outputs(make(tensors={self.first: x}))[0].value.astype(float) / 2
-            # With exact cancellation, the result would consist of rounding errors alone.
+            # If the cancellation were exact, the result would consist of rounding errors alone.
             yield make(tensors={self.first: x * (1 + 1e-3)})
 
     def not_finite(self) -> Iterator[CaseTemplate]:
@@ -414,7 +421,8 @@ class _ConformanceTemplates(Author):
                     for name, column in columns.items():
                         column.append(value if name == special else self.tensor(name, 0, (1,))[0])
         for name, column in columns.items():
-            # The last elements of all tensors are finite, so that the result must be finite, too.
+            # The last elements of all tensors are finite, so that the last elements of the result
+            # must be finite, too.
             column.append(self.tensor(name, 0, (1,))[0])
         about = "NaN and infinity in each tensor: detects results that drop or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}
@@ -427,7 +435,7 @@ class _ConformanceTemplates(Author):
         yield self.template("wide_doubles", about, wide=True, rate_value=1 / 3, tensors=tensors)
 
     def large(self) -> Iterator[CaseTemplate]:
-        """Yield tensors whose size is not a multiple of any block or vector length."""
+        """Yield tensors whose size is not a multiple of any block length or vector length."""
         for dtype, size in (("float32", _LARGE_SIZE), ("float64", 1009)):
             drawn = {name: self.drawn(name, (size,), dtype) for name in self.operator.tensors}
             about = f"{size} random elements: detects errors in the remainder of blocks or vectors."
@@ -461,7 +469,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_negated", about, tensors=negated, turn=False)
 
     def norms(self) -> Iterator[CaseTemplate]:
-        """Yield templates of operators whose step depends on a function of all elements."""
+        """Yield templates for operators whose step depends on a function of all elements."""
         if not (self.of_whole_tensors and self.rate):
             return
         for special, others_small in product(self.operator.tensors, (False, True)):
@@ -476,7 +484,7 @@ class _ConformanceTemplates(Author):
                 "compared with a number other than zero."
             )
             yield self.template(f"norms_small_{words}{special}", about, tensors=tensors)
-        # The distribution is wide enough that all but a few hundred elements underflow to zero in
+        # The distribution is so wide that all elements but a few hundred underflow to zero in
         # float32. A sum of zeros has no rounding error, so that a small error is detectable in
         # spite of the number of elements.
         drawn: dict[str, TemplateInput] = {
@@ -493,7 +501,7 @@ class _ConformanceTemplates(Author):
         yield self.template("norms_large_sparse", about, tensors=drawn)
 
     def dimensions(self) -> Iterator[CaseTemplate]:
-        """Yield templates that vary one dimension; ``pairwise`` varies two at once."""
+        """Yield templates that vary one dimension, whereas ``pairwise`` varies two at a time."""
         for shape in _SINGLE_SHAPES:
             about = f"One tensor of shape {list(shape)}: detects confusion with another shape."
             yield self.of_shapes(_name("shape", *shape or ("scalar",)), about, [shape])
@@ -557,7 +565,7 @@ class _ConformanceTemplates(Author):
         yield make("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
 
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> CaseTemplate:
-        """Return a template with tensors of these shapes; large tensors are random."""
+        """Return a template with tensors of the given shapes; large tensors are random."""
         drawn: dict[tuple[str, int], TemplateInput] = {
             (tensor, group): self.drawn(tensor, shape, group=group)
             for tensor, (group, shape) in product(self.operator.tensors, enumerate(shapes))
@@ -569,7 +577,7 @@ class _ConformanceTemplates(Author):
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     """Yield the templates of the suite ``pairwise`` that do not combine pairs of dimensions.
 
-    These templates vary the graph around the node, have extremes in one dimension, or describe
+    These templates vary the graph around the node, have extremes in one dimension, or contain
     models that a backend must reject.
     """
     author = _ConformanceTemplates(operator)

@@ -1,8 +1,8 @@
 """Case templates with doubles that float32 cannot represent, and an extreme in another dimension.
 
-An implementation may have separate code for large tensors, scalars, operands that broadcast, or
-certain values of T. If this code computes in float32, a double keeps only 24 of its 53 bits. Only a
-case in double detects the loss.
+An implementation may have separate code for large tensors, for scalars, for operands that are
+broadcast, or for certain values of T. If this code computes in float32, a double keeps only 24 of
+its 53 bits. Only a case in double detects the loss.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from onnxopt_cli.cases.case_template import (
 )
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: Shapes of the only tensor: smaller than a vector register, of several ranks, and around block
-#: sizes.
+#: Shapes of the tensor in nodes with a single tensor: smaller than a vector register, of several
+#: ranks, and around block sizes.
 _SINGLE_SHAPES: Shapes = ((), (2,), (3, 5), (2, 3, 2, 2), (1500,), (5003,), (65_539,))
 _MORE_SINGLE_SHAPES: Shapes = (
     (1,), (3,), (7,), (33,), (130,), (260, 2), (2, 300), (2, 1, 2, 1, 2, 1, 2), (17_000,),
     (33_000,), (140_003,),
 )  # fmt: skip
-#: Shapes of the tensors of one node.
+#: Shapes of the tensors in a node with several tensors.
 _TOGETHER: Shapes = (
     (), (1,), (1, 1), (8,), (17,), (5, 3), (2, 3, 2), (2, 1, 3, 2), (2, 3, 1, 3, 2),
     (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2), (2,) + (1,) * 7 + (3,), (33,), (65, 2), (2, 129),
     (257,),
 )  # fmt: skip
-#: If a node has a single tensor with more elements than this, its values are random.
+#: In nodes with a single tensor, tensors with more elements than this are random.
 _LITERAL = 2
 _COUNTS = (0, 1, -1, 1000, 2**31 + 5)
 _NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}
 _RATES = {"zero": 0.0, "negative": -0.4, "large": 24.691358}
 _MANY_TENSORS = (2, 17)
-#: Magnitudes of doubles outside float32's range, and of the floats beside them.
+#: Magnitudes of doubles outside float32's range, and of the floats that accompany them.
 _BEYOND = (1e60, 1e-60)
 _BESIDE = (1.0, 1e30)
 #: The first float32 integer n for which float32 cannot represent n + 1.
 _LARGE_FLOAT = 2.0**24
 _SMALL_SCALE = 1e-6
-#: The number of small terms; a float32 sum that starts at _LARGE_FLOAT loses each of them.
+#: The number of small terms in a sum; a float32 sum that starts at _LARGE_FLOAT loses each of these
+#: terms.
 _TERMS = 40
-#: Names of cases that rarely kill a mutant which no other case kills.
+#: Matches names of cases that rarely kill a mutant which survives all other cases.
 _ONLY_THOROUGH = re.compile(
     r"double_(shape_(3_5|2_3_2_2|5003)|tensors_2|T_1000(_.*)?|.*_(one|large))"
 )
@@ -90,7 +91,7 @@ def _all_doubles(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTemplate:
-    """Return a template with doubles of these shapes; large tensors are random."""
+    """Return a template with doubles of the given shapes; large tensors are random."""
     drawn: dict[tuple[str, int], TemplateInput] = {
         (tensor, group): author.drawn(tensor, shape, WIDE_TYPE, group)
         for tensor, (group, shape) in product(author.operator.tensors, enumerate(shapes))
@@ -100,7 +101,7 @@ def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTem
 
 
 def _settings(author: Author) -> Iterator[CaseTemplate]:
-    """Yield doubles at values of T of all magnitudes, and with extreme attributes and rates."""
+    """Yield doubles for values of T of all magnitudes, and with extreme attributes and rates."""
     for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
         about = f"Doubles at T = {count}: detects arithmetic in float32 for this T."
         words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])
@@ -147,7 +148,7 @@ def _defaults(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _beyond(author: Author) -> Iterator[CaseTemplate]:
-    """Yield one tensor in double, or all but one, outside float32's range."""
+    """Yield tensors in double outside float32's range: one tensor, or all but one."""
     names = author.operator.tensors
     if len(names) == 1 or not author.elementwise:
         return
@@ -171,7 +172,7 @@ def _beyond(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _dominant(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a large double beside floats so small that their rounding does not affect it."""
+    """Yield a large double beside floats so small that rounding them does not affect it."""
     names = author.operator.tensors
     if len(names) == 1 or author.carried:
         return
@@ -186,7 +187,7 @@ def _dominant(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
-    """Yield tensors of every rank with equal weight in a sum of all."""
+    """Yield tensors of every rank, all with equal weight in a sum over all tensors."""
     about = "Tensors of every rank: detects tensors of some rank that are omitted."
     shapes: Shapes = [(1,) * place + (3,) + (1,) * place for place in range(4)]
     shapes = [*shapes, (1, 3), (1, 3, 1, 1), (1, 1, 3, 1, 1, 1)]
@@ -198,7 +199,7 @@ def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _carried(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a double state beside tensors of zeros, and a float state that sums many terms."""
+    """Yield a double state beside tensors of zeros, and a float state with a sum of many terms."""
     if not (author.carried and author.rate):
         return
     zero = {name: np.zeros(3) for name in author.operator.tensors}

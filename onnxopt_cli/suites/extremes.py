@@ -1,6 +1,6 @@
 """Case templates with extreme values of T, magnitudes and sizes, mixed types, and NaN or infinity.
 
-Every operator gets the same cases; a table in docs/mutation-analysis.md counts them.
+Every operator gets the same cases; a table in docs/mutation-analysis.md states their number.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ _FAR_COUNTS = (
     *(2**bits + by for bits in (31, 32, 33, 40, 48, 53, 62) for by in (0, 1)),
     2**63 - 1, -(2**31) - 1, -(2**32) + 1, -(2**40) + 1, -(2**63),
 )  # fmt: skip
-#: The subset of _FAR_COUNTS for suites that run in seconds.
+#: The elements of _FAR_COUNTS for suites that run in seconds.
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
-#: The subset of _FEW_COUNTS for which attributes near 1 / T are also tested.
+#: The elements of _FEW_COUNTS for which attributes near 1 / T are also tested.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
-#: Values of T whose parity a double represents, because an implementation may compute powers in
-#: double.
+#: Values of T that double represents exactly, including their parity, because an implementation may
+#: compute powers in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
-#: Suites that run in seconds have only the first two _PARITIES, an odd and an even number.
+#: Suites that run in seconds use this number of _PARITIES: an odd and an even number.
 _FEW_PARITIES = 2
-#: Values of T at which attributes of 1 are tested.
+#: Values of T for which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
-#: Name and value of an attribute, and a magnitude of tensors with which its error is detectable.
+#: Names and values of an attribute, each with a magnitude of tensors with which an error of the
+#: attribute is detectable.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
 )  # fmt: skip
-#: Sizes at and next to multiples of a page, and sizes between them.
+#: Sizes at multiples of a page, next to these multiples, and between them.
 PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: Suites that run in seconds have only the first shapes of BETWEEN_PAGES and HIGH_RANKS, up to this
-#: number.
+#: Suites that run in seconds use only this number of BETWEEN_PAGES and of HIGH_RANKS, the first
+#: ones.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
     tuple(2 if place in (0, rank // 2, rank - 1) else 1 for place in range(rank))
     for rank in (9, 10, 11, 13, 17, 24)
 )
-#: Shapes of the only tensor of a node, in every suite.
+#: Shapes of the tensor in nodes with a single tensor, for every suite.
 SINGLE_SHAPES: Shapes = ((4096,), (6007,), (16384,), (3, 2053), HIGH_RANKS[0])
-#: Shapes of the only tensor of a node in the suite ``large``.
+#: Shapes of the tensor in nodes with a single tensor, for the suite ``large``.
 LARGE_SINGLE_SHAPES: Shapes = (
     *((size,) for size in (512, 1000, 2048, 4095, 4097, 8191, 8192, 8193, 16383, 16385)),
     *((size,) for size in (32767, 32768, 32769, 65536, 4603, 5003, 7013, 9001, 12289, 14009)),
@@ -71,13 +72,13 @@ LARGE_SINGLE_SHAPES: Shapes = (
 )  # fmt: skip
 #: Special values of elements.
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
-#: The product of the signs of two infinities: equal or opposite signs.
+#: The product of the signs of two infinities, which have equal or opposite signs.
 _SIGNS = {"alike": 1, "unlike": -1}
 #: The last elements of a random tensor. These elements are large, so that the sum, norm and ranks
 #: of the tensor depend on them.
 _TAIL = (40.0, -60.0, 50.0)
-#: Number of ranks between a threshold and the largest element. The threshold separates the elements
-#: of _TAIL.
+#: Number of ranks from a threshold to the largest element. The threshold separates the elements of
+#: _TAIL.
 _RANKS_BELOW = 2.5
 
 
@@ -95,8 +96,8 @@ def extremes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     yield from _exact_zeros(author)
     limit = None if thorough else _FIRST_SHAPES
     between = BETWEEN_PAGES[:limit]
-    # In a sum over all tensors, the largest term would hide the others, so each case has one
-    # tensor.
+    # In a sum over all tensors, the largest term would hide the other terms, so each case has a
+    # single tensor.
     single = (*PAGES, *between, *MATRICES, *HIGH_RANKS[:limit]) if author.carried else ()
     yield from sizes(author, tuple(dict.fromkeys((*SINGLE_SHAPES, *single))), seeds)
     for word, shapes in (("pages", PAGES), ("between_pages", between),
@@ -132,7 +133,10 @@ def _broadcast_at_high_ranks(author: Author, shapes: Shapes) -> Iterator[CaseTem
 
 
 def sizes(author: Author, shapes: Shapes, seeds: int = 0) -> Iterator[CaseTemplate]:
-    """Yield a template for each shape of a single tensor, whose last elements are large."""
+    """Yield a template for each shape of a single tensor.
+
+    The last elements of the tensor are large.
+    """
     for shape in shapes:
         words = f"rank_{len(shape)}" if shape in HIGH_RANKS else "x".join(map(str, shape))
         about = f"One tensor of shape {list(shape)}, its end large: detects missing last elements."
@@ -144,7 +148,7 @@ def sizes(author: Author, shapes: Shapes, seeds: int = 0) -> Iterator[CaseTempla
 
 
 def many_sizes(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield the case templates of the suite ``large`` about sizes and numbers of tensors."""
+    """Yield the case templates of the suite ``large`` for sizes and numbers of tensors."""
     author = Author(operator)
     yield from sizes(author, LARGE_SINGLE_SHAPES, seeds=2)
     for number in (130, 258, 300, 513, 1025):
@@ -159,7 +163,10 @@ def tensors_of(author: Author, number: int) -> CaseTemplate:
 
 
 def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, TemplateInput]:
-    """Return random tensors for a group; ``seeds`` selects one of several sets of seeds."""
+    """Return random tensors for a group.
+
+    The argument ``seeds`` selects one of several sets of seeds.
+    """
     tensors: dict[str, TemplateInput] = {}
     for place, name in enumerate(author.operator.tensors):
         seed = 1000 + 10 * seeds + place
@@ -210,13 +217,14 @@ def _counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield attributes up to the largest float, beside small tensors."""
+    """Yield attributes with values up to the largest float, beside small tensors."""
     names = author.operator.tensors
 
     def tensors(size: float) -> dict[str, Array]:
         if not author.elementwise:
             return {name: size * author.tensor(name, 0, (4,)) for name in names}
-        # A large attribute makes small elements detectable, and a small attribute large elements.
+        # With a large attribute, small elements are detectable; with a small attribute, large
+        # elements are.
         scales = (1e-30, 1.0) if size < 1 else (1.0, 1e30)
         if thorough:
             return author.combined((0.0, *scales))
@@ -245,7 +253,8 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     for name, (word, share) in product(author.limits, (("1e_6", 1e-8), ("1e_30", 1e-32))):
         value = author.within(name, share)
         about = f"{name} = {value:g}: detects rounding to its limit."
-        # The rank lies between the ranks of the smallest and of the second smallest element.
+        # The selected rank lies between the ranks of the smallest and of the second smallest
+        # element.
         still = dict.fromkeys(names, np.zeros(5)) | {author.first: np.array([1e-36, 3, -1, 2, 5])}
         yield author.template(
             f"magnitude_{word}_{name}", about, changed={name: value}, tensors=still
@@ -253,7 +262,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
-    """Return tensors in which first only one operand, then all are nonzero, at each scale."""
+    """Return tensors at each scale: first only one operand is nonzero, then all are."""
     names = author.operator.tensors
     columns = np.concatenate([scale * np.eye(len(names), 1 + len(names)) for scale in scales], 1)
     columns[:, len(names) :: 1 + len(names)] = scales
@@ -264,13 +273,13 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 
 
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield tensors of float32 and of double that are equal in float32 but not in double.
+    """Yield tensors of float32 and double that are equal in float32, but not in double.
 
-    The differences of these tensors reveal an operand that is rounded.
+    The differences of these tensors reveal whether an operand is rounded.
     """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T
-    # These numbers are pairwise different, but equal in float32.
+    # These numbers are pairwise different in double, but equal in float32.
     nearly = {
         name: column * (1 + (1 + place) * 2.0**-28 * (1 + np.arange(column.size) / 7))
         for place, (name, column) in enumerate(zip(names, signs, strict=True))
@@ -304,7 +313,7 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _exact_zeros(author: Author) -> Iterator[CaseTemplate]:
-    """Yield values of T and attributes whose product is exactly -1."""
+    """Yield values of T and of attributes whose product is exactly -1."""
     if not author.operator.counts:
         return
     for name, count in product(author.unlimited, (1, 4, 2**20)):
@@ -315,7 +324,7 @@ def _exact_zeros(author: Author) -> Iterator[CaseTemplate]:
 
 
 def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the case templates of zeros, NaN and infinities, beside attributes of 0 and 1.
+    """Yield the case templates with zeros, NaN and infinities, beside attributes of 0 and 1.
 
     An attribute of 0 or 1 removes an operand from a sum only if the operand is finite, and
     infinities of two operands may cancel. The cases detect an implementation that skips a
@@ -372,7 +381,7 @@ def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return sets of tensors in which two tensors are infinite, by the ending of the name."""
+    """Return sets of tensors in which two tensors are infinite, by the end of the name."""
     sets: dict[str, Mapping[str, Array]] = {}
     for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()

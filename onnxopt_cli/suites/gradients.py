@@ -1,7 +1,8 @@
 """The suite ``gradient``: models with a node of Gradient, version 1.
 
 Each model computes y from its inputs and the derivatives of y. Most models multiply y by a weight,
-one of ``zs``, so that the gradient that enters the differentiated operators has different elements.
+which is one of ``zs``, so that the elements of the gradient that enters the differentiated
+operators differ.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from onnxopt_cli.interpret.gradient.reverse_mode import DOMAIN, NAME, expand_gra
 
 #: The name of the suite.
 GRADIENTS = "gradient"
-#: The version of the suite. Increment it when a case is added, removed or changed.
+#: The version of the suite. The version has to be incremented when a case is added, removed or
+#: changed.
 VERSION = "1"
 _OPSET = 17
-# Number of decimals of the elements, large enough that all elements of a tensor can differ.
+# Number of decimals of the elements, which is large enough for all elements of a tensor to differ.
 _DECIMALS = 3
 _Step: TypeAlias = tuple[str, str, str] | tuple[str, str, str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class _Range:
-    """A tensor of random numbers, all of which differ.
+    """A tensor of random numbers that differ from each other.
 
     Attributes:
         shape: the shape.
@@ -96,7 +98,8 @@ class GradientCase:
 
     def problem(self) -> Problem:
         """Return the model with its inputs and outputs."""
-        # Most commands need the names of suites, but not the oracle.
+        # Most commands need the names of suites, but not the oracle, which is therefore imported
+        # late.
         from onnxopt_cli.oracle.evaluator import native_outputs
         from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
@@ -155,7 +158,7 @@ class GradientCase:
 
 
 def _constant(name: str, text: str, dtype: str) -> onnx.TensorProto:
-    """Return the initializer that a constant of a step describes."""
+    """Return the initializer that a constant in a step describes."""
     scalar = text.endswith("!")
     numbers = [float(number) for number in text.rstrip("!").split(",")]
     array = np.array(numbers, dtype if "." in text else "int64")

@@ -3,9 +3,9 @@
 A dimension is an attribute, T, R, the number of tensors, the shape of a tensor, how an operand
 broadcasts to it, its type, or its values; the values of a dimension are called its levels. Most
 bugs occur where two dimensions have certain levels together, and are visible only if the other
-dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels and
-all other dimensions to their first level, which is an ordinary one. A random generator with a fixed
-seed proposes candidates, and the candidate whose pairs of levels have been covered least is chosen.
+dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels, and
+all other dimensions to their first level, which is ordinary. A random generator with a fixed seed
+proposes candidates, of which the candidate with the least covered pairs of levels is chosen.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Lengths at and next to the sizes of vectors and blocks.
+#: Lengths equal to the sizes of vectors and blocks, or next to these sizes.
 AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))
 _LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
-#: Shapes of every rank that exceed each tile and block and are not a multiple of it.
+#: Shapes of every rank that exceed all tiles and blocks without being multiples of one.
 _BEYOND_BLOCKS: Shapes = (
     (300, 2), (2, 300), (1100,),
     (2, 3, 191), (3, 7, 1, 53), (2, 3, 2, 2, 47), (2, 2, 3, 2, 3, 17), (2, 1, 3, 2, 2, 3, 17),
@@ -53,19 +53,20 @@ _SHAPES: Shapes = (
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: The number of case templates for each number of tensors.
+#: The number of case templates that have a given number of tensors.
 _NUMBERS = {
     1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
     65: 26, 129: 3,
 }  # fmt: skip
-#: Positions of the last and the first tensors of batches whose size is a multiple of 8.
+#: Positions of the first and the last tensors of batches whose size is a multiple of 8.
 _BATCH_EDGES = (7, 8, 15, 16, 31, 32, 63, 64, 127, 128)
-#: The shapes of the suite ``large``.
+#: The shapes in the suite ``large``.
 _LARGE_SHAPES: Shapes = (
     *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
-#: Nodes of the suite ``large`` with extremes in other dimensions: their shapes and their number.
+#: For nodes of the suite ``large`` with extremes in other dimensions: their shapes and their
+#: number.
 _LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
@@ -74,15 +75,15 @@ _LARGE_NODES: dict[Shapes, int] = {
 }
 
 _COUNTS = (COUNT, 0, 1, 2, 10, 1000, 10**6, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7)
-# The numbers have more digits than usual, to detect rounding to a few decimals.
+# The numbers have more digits than usual, so that rounding to a few decimals is detected.
 _RATES = (0.41234568, 1.0, 0.0, -0.41234568, 1.2345679e-6, 24.691358)
 _RANKS = (0, 1, 2, 3)
-#: Values of attributes without limits, in addition to the ordinary value: special numbers, and
-#: numbers that six digits or float32 do not represent exactly.
+#: Values of attributes without limits, besides the ordinary value: special numbers, and numbers
+#: that six digits or float32 do not represent exactly.
 _NUMERIC = (0.0, 1.0, -1.0, 1.0000047e-6, 10.000047, 0.9987654, 1.0000047e-4)
 _PLAIN_VALUES = (0.81234568, 0.71234568, 0.051234568, 0.31234568, 0.21234568)
 #: Values of attributes with limits, as shares of the range between the limits; the ordinary value
-#: is first. The products of the last three shares and 100 are inexact.
+#: is first. The products of 100 and the last three shares are inexact.
 _SHARES = (0.6134568, 0.0, 1.0, 1e-6, 1 - 1e-6, 0.5, 0.14, 0.28, 0.56)
 _LEFT_OUT = "left out"
 _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1")
@@ -90,7 +91,7 @@ _NARROW = ("same", "fewer dimensions", "last 1", "first 1", "0-d", "[1]", "all 1
 #: Special values of elements, and special values that only doubles can have.
 _SPECIAL = (0.0, 1.0, -1.0, 1e-6, -1e-6, 1e-12, 1e-30, 1e6, -1e6, 1e12, 1e18, -0.0)
 _SPECIAL_WIDE = (16777217.0, 1 + 2**-40, 1e60, -1e60, 1e-60, 1e-100, 1e-300)
-#: Distributions of tensors that are too large for literals: first of arbitrary tensors, then of
+#: Distributions of tensors that are too large for literals: first for arbitrary tensors, then for
 #: nonnegative tensors.
 _DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("normal", {}),
@@ -103,49 +104,63 @@ _NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("integers", {"low": 0, "high": 3}),
     *_DISTRIBUTIONS[2:],
 )
-#: Tensors with more elements than this are random.
+#: Tensors with more elements than this are random instead of literal.
 LITERAL = 24
-#: Of the tensors with fewer than 800 elements, one in 4 is nevertheless a literal, so that it can
-#: have infinite elements. If one NaN makes the whole result NaN, one in 10 literals may have NaN.
+#: Of the random tensors with fewer than 800 elements, one in 4 is a literal instead, so that it can
+#: have infinite elements. If a single NaN makes the whole result NaN, one in 10 literals may
+#: contain NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
-#: In nodes with more tensors than this, the tensors are small and their levels are random.
+#: In nodes with more tensors than this, the tensors are small and have random levels.
 _FEW_TENSORS = 9
-#: Share of infinite elements in literal tensors that have infinite elements.
+#: In literal tensors with infinite elements, this share of the elements is infinite.
 _INFINITE_SHARE = 0.06
-#: Share of the numbers of an attribute with limits that are at or next to an integer rank.
+#: This share of the numbers of an attribute with limits is at or next to an integer rank.
 _RANK_SHARE = 0.4
-#: The seed of the designs, and the number of seeds of random tensors.
-_SEED, _SEEDS = 20, 10**5
-#: Numbers of candidates for a node and for each group. The least covered candidate is chosen.
-_NODES, _GROUPS = 200, 12
-#: Mean number of extreme dimensions of a node, and the limits of the share of extreme dimensions.
+#: The seed of the random generator that proposes candidates.
+_SEED = 20
+#: Number of different seeds of random tensors.
+_SEEDS = 10**5
+#: Number of candidates for the levels of a node; the one with the least covered pairs is used.
+_NODES = 200
+#: Number of candidates for the levels of a group.
+_GROUPS = 12
+#: Mean number of extreme dimensions of a node.
 _EXTREMES = 4.5
+#: Limits of the share of extreme dimensions in a node.
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
-#: Share of the dimensions that are extreme in nodes with more than _FEW_TENSORS tensors.
+#: In nodes with more than _FEW_TENSORS tensors, this share of the dimensions is extreme.
 _MANY_EXTREME = 0.6
-#: Probability that all terms of a sum over tensors are ordinary numbers, by the number of tensors.
+#: Probability that all terms of a sum over tensors are ordinary numbers, for each number of
+#: tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
-#: Share of nonnegative elements in a tensor that the formula requires to be nonnegative.
+#: In tensors that the formula requires to be nonnegative, this share of the elements is
+#: nonnegative.
 _NONNEGATIVE = 0.9
 #: Share of special values among the elements of a literal tensor, for each element of
 #: _DISTRIBUTIONS.
 _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
-#: Initial weight of pairs with a level that few templates have. Other pairs have the weight 1.
+#: Initial weight of pairs with a level that occurs in few templates. All other pairs have the
+#: initial weight 1.
 _RARE = 10.0
-#: Number of elements that are drawn at once; each literal tensor takes some of these elements.
+#: Number of elements that are drawn at a time; each literal tensor uses some of these elements.
 _POOL = 4096
-#: Number of attempts to draw a node whose outputs are all conclusive. One in 3 nodes is accepted
-#: with a single conclusive output.
-_TRIES, _PARTLY = 8, 3
-#: The rank of a matrix, and the highest rank of a vector with additional axes of 1.
-_MATRIX, _MOST_RANK = 2, 7
-#: One of 4 vectors gets a higher rank. In one of 8 nodes, all tensors have the same shape.
-_LIFTED, _ALIKE = 4, 8
+#: Number of attempts to draw a node whose outputs are all conclusive.
+_TRIES = 8
+#: One in this number of nodes is accepted with a single conclusive output.
+_PARTLY = 3
+#: The rank of a matrix.
+_MATRIX = 2
+#: The highest rank of a vector with additional axes of 1.
+_MOST_RANK = 7
+#: One of this number of vectors gets additional axes of 1.
+_LIFTED = 4
+#: In one of this number of nodes, all tensors have the same shape.
+_ALIKE = 8
 
 
 class _Cover:
-    """The weight of each pair of levels. Each use of a pair divides its weight by four.
+    """Stores the weight of each pair of levels. Each use of a pair divides its weight by four.
 
     Args:
         sizes: the number of levels of each dimension.
@@ -155,13 +170,12 @@ class _Cover:
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Few case templates have these levels, so each of these templates should contain uncovered
-        # pairs.
+        # Few case templates have these levels, so each of these templates should cover new pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
     def choose(self, rows: Array) -> Array:
-        """Return the row whose pairs of levels have been covered least, and count them as covered.
+        """Return the row with the least covered pairs of levels, and count its pairs as covered.
 
         Args:
             rows: candidates, one in each row; the columns are the levels of the first dimensions.
@@ -180,7 +194,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
     design = _Design(operator, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
-    # These shapes are exactly one tile high or wide.
+    # These shapes are exactly one tile high or one tile wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]
@@ -203,12 +217,12 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
                 pool = (_SHAPES, _BEYOND_BLOCKS, _SINGLE)[random.randint(3)]
                 shapes[place] = pool[random.randint(len(pool))]
         shapes = [_lifted(shape, random) for shape in shapes]
-        # A backend may compute tensors of the same shape together and exchange them.
+        # A backend may compute tensors of the same shape together, and thereby exchange them.
         yield design.template([shapes[0]] * number if not random.randint(_ALIKE) else shapes)
 
 
 def large(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield case templates with tensor sizes around the sizes of large blocks."""
+    """Yield case templates whose tensors have about the sizes of large blocks."""
     design = _Design(operator, prefix="blocks")
     for shape in _LARGE_SHAPES:
         yield design.template([shape], plain=True)
@@ -245,9 +259,9 @@ class _Design:
         # sum, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
-        # The first dimension follows from the shapes that the caller of `template` passes.
+        # The first dimension follows from the shapes that are passed to `template`.
         node = {"tensors": [*_NUMBERS], **node}
-        # With few dimensions, extremes rarely hide errors, so more extremes are allowed.
+        # If there are few dimensions, extremes rarely hide errors, so more extremes are allowed.
         self._extremes = min(_MOST_EXTREME, max(_LEAST_EXTREME, _EXTREMES / len(node)))
         tensor: dict[str, Sequence[Any]] = {"shape": _SHAPES}
         tensor |= {f"shape of {name}": _NARROW for name in author.stepped}
@@ -264,7 +278,7 @@ class _Design:
         self._cover = _Cover(sizes, many)
 
     def template(self, shapes: Shapes, *, plain: bool = False) -> CaseTemplate:
-        """Return a case template whose pairs of levels have been covered least.
+        """Return the case template whose pairs of levels have been covered least.
 
         Args:
             shapes: the shapes of the tensors, one for each group.
@@ -273,9 +287,9 @@ class _Design:
         self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # There are few nodes with many tensors, so each of them has many extremes.
+            # Few nodes have many tensors, so each of these nodes has many extremes.
             extremes = _MANY_EXTREME
-        # With some levels, one output is never finite, although other outputs are conclusive.
+        # With some levels, one output is never finite, although the other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
         for _ in range(_TRIES):
             candidates = self._candidates(self._sizes[: len(self._node)], extremes, _NODES)
@@ -341,7 +355,7 @@ class _Design:
         self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
     ) -> Array:
         """Choose the levels of a group, given the levels of its node."""
-        # In a node with many groups, random levels cover enough pairs.
+        # In a node with many groups, random levels cover a sufficient number of pairs.
         number = _GROUPS if chosen["tensors"] <= _FEW_TENSORS else 1
         candidates = np.empty((number, len(self._sizes)), int)
         candidates[:, : len(node)] = node
@@ -397,7 +411,10 @@ class _Design:
         )
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
-        """Return, for each group, the given number or a number at or next to an integer rank."""
+        """Return a number for each group.
+
+        A number is the given one, or is at or next to an integer rank.
+        """
         numbers = []
         for shape in shapes:
             size = prod(shape)
@@ -410,7 +427,7 @@ class _Design:
     def _tensor_of(
         self, name: str, group: Mapping[str, Any], shape: tuple[int, ...], *, infinite: bool
     ) -> TemplateInput:
-        """Return a tensor of a group. Small tensors are literals; the others are random."""
+        """Return a tensor for a group. Small tensors are literals; the others are random."""
         shape = _narrow_shapes(shape).get(group.get(f"shape of {name}", ""), shape)
         dtype = np.dtype(WIDE_TYPE if name in group["double"] else "float32")
         style = _DISTRIBUTIONS.index(group[f"values of {name}"])
@@ -423,7 +440,7 @@ class _Design:
             kind, parameters = (_NONNEGATIVE_DISTRIBUTIONS if nonnegative else _DISTRIBUTIONS)[
                 style
             ]
-            # If the result depends on all elements and another operand is float32, wide values
+            # If the result depends on all elements, and another operand is float32, wide values
             # would overflow.
             separate = self._author.elementwise or self._author.limits
             if dtype == WIDE_TYPE and kind == "lognormal" and separate:
@@ -432,9 +449,10 @@ class _Design:
             return RandomTensor(kind, int(self.random.randint(_SEEDS)), shape, dtype, parameters)
         values = self._mixed(shape, dtype, style, nonnegative=nonnegative)
         if infinite:
-            # Infinite doubles include a finite number that exceeds the range of float32.
+            # In double, infinite elements include a finite number that exceeds the range of
+            # float32.
             largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE_TYPE else np.inf]
-            # If the operator ranks elements, one NaN makes the whole tensor inconclusive.
+            # If the operator ranks elements, a single NaN makes the whole tensor inconclusive.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):
                 largest.append(np.nan)
             far = np.array(largest)[self.random.randint(len(largest), size=shape)]
@@ -446,7 +464,7 @@ class _Design:
     def _mixed(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], style: int, *, nonnegative: bool
     ) -> Array:
-        """Return short decimals mixed with special values, some elements of both signs."""
+        """Return short decimals of both signs, mixed with special values."""
         key = dtype, style, nonnegative
         if key not in self._pools:
             self._pools[key] = self._pool(*key)
@@ -459,19 +477,20 @@ class _Design:
         values = np.round(random.normal(size=shape) * 2, 2)
         special = np.array(_SPECIAL + (_SPECIAL_WIDE * (1 + style) if dtype == WIDE_TYPE else ()))
         if not (self._author.elementwise or self._author.limits):
-            # In a sum, large numbers hide the other terms, and the squares of still larger numbers
+            # In a sum, large numbers hide the other terms, and squares of even larger numbers
             # overflow.
             limit = (1, 1e12, 1e12, 1e60 if dtype == WIDE_TYPE else 1e12)[style]
             special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
-        # A few elements of a nonnegative tensor are negative, and their results are NaN.
+        # A few elements of a nonnegative tensor are negative, and the results of these elements are
+        # NaN.
         rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
         return np.where(rare, values, np.abs(values)) if nonnegative else values
 
 
 def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int, ...]:
-    """Add dimensions of 1 to some vectors, so that each length occurs with each rank."""
+    """Add dimensions of 1 to some vectors, so that each length occurs together with each rank."""
     if len(shape) != 1 or random.randint(_LIFTED):
         return shape
     ones = [1] * random.randint(2, _MOST_RANK + 1)
@@ -480,7 +499,7 @@ def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int,
 
 
 def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the sets of tensors of a group that are doubles: none, all, one, all but one."""
+    """Return the sets of a group's tensors that are doubles: none, all, one, all but one."""
     mixed: list[tuple[str, ...]] = [(name,) for name in names]
     mixed += [tuple(tensor for tensor in names if tensor != name) for name in names]
     return [(), *[tuple(names)] * len(names), *filter(None, mixed)]
@@ -488,7 +507,7 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 @cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the smaller shapes that broadcast to a shape; the keys are those of ``_NARROW``."""
+    """Return smaller shapes that can be broadcast to a shape; the keys are those of ``_NARROW``."""
     shapes = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
     ways = zip(_NARROW[1:], shapes, strict=True)
     return {way: narrow for way, narrow in ways if len(narrow) <= len(shape) and narrow != shape}

@@ -1,11 +1,11 @@
 """Case templates of attributes with limits that select a rank, such as a percent of elements.
 
-The templates of :func:`rank_templates` have ranks at and next to elements of literal tensors. The
-templates of :func:`whole_rank_templates` have integer ranks of tensors of many lengths, and the
-templates of :func:`far_rank_templates` have many elements or many tensors.
-:func:`far_rank_templates` avoids integer ranks at which the rounding of (n - 1) * percent / 100
-depends on the order of operations. The order percent / 100 * (n - 1) of ``numpy.percentile`` is
-also correct, but may prune one more element at such a rank.
+The templates of :func:`rank_templates` have ranks at elements of literal tensors, and next to these
+elements. The templates of :func:`whole_rank_templates` have integer ranks of tensors of many
+lengths, and the templates of :func:`far_rank_templates` have many elements or many tensors. The
+function :func:`far_rank_templates` avoids integer ranks at which the rounding of (n - 1) * percent
+/ 100 depends on the order of operations. The order percent / 100 * (n - 1) of ``numpy.percentile``
+is also correct, but may prune one more element at such a rank.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from onnxopt_cli.suites.pairwise import LITERAL
 #: With this number of elements, a percentage just below 100 selects a different rank than 100.
 _LONG_SIZE = 100_001
 _LONG_SHARES = (0.3, 1.0)
-#: More tensors than a batch of 32.
+#: A number of tensors that exceeds a batch of 32.
 _TENSORS = 33
-#: Shapes of ranks 1 to 7. Shapes of a rank above 1 have several rows.
+#: Shapes with 1 to 7 axes. Shapes with more than one axis have several rows.
 _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),
 )  # fmt: skip
-#: Tensors whose ranks are tested: the length and the kind (floats, partly infinite, or doubles).
+#: Tensors whose ranks are tested: the length, and the kind (floats, partly infinite, or doubles).
 _RANKED = (
     *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
     *((length, "infinite") for length in (5, 11, 33)),
     *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
 )
-#: Share of infinite elements in tensors whose ranks are tested.
+#: In tensors whose ranks are tested, this share of the elements is infinite.
 _INFINITE = 0.4
 _RATE = 0.41234568
-#: The seed of the literal tensors, and the number of seeds of random tensors.
-_SEED, _SEEDS = 20, 10**5
+#: The seed of the literal tensors.
+_SEED = 20
+#: Number of different seeds of random tensors.
+_SEEDS = 10**5
 
 
 def rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield elements at and next to the rank that an attribute selects."""
+    """Yield elements at the rank that an attribute selects, and next to this rank."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
         ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),
@@ -75,7 +77,7 @@ def rank_templates(author: Author) -> Iterator[CaseTemplate]:
 
 
 def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield attributes at, just below and just above the values of integer ranks.
+    """Yield attributes at, just below and just above the values for integer ranks.
 
     Each group has its own rank if the attribute has a number for each group.
     """
@@ -111,7 +113,7 @@ def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
 
 
 def far_rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield templates whose attributes state ranks in long tensors, or in each of many tensors."""
+    """Yield templates whose attributes select ranks in long tensors, or in each of many tensors."""
     for name in author.limits:
         about = f"{name} of {_LONG_SIZE} elements: detects a wrong upper end of the range."
         long = [author.within(name, share) for share in _LONG_SHARES]
@@ -134,10 +136,10 @@ def _drawn(
     numbers: Sequence[float],
     shapes: Shapes,
 ) -> CaseTemplate:
-    """Return a template with random tensors, each with its own number if the attribute has several.
+    """Return a template with random tensors.
 
-    The distribution is wide, so that rounding cannot decide whether an element is below a
-    threshold.
+    If the attribute can have several numbers, each tensor has its own. The distribution is wide, so
+    that rounding cannot decide whether an element is below a threshold.
     """
     each = attribute in author.each
     tensors: dict[tuple[str, int], TemplateInput] = {

@@ -1,4 +1,4 @@
-"""Case templates of nodes that a backend must reject, since they violate the signature."""
+"""Case templates of nodes that a backend must reject, because the nodes violate the signature."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _attribute_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[Case
 
 
 def _wrong_types(item: Attribute) -> Iterator[tuple[str, Any]]:
-    """Yield types that an attribute does not have, each with a value of that type."""
+    """Yield types that an attribute does not have, each with a value of the type."""
     if item.choices:
         yield "STRINGS", TypedAttribute("STRINGS", (item.choices[0],))
         return

@@ -1,8 +1,8 @@
 """Case templates that vary every operand slot of an operator, one after the other.
 
 A slot is a tensor of a node in one group, such as the gradient of the second tensor. Code for
-shapes, types and shared values is often right for one slot and wrong for another. Each template
-below therefore exists for every slot, or has one group for every slot.
+shapes, types and shared values is often right for one slot and wrong for another. Therefore each of
+these templates exists for every slot, or has one group for every slot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput, Type
 from onnxopt_cli.suites.refusals import rejected
 from onnxopt_cli.suites.wirings import shared_values
 
-#: The shape of the first tensor, and a shape that does not broadcast to it.
+#: The shape of the first tensor, and a shape that cannot be broadcast to it.
 _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "enlarges_scalar": ((), (2,)),
     "enlarges_rank_0": ((), (1,)),
@@ -35,25 +35,27 @@ _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "transposed": ((3, 4), (4, 3)),
     "flat": ((3, 4), (12,)),
 }
-#: The unfit shapes in the suites that run in seconds.
+#: The unfit shapes that are used in suites that run in seconds.
 _BRIEF_UNFIT_WORDS = ("enlarges_scalar", "enlarges_axis", "too_long")
-#: Shapes of a first tensor, each with the shapes of two operands that broadcast to it in different
-#: ways.
+#: Shapes of a first tensor, each with the shapes of two operands that are broadcast to it in
+#: different ways.
 _DISTINCT_BROADCASTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
     ((3, 4), (4,), (3, 1)),
     ((2, 3, 4), (3, 1), (2, 1, 4)),
     ((2, 3, 2, 3), (2, 1, 1, 3), (3, 2, 1)),
 )
-#: A shape of four axes, for operands in which any of the axes have length 1.
+#: A shape with four axes, for operands in which any of the axes may have length 1.
 _FOUR_AXES = (2, 3, 2, 3)
 _BRIEF_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
-#: Shapes of doubles to which operands of fewer axes, or axes of 1, broadcast.
+#: Shapes of doubles to which operands with fewer axes, or with axes of length 1, are broadcast.
 _DOUBLE_SHAPES: Shapes = ((3, 4), (2, 3, 4), (2, 1, 3), (2, 2, 3, 3))
 _LAST_COUNTS = (2**63 - 1, -(2**63))
-#: Doubles whose squares exceed float32, and the value of attributes that keep the result small.
+#: Doubles whose squares exceed float32, and for each the value of attributes that keeps the result
+#: small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
-#: Values of an attribute that selects a rank, in cases with NaN, as shares of its range.
+#: In cases with NaN, values of an attribute that selects a rank, as shares of the attribute's
+#: range.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
 _BRIEF_SHARES = (0.6, 0.5)
 
@@ -78,7 +80,7 @@ def slots(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield operands of every slot that do not broadcast to the first tensor."""
+    """Yield, for every slot, operands that cannot be broadcast to the first tensor."""
     for word, (first_shape, unfit) in _UNFIT_SHAPES.items():
         if not thorough and word not in _BRIEF_UNFIT_WORDS:
             continue
@@ -113,7 +115,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
 
 
 def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield nodes in which the rate and a tensor of some slot are the same value."""
+    """Yield nodes whose rate and a tensor of some slot are the same value."""
     if not author.rate:
         return
     for tensor, group in product(author.operator.tensors, range(1 + thorough)):
@@ -153,7 +155,7 @@ def _together(
     narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
     **settings: Any,
 ) -> Iterator[CaseTemplate]:
-    """Yield one case with a group for each way to broadcast.
+    """Yield one case with a group for each way to broadcast operands.
 
     If an output is a sum over all tensors, each way has a separate case, since a large term would
     hide the other terms.
@@ -183,7 +185,7 @@ def _together(
 
 
 def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield operands with inner axes of 1, and two operands that broadcast in different ways."""
+    """Yield operands with inner axes of 1, and two operands that are broadcast differently."""
     about = "Two operands broadcast in different ways: detects the strides of one for the other."
     for first_shape, *operand_shapes in _DISTINCT_BROADCASTS:
         pairs = {
@@ -208,7 +210,7 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles in which one slot broadcasts, with shapes of several ranks."""
+    """Yield doubles in which one slot is broadcast, with shapes of several ranks."""
     about = "Doubles that broadcast to several axes: detects float32 in the code for them."
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
     shapes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
@@ -233,7 +235,7 @@ def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTempla
 
 
 def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles in every slot whose sums, differences or squares exceed float32."""
+    """Yield doubles in every slot, whose sums, differences or squares exceed float32."""
     names = author.operator.tensors
     for tensor, (word, size), attribute in product(
         names, _LARGE_DOUBLES.items(), (1.0, _SMALL_ATTRIBUTE)
@@ -251,7 +253,10 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the largest and the least 64-bit T; powers of the attributes reveal its sign."""
+    """Yield the largest and the least 64-bit T.
+
+    Powers of the attributes reveal the sign of T.
+    """
     if not author.operator.counts:
         return
     for count, name in product(_LAST_COUNTS[: 1 + thorough], author.unlimited):
@@ -263,7 +268,7 @@ def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _zero_attributes(author: Author) -> Iterator[CaseTemplate]:
-    """Yield cases with an attribute of 0, in each setting but the first, and with T = 0."""
+    """Yield cases with an attribute of 0, in each setting but the first, and cases with T = 0."""
     for name in author.unlimited:
         for setting in author.settings[1:]:
             about = f"Doubles, {name} = 0: detects float32 in the code for it."

@@ -1,4 +1,4 @@
-"""Case templates about the graph around a node: names, orders, shared values, and initializers.
+"""Case templates for the graph around a node: names, orders, shared values, and initializers.
 
 A node refers to its inputs, outputs and attributes by name. The results of a node must not depend
 on the order of the graph's declarations, on the sort order of the names, on whether two inputs are
@@ -21,17 +21,17 @@ from onnxopt_cli.cases.case_template import (
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: A number of tensors large enough that their numbers sort differently as text.
+#: A number of tensors so large that the tensors' numbers sort differently as text.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Wirings that detect mistakes which other wirings usually detect as well.
+#: Wirings for mistakes that other wirings usually detect as well.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip
-#: Values of an attribute that has a number for each tensor, as shares of its range.
+#: Values of an attribute that has a number for each tensor, as shares of the attribute's range.
 _SHARES_OF_EACH = ((0.25, 0.75, 0.5), (0.5, 0.25, 0.75))
-#: Wirings that are also tested with several tensors.
+#: Wirings that are also tested in nodes with several tensors.
 _FOR_SEVERAL_TENSORS = (
     "inputs_reversed",
     "outputs_reversed",
@@ -180,7 +180,10 @@ def shared_values(
     shapes: Shapes,
     alike: Sequence[Sequence[tuple[str, int]]],
 ) -> CaseTemplate:
-    """Return a case template in which the tensors of each list in ``alike`` are one value."""
+    """Return a case template.
+
+    The tensors of each list in ``alike`` are the same value.
+    """
     template = author.template(name, "", shapes=shapes)
     names: dict[str, str] = {}
     inputs = dict(template.inputs)

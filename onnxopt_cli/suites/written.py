@@ -1,4 +1,4 @@
-"""The suites ``spec`` and ``trajectories``, whose cases are written in ``written.toml``."""
+"""The suites ``spec`` and ``trajectories``, whose cases are stored in ``written.toml``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START = (1.5, -0.7, 0.3, 2.25)
 
 
 def published(operator: Operator) -> list[CaseTemplate]:
-    """Return the cases that an operator's documentation publishes, in its order."""
+    """Return the cases that an operator's documentation publishes, in their order."""
     return [_example(**row) for row in _rows("spec", operator)]
 
 
@@ -36,7 +36,7 @@ def _table() -> dict[str, Any]:
 
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
-    """Return the rows of a suite for an operator, with the operator's object as ``operator``."""
+    """Return the rows of a suite for an operator; ``operator`` is the operator's object."""
     rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 
@@ -70,7 +70,7 @@ def _steps(
     count: int = 200,
     dtype: str = "float32",
 ) -> CaseTemplate:
-    """Return the template of a trajectory from ``start``, with zero states.
+    """Return the template of a trajectory that begins at ``start`` with states of zero.
 
     Args:
         operator: the operator.

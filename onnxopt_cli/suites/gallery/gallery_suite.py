@@ -1,8 +1,8 @@
-"""Read ``gallery.yaml``, and turn its rows into cases.
+"""Reads ``gallery.yaml``, and turns its rows into cases.
 
-A row describes a defect of one runtime: a sentence, the case that shows the defect, and one
-element, shape or type of an output with its wrong and its right value. The case comes from another
-suite or from ``cases.yaml``. The case of a row has the id ``gallery/<adapter>/<name of the row>``.
+A row describes a defect of one runtime: a sentence, the case that shows the defect, and the wrong
+and the right value of an element, shape or type of an output. The case comes from another suite or
+from ``cases.yaml``. The case of a row has the id ``gallery/<adapter>/<name of the row>``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from onnxopt_cli.errors import Fault
 
 #: The name of the suite.
 GALLERY = "gallery"
-#: The version of the suite. Increment it when a row is added, removed or changed.
+#: The version of the suite. The version has to be incremented when a row is added, removed or
+#: changed.
 VERSION = "2"
-#: An element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
+#: A value in a row: an element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
 #: A function that returns the cases of a suite; a stem limits the cases to one operator's file.
 FindCases: TypeAlias = Callable[[str, str], tuple[list[Case], list[Fault]]]
@@ -69,7 +70,7 @@ class Defect:
     varies: bool = False
 
     def observe(self, output: Array) -> Observation | None:
-        """Return the element, shape or type of an output that ``right`` is about.
+        """Return the element, shape or type of an output that ``right`` describes.
 
         Returns:
             None if the output has no such element, or if ``right`` is a text.
@@ -132,7 +133,7 @@ def _text(name: str) -> str:
 
 @cache
 def own_cases() -> tuple[Case, ...]:
-    """Return the cases of ``cases.yaml``, which no other suite has."""
+    """Return the cases of ``cases.yaml``, which are in no other suite."""
     cases, problems = read_yaml_text(_text("cases.yaml"), Path(GALLERY, "cases.yaml"))
     assert not problems, problems  # noqa: S101 - a file of the package
     return tuple(cases)
@@ -188,7 +189,7 @@ def _row_case(path: Path, row: Defect, shown_by: Case) -> Case:
 
 
 def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, ...]:
-    """Limit the target ``gallery`` to the rows of the runtimes under test.
+    """Limit the target ``gallery`` to the rows of the tested runtimes.
 
     Args:
         targets: the targets of a run.

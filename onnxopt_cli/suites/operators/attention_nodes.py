@@ -12,7 +12,7 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 _TYPES = ("float32", "float64", "float16")
 _STYLES = ("plain", "halves", "wide", "plain", "halves", "wide", "nan")
 _MASK_STYLES = ("plain", "halves", "wide", "masked")
-#: The position of nonpad_kv_seqlen among the inputs of Attention.
+#: The position of the input nonpad_kv_seqlen of Attention.
 _PLACE_OF_LENGTHS = 6
 
 
@@ -31,8 +31,8 @@ def _attention(draft: NodeDraft) -> None:
         draft.set("q_num_heads", query_heads)
         draft.set("kv_num_heads", key_heads)
     scales = (0.25, 1.0, 2.0)
-    # The function body in the specification computes the default scale, an inverse square root, in
-    # float32, which is too inexact for double inputs.
+    # In the function body of the specification, the default scale (an inverse square root) is
+    # computed in float32, which is too inexact for double inputs.
     draft.float_attribute("scale", scales if dtype == np.float64 else (None, *scales))
     draft.float_attribute("softcap", (None, 2.0, 0.5))
     draft.attribute("is_causal", (None, 1, 0))
@@ -41,8 +41,8 @@ def _attention(draft: NodeDraft) -> None:
         draft.attribute("right_window_size", (None, None, 0, 1, 2, -1))
     past = draft.size(1, 2) if draft.maybe(3) else 0
     total = past + columns
-    # nonpad_kv_seqlen states the number of valid keys of each batch. The keys then already include
-    # earlier keys, so the node has no past.
+    # The input nonpad_kv_seqlen states the number of valid keys of each batch. The keys then
+    # include the earlier keys, so the node has no past.
     has_lengths = len(draft.schema.inputs) > _PLACE_OF_LENGTHS and not past and draft.maybe(3)
     draft.add(draft.tensor(dtype, packed(query_heads, rows, width), styles=_STYLES))
     draft.add(draft.tensor(dtype, packed(key_heads, columns, width), styles=_STYLES))
@@ -58,7 +58,7 @@ def _attention(draft: NodeDraft) -> None:
     if has_lengths:
         draft.inputs += [None] * (_PLACE_OF_LENGTHS - len(draft.inputs))
         draft.add(np.array([draft.integer(1, total) for _ in range(batch)], np.int64))
-    # A softmax in float32 loses digits of doubles.
+    # A softmax that is computed in float32 loses digits of doubles.
     precisions = (None, 11) if dtype == np.float64 else (None, None, 1, 11)
     draft.attribute("softmax_precision", precisions)
     mode = draft.choice((None, None, 0, 1, 2, 3))
@@ -66,16 +66,16 @@ def _attention(draft: NodeDraft) -> None:
         draft.outputs = [*draft.outputs, *[False] * (3 - len(draft.outputs)), True]
         draft.set("qk_matmul_output_mode", mode)
         # The text and the function body of the specification disagree on the order of softcap and
-        # other steps.
+        # the other steps.
         draft.attributes.pop("softcap", None)
     if past and rows != columns:
-        # With a past, the specification describes the causal mask only for equal numbers of new
-        # keys and queries.
+        # If there is a past, the specification describes the causal mask only for equal numbers of
+        # new keys and queries.
         draft.attributes.pop("is_causal", None)
 
 
 def _add_mask(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
-    """Draw a mask that broadcasts to a shape, or omit the mask."""
+    """Draw a mask that can be broadcast to a shape, or omit the mask."""
     form = draft.choice(("none", "bool", "float"))
     batch, heads, rows, total = shape
     # A mask may be shorter than the keys. The remaining keys are then masked.
@@ -92,8 +92,8 @@ def _add_mask(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
         draft.omit()
     elif form == "bool":
         mask = draft.tensor(np.dtype(bool), mask_shape)
-        # The first key is usually not masked, so that a row attends to at least one key even if it
-        # is causal.
+        # The first key is usually not masked, so that a row attends to at least one key, even with
+        # a causal mask.
         mask[..., 0] |= not draft.maybe(4)
         draft.add(mask)
     else:
@@ -119,7 +119,7 @@ def _rotary_embedding(draft: NodeDraft) -> None:
     rows = draft.size(2, 5)
     cache: Shape = (rows, half) if by_position else (batch, length, half)
     angles = draft.tensor(np.dtype(np.float64), cache, low=-3.0, high=3.0)
-    # The specification does not limit the caches to cosines and sines.
+    # The specification does not limit the elements of the caches to cosines and sines.
     factor = draft.choice((1.0, 1.0, 8.0))
     draft.add((np.cos(angles) * factor).astype(dtype))
     draft.add((np.sin(angles) * factor).astype(dtype))

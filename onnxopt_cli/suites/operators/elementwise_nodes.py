@@ -24,14 +24,14 @@ from onnxopt_cli.suites.operators.node_draft import (
 _SPECIAL = ("plain", "halves", "wide", "special")
 _FINITE = ("plain", "halves", "wide", "negative", "limits")
 _MAX_SHIFT = 7
-# The first version that defines shifts by negative numbers and by all bits.
+# The first version that defines shifts by negative numbers and shifts by all bits.
 _ANY_SHIFT_VERSION = 28
 _SMALLEST_DIVISOR = 0.125
 
 
 @dataclass(frozen=True)
 class Unary:
-    """An operator of one tensor.
+    """An operator with one tensor.
 
     Attributes:
         low: the least argument; None for no limit.
@@ -97,7 +97,7 @@ UNARY: Mapping[str, Unary] = {
     "IsNaN": Unary(styles=("special",)),
     "LeakyRelu": Unary(styles=("plain", "negative", "wide"), floats={"alpha": _ALPHA}),
     "Log": Unary(0.0078125, 9),
-    # For arguments below -1, the term 1 + exp(x) of the published function body loses digits.
+    # For arguments below -1, the term 1 + exp(x) in the published function body loses digits.
     "Mish": Unary(-1, 30),
     "Neg": Unary(styles=("plain", "wide", "special", "limits")),
     "Not": Unary(),
@@ -130,7 +130,7 @@ UNARY: Mapping[str, Unary] = {
 
 
 def operand_shapes(draft: NodeDraft, count: int) -> list[Shape]:
-    """Choose shapes that broadcast to each other, in any direction."""
+    """Choose shapes that can be broadcast to each other, in any direction."""
     shape = draft.shape(0, 4)
     return [draft.narrowed(shape) if draft.maybe() else shape for _ in range(count)]
 
@@ -148,7 +148,7 @@ def _binary(
     y = draft.tensor(draft.dtype(1, among), second, styles=styles)
     if divisor and y.dtype.kind in "iu":
         y = np.where(y == 0, y.dtype.type(3), y)
-        # The type cannot represent the quotient of its least integer and -1.
+        # The type cannot represent the quotient of the type's least integer and -1.
         y = np.where(y == -1, y.dtype.type(2), y) if y.dtype.kind == "i" else y
     draft.add(x)
     draft.add(y)
@@ -195,8 +195,8 @@ def _pow(draft: NodeDraft) -> None:
         return
     draft.add(draft.tensor(dtype, first, styles=("plain", "halves")))
     if not is_float and exponent.kind == "f":
-        # Powers of integers with exponents such as 1/2 are converted to integers. Bases below 1 are
-        # avoided.
+        # A power of integers is converted to an integer, even if the exponent is a fraction such as
+        # 1/2. Bases below 1 are therefore avoided.
         draft.inputs[0] = draft.tensor(dtype, first, low=1, high=9)
         draft.add(draft.tensor(exponent, second, low=0.0, high=3.0, styles=("halves",)))
         return
@@ -275,7 +275,7 @@ def _cast_values(draft: NodeDraft, source: np.dtype[Any], target: np.dtype[Any])
         texts = [str(n) if is_integer else f"{n / 8:g}" for n in numbers.ravel().tolist()]
         return np.array(texts, object).reshape(shape)
     if to_name == "string":
-        # The specification does not say how many digits of a float are written.
+        # The specification does not define how many digits of a float are written.
         draft.require("int" in from_name)
         return draft.tensor(source, shape, styles=("plain", "wide"))
     if from_name in FLOATS and "int" in to_name:

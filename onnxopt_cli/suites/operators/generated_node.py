@@ -1,4 +1,4 @@
-"""A generated node as the problem of a case: its model, inputs and expected outputs."""
+"""A generated node in the form of a case's problem: its model, inputs and expected outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
-#: Models import at least this version of ai.onnx. Earlier versions broadcast in a different way,
-#: and few runtimes implement them.
+#: Generated models import at least this version of ai.onnx. Earlier versions broadcast in a
+#: different way, and few runtimes implement them.
 OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120
-# Operators whose input must be an optional before _OPEN_OPTIONAL_VERSION. In later versions, the
-# input may also be a tensor or a sequence.
+# Operators whose input must be an optional in versions before _OPEN_OPTIONAL_VERSION. In later
+# versions, the input may also be a tensor or a sequence.
 _TAKES_OPTIONAL = ("OptionalHasElement", "OptionalGetElement")
 _OPEN_OPTIONAL_VERSION = 18
 
@@ -63,7 +63,7 @@ class GeneratedNode:
 
     @cached_property
     def inputs(self) -> dict[str, Value]:
-        """The inputs by name, without omitted ones."""
+        """The inputs by name, without omitted inputs."""
         names = place_names(self.schema.inputs, len(self.values))
         pairs = zip(names, self.values, strict=True)
         return {name: value for name, value in pairs if value is not None}
@@ -78,7 +78,7 @@ class GeneratedNode:
         }
 
     def declared_output(self, value: Value) -> Declared:
-        """Return an output with its type."""
+        """Return an output together with its type."""
         return _in_optional(declared(value)) if self.operator == "Optional" else declared(value)
 
     def _model(self, outputs: Sequence[onnx.ValueInfoProto | None]) -> onnx.ModelProto:
@@ -144,7 +144,7 @@ class GeneratedNode:
 
 
 def place_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
-    """Return the names of a node's first inputs or outputs, as case files name them."""
+    """Return the names of a node's first inputs or outputs in the form of case files."""
     names: list[str] = []
     for formal in formals:
         if len(names) == count:
@@ -161,7 +161,7 @@ def place_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list
 
 
 def declared(value: Value) -> Declared:
-    """Return a value with its type, as models declare it."""
+    """Return a value together with its type, as models declare it."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, list):
@@ -176,7 +176,7 @@ def _in_optional(value: Declared) -> Declared:
 
 
 def attribute_message(schema: OpSchema, name: str, value: Any) -> AttributeProto:
-    """Return an attribute with the type that the schema declares."""
+    """Return an attribute that has the type declared by the schema."""
     kind = int(schema.attributes[name].type.value)  # type: ignore[attr-defined]
     return helper.make_attribute(name, value, attr_type=kind)
 

@@ -1,4 +1,4 @@
-"""The generators of all operators, and the operators without one."""
+"""The generators of all operators, and the operators without a generator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from onnxopt_cli.suites.operators.shape_nodes import SHAPE
 from onnxopt_cli.suites.operators.string_nodes import STRING
 from onnxopt_cli.suites.operators.window_nodes import WINDOWS
 
-#: The generators by family, and within a family by operator.
+#: The generators by family; in each family by operator.
 FAMILIES: Mapping[str, Mapping[str, Callable[[NodeDraft], None]]] = {
     "elementwise": ELEMENTWISE,
     "reduction": REDUCTION,
@@ -60,10 +60,10 @@ GENERATORS: Mapping[str, Callable[[NodeDraft], None]] = {
 }
 
 #: Seeds of nodes whose tensors may contain NaN, infinities and the limits of their types, even if
-#: the operator's generator draws no such elements.
+#: the operator's generator does not draw such elements.
 EXCEPTIONAL_SEEDS = range(1 << 20, 1 << 21)
 
-#: Operators without a generator, by the reason.
+#: Operators for which there is no generator, by the reason.
 NOT_COVERED: Mapping[str, Sequence[str]] = {
     "operators with random results": (
         *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),
@@ -81,13 +81,13 @@ NOT_COVERED: Mapping[str, Sequence[str]] = {
 
 
 def domain_of(operator: str) -> str:
-    """Return the domain of a generated operator."""
+    """Return the domain of an operator with a generator."""
     return "ai.onnx.ml" if operator in FAMILIES["ml"] else ""
 
 
 @cache
 def schemas(operator: str) -> Sequence[OpSchema]:
-    """Return the versions of an operator that are generated, the newest first."""
+    """Return the versions of an operator for which nodes are generated, the newest first."""
     domain = domain_of(operator)
     schema = defs.get_schema(operator, domain=domain)
     versions = [] if schema.deprecated else [schema]
@@ -102,7 +102,7 @@ def schemas(operator: str) -> Sequence[OpSchema]:
 
 
 def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
-    """Return the generators of an operator's nodes at boundaries, by the boundary's name.
+    """Return the generators of an operator's boundary nodes, by name of the boundary.
 
     The nodes belong to the newest version of the operator.
     """
@@ -124,7 +124,7 @@ def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft],
 
 
 def draw_boundary(operator: str, name: str) -> GeneratedNode:
-    """Draw a node at a boundary of an operator."""
+    """Draw an operator's node at a boundary."""
     schema = schemas(operator)[0]
     choices = SeededChoices(f"{operator}-{schema.since_version}-{name}")
     return draw_with(schema, boundaries(operator)[name], choices)
@@ -153,9 +153,9 @@ def draw_with(
     *,
     is_exceptional: bool = False,
 ) -> GeneratedNode:
-    """Draw a node by a generator."""
+    """Draw a node with the given generator."""
     draft = NodeDraft(schema, choices, is_exceptional=is_exceptional)
-    # Exceptional values may overflow where inputs are computed from others.
+    # Exceptional values could overflow where inputs are computed from other inputs.
     with np.errstate(all="ignore"):
         generate(draft)
     while draft.inputs and draft.inputs[-1] is None and not schema.name.startswith("Optional"):
@@ -166,7 +166,7 @@ def draw_with(
 
 
 def draw_seeded(schema: OpSchema, seed: int) -> GeneratedNode:
-    """Draw the node of a seed.
+    """Draw the node that a seed determines.
 
     Raises:
         Unsuitable: if the seed leads to no valid node.

@@ -1,4 +1,4 @@
-"""Generators of operators of images and signals: resampling, boxes, Fourier transforms."""
+"""Generators of operators for images and signals: resampling, boxes, Fourier transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _WINDOW_DTYPES = (None, 1, 11, 10)
 
 
 def _leave_out(draft: NodeDraft) -> None:
-    """Leave out an input of Resize; early versions take an empty tensor instead."""
+    """Leave out an input of Resize.
+
+    In early versions, the input is an empty tensor instead.
+    """
     formal = draft.schema.inputs[len(draft.inputs)]
     is_optional = formal.option == OpSchema.FormalParameterOption.Optional
     draft.add(None if is_optional else np.zeros(0, np.float32))
@@ -67,10 +70,10 @@ def _resize(draft: NodeDraft) -> None:
         if transformation != "tf_crop_and_resize" and has_axes:
             draft.attribute("keep_aspect_ratio_policy", (None, "not_larger", "not_smaller"))
         return
-    # Implementations disagree on whether the scales apply to the cropped or to the whole image.
+    # Implementations disagree on whether the scales apply to the cropped image or to the whole
+    # image.
     draft.require(transformation != "tf_crop_and_resize")
-    # Output lengths are whole numbers, because the specification does not say how a fraction is
-    # rounded.
+    # Output lengths are integers, because the specification does not say how a fraction is rounded.
     factors = [target / length for target, length in zip(targets, lengths, strict=True)]
     scales = np.array([*[1.0] * len(fixed_sizes), *factors], np.float32)
     products = scales[len(fixed_sizes) :].astype(np.float64) * lengths
@@ -85,7 +88,7 @@ def _upsample(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
     _require_exact(draft, dtype, mode or "nearest")
     factors = [draft.choice((2, 3, 1)) for _ in shape[2:]]
     scales = np.array([1, 1, *factors], np.float32)
-    # Interpolation multiplies infinities by weights that may be zero.
+    # Infinities would be multiplied by interpolation weights, which may be zero.
     styles = (*_STYLES, "wide") if mode == "linear" else (*_STYLES, "special", "wide")
     draft.add(draft.tensor(dtype, shape, styles=styles))
     if draft.has("scales"):
@@ -138,7 +141,7 @@ def _non_max_suppression(draft: NodeDraft) -> None:
         # The two corners of a box may be the ends of either diagonal.
         boxes = boxes[..., [2, 1, 0, 3]]
     order = random.permutation(batch * classes * count).reshape(batch, classes, count)
-    # Coordinates and scores may be of any sign and size.
+    # Coordinates and scores may have any sign and magnitude.
     boxes = boxes * draft.choice((1.0, 8.0)) - draft.choice((0.0, 2.5))
     scores = order / order.size * draft.choice((1.0, 1.0, 9.0)) - draft.choice((0.0, 0.0, 0.75))
     draft.add(boxes.astype(np.float32))
@@ -161,8 +164,8 @@ def _dft(draft: NodeDraft) -> None:
     place = draft.integer(0, rank - 1) + 1
     axis = place - (rank + 2) if draft.maybe() else place
     if onesided and inverse:
-        # The omitted half of the spectrum follows from this half, unless the node sets the length
-        # of the result.
+        # The omitted half of the spectrum follows from the other half, unless the node states the
+        # length of the result.
         lengths[place - 1] += 1
     is_resized = draft.maybe() and not (onesided and inverse)
     length = draft.integer(1, 9) if is_resized else lengths[place - 1]
@@ -190,7 +193,7 @@ def _stft(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, (draft.size(1, 2), length, 2 if is_complex else 1)))
     draft.add(np.array(step, np.int64))
     if draft.maybe():
-        # Flat-top windows have negative values, and some windows exceed 1.
+        # Flat-top windows have negative values, and some windows have values above 1.
         draft.add(draft.tensor(dtype, (frame,), low=-0.25, high=draft.choice((1.0, 9.0))))
         draft.optional(lambda: np.array(frame, np.int64))
     elif draft.maybe(4):
@@ -202,7 +205,7 @@ def _stft(draft: NodeDraft) -> None:
 
 
 def _window(draft: NodeDraft) -> None:
-    # Symmetric windows of one element divide by zero.
+    # For symmetric windows with one element, the formula divides by zero.
     draft.attribute("periodic", (None, 0, 1))
     draft.attribute("output_datatype", _WINDOW_DTYPES)
     draft.add(np.array(draft.integer(2, 12), draft.dtype(0, ("int64", "int32"))))

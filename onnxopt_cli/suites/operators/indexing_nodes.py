@@ -1,4 +1,4 @@
-"""Generators of operators that take or return indices."""
+"""Generators of operators that use or return indices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _nd_indices(
 
 
 def _reduction(draft: NodeDraft) -> str:
-    """Choose the reduction of a scatter."""
+    """Choose the reduction of a scatter operator."""
     options = _REDUCTIONS if draft.since(18) else (*_REDUCTIONS[:3], "none")
     chosen = draft.choice(options) if draft.has("reduction") else None
     draft.set("reduction", chosen)
@@ -68,7 +68,7 @@ def _scatter_elements(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, shape, styles=styles))
     index = draft.dtype(1, ("int64", "int32"))
     if reduction == "none":
-        # Without a reduction, no index may occur twice.
+        # Without a reduction, no index may occur more than once.
         picked = tuple(draft.integer(1, size) for size in shape)
         ranks = draft.state().random_sample((*picked[:place], shape[place], *picked[place + 1 :]))
         order = np.argsort(ranks, axis=place, kind="stable")
@@ -114,7 +114,7 @@ def _one_hot(draft: NodeDraft) -> None:
     shape = draft.shape(1, 3)
     low = 0 if index.kind == "u" else -depth
     indices = draft.state().randint(low, depth + draft.choice((0, 2)), shape)
-    # The operator truncates indices that are not integers.
+    # The operator truncates indices that have a fraction.
     fraction = draft.choice((0.0, 0.75)) if index.kind == "f" else 0.0
     draft.add((indices + np.copysign(fraction, indices)).astype(index))
     depth_type = draft.dtype(1, ("int64", "int32", "float32"))
@@ -142,10 +142,10 @@ def _nonzero(draft: NodeDraft) -> None:
         dtype, shape, low=-1 if dtype.kind != "u" else 0, high=1, styles=("halves",)
     )
     if dtype.kind in "iu" and dtype.itemsize > 1 and draft.maybe():
-        # The lowest byte of these numbers is 0.
+        # The lowest byte of each of these numbers is 0.
         values = values * dtype.type(256)
     if dtype.kind == "f" and draft.maybe(3):
-        # NaN counts as nonzero.
+        # NaN is considered nonzero.
         values = draft.tensor(dtype, shape, styles=("nan",))
     draft.add(values)
 

@@ -60,7 +60,7 @@ def _feature_vectorizer(draft: NodeDraft) -> None:
     rows = draft.size(1, 3)
     draft.set("inputdimensions", sizes)
     for size in sizes:
-        # The operator cuts longer rows, and fills shorter rows with zeros.
+        # Longer rows are cut, and shorter rows are filled with zeros.
         length = max(1, size + draft.choice((0, 0, 1, -1)))
         draft.add(draft.tensor(dtype, (rows, length), styles=("plain", "wide", "exceptional")))
 
@@ -139,7 +139,7 @@ def _normalizer(draft: NodeDraft) -> None:
 
 
 def _one_hot_encoder(draft: NodeDraft) -> None:
-    # The fourth category is unknown, which is an error with zeros=0.
+    # The fourth category is unknown to the operator, which is an error with zeros=0.
     count = 4 if draft.attribute("zeros", (None, 1, 0)) == 1 else 3
     if draft.maybe():
         draft.set("cats_int64s", [5, -1, 9])
@@ -199,23 +199,23 @@ def _svm_classifier(draft: NodeDraft) -> None:
     draft.add(_rows(draft, features))
 
 
-# The values MIN and MAX of aggregate_function of TreeEnsemble.
+# The values of aggregate_function of TreeEnsemble for MIN and MAX.
 _EXTREMES = (2, 3)
 
 
 def _tree_ensemble(draft: NodeDraft) -> None:
-    """Draw trees of one or two levels, whose nodes and leaves are numbered in any order."""
+    """Draw trees with one or two levels, whose nodes and leaves are numbered in any order."""
     features, targets = draft.size(1, 3), draft.size(1, 3)
     dtype = draft.dtype(0, ("float32", "float64"))
     depths = [draft.integer(1, 2) for _ in range(draft.choice((2, 1, 3)))]
-    # A tree of two levels has a root and two further nodes.
+    # A tree with two levels consists of a root and two further nodes.
     count = sum(2 * depth - 1 for depth in depths)
     leaves = sum(2 * depth for depth in depths)
     nodes = draft.state().permutation(count).tolist()
     free_leaves = draft.state().permutation(leaves).tolist()
     roots: list[int] = []
-    # The two branches of each node. A branch is the number of a node and 0, or the number of a leaf
-    # and 1.
+    # For each node, its two branches. A branch is the number of a node and 0, or the number of a
+    # leaf and 1.
     branches: dict[int, list[tuple[int, int]]] = {}
     for depth in depths:
         root = nodes.pop()
@@ -258,7 +258,7 @@ _BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", 
 
 
 def _set_trees(draft: NodeDraft, features: int) -> list[tuple[int, int]]:
-    """Draw trees of one or two levels of branches; return tree and node of each leaf."""
+    """Draw trees with one or two levels of branches; return tree and node of each leaf."""
     trees, nodes, modes, tests, values = [], [], [], [], []
     branches: list[tuple[int, int]] = []
     leaves: list[tuple[int, int]] = []
@@ -294,7 +294,10 @@ def _tree_rows(draft: NodeDraft, features: int) -> Array:
 
 
 def _set_weights(draft: NodeDraft, kind: str, places: list[tuple[int, int, int]]) -> None:
-    """Set the weights of leaves; a leaf is given by its tree, its node, and its class or target."""
+    """Set the weights of leaves.
+
+    A leaf is given by its tree, its node, and its class or target.
+    """
     draft.set(f"{kind}_treeids", [tree for tree, _, _ in places])
     draft.set(f"{kind}_nodeids", [node for _, node, _ in places])
     draft.set(f"{kind}_ids", [number for _, _, number in places])
@@ -310,7 +313,7 @@ def _tree_ensemble_regressor(draft: NodeDraft) -> None:
     base_values = draft.set("base_values", _floats(draft, targets) if draft.maybe() else None)
     draft.require(not (is_extreme and base_values))
     if is_extreme or base_values:
-        # Runtimes disagree on targets that get no value from any leaf.
+        # Runtimes disagree on targets to which no leaf assigns a value.
         places = [(*leaf, target) for leaf in leaves for target in range(targets)]
     else:
         places = [(*leaf, draft.integer(0, targets - 1)) for leaf in leaves]

@@ -1,8 +1,8 @@
-"""A node that a generator draws: its attributes, inputs and outputs under the operator's schema.
+"""Nodes that a generator draws: attributes, inputs and outputs under the operator's schema.
 
 Choices are the only source of randomness of the generators. In the suite, choices follow from a
-seed. In a search for failures, hypothesis makes them, and shrinks an example by simpler choices.
-The first option is the simplest.
+seed. In a search for failures, hypothesis makes the choices, and replaces them with simpler ones to
+shrink an example. The first of several options is the simplest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxopt_cli.core.values import (
 T = TypeVar("T")
 Shape = tuple[int, ...]
 _SEEDS = 1 << 16
-#: The element types that generators use, the simplest first.
+#: The element types that generators use; the first type is the simplest.
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SIGNED = ("int64", "int32", "int8", "int16")
 UNSIGNED = ("uint8", "uint32", "uint64", "uint16")
@@ -41,7 +41,8 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# In a style of _EXCEPTIONS, one of this number of elements is exceptional on average.
+# In a tensor with a style from _EXCEPTIONS, on average one of this number of elements is
+# exceptional.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
     "exceptional": (np.nan, np.inf, -np.inf),
@@ -50,30 +51,31 @@ _EXCEPTIONS = {
 }
 
 
-# Styles of floats in a node with exceptional values, in addition to the generator's styles.
+# Styles of floats in a node with exceptional values; they are used in addition to the generator's
+# own.
 _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negative")
 # Styles of integers in a node with exceptional values.
 _EXTREME_STYLES = ("special", "negative")
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-# The type is Any because these functions of ml_dtypes have no type information.
+# The type is Any, because these functions of ml_dtypes have no type annotations.
 _finfo: Any = ml_dtypes.finfo
 _iinfo: Any = ml_dtypes.iinfo
 
 
 class Unsuitable(Exception):
-    """The choices lead to no valid node; other choices may."""
+    """The choices lead to no valid node, although other choices may."""
 
 
 class Choices(Protocol):
     """Makes the choices of a generator."""
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most; the simplest is the one nearest to zero."""
+        """Return an integer from least to most; the integer nearest to zero is the simplest."""
         ...
 
 
 class SeededChoices:
-    """Choices that follow from a seed; the same in every version of Python.
+    """Choices that follow from a seed and are the same in every version of Python.
 
     Args:
         seed: a text that identifies the node.
@@ -84,7 +86,7 @@ class SeededChoices:
 
     def integer(self, least: int, most: int) -> int:
         """Return an integer from least to most."""
-        # The stream of random() is the only one that Python guarantees.
+        # The sequence of random() is the only one that Python guarantees to be stable.
         return least + int(self._random.random() * (most - least + 1))
 
 
@@ -120,23 +122,23 @@ class NodeDraft:
         return int(self.schema.since_version)
 
     def since(self, version: int) -> bool:
-        """Return whether the operator has this version or a later one."""
+        """Return whether the operator's version is this version or a later one."""
         return self.version >= version
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most; the simplest is the one nearest to zero."""
+        """Return an integer from least to most; the integer nearest to zero is the simplest."""
         return least if least == most else self._choices.integer(least, most)
 
     def choice(self, options: Sequence[T]) -> T:
-        """Return one of the options, the simplest being the first."""
+        """Return one of the options; the first option is the simplest."""
         return options[self.integer(0, len(options) - 1)]
 
     def maybe(self, times: int = 2) -> bool:
-        """Return True about once in ``times`` calls; False is simpler."""
+        """Return True about once in ``times`` calls; False is the simplest."""
         return self.integer(0, times - 1) == times - 1
 
     def require(self, condition: object) -> None:
-        """Discard the node unless a condition holds.
+        """Discard the node unless a condition is true.
 
         Raises:
             Unsuitable: if it does not hold.
@@ -155,11 +157,11 @@ class NodeDraft:
         return value
 
     def attribute(self, name: str, options: Sequence[Any]) -> Any:
-        """Choose the value of an attribute that the operator may have; None leaves it out."""
+        """Choose the value of an attribute if the operator has it; None leaves it out."""
         return self.set(name, self.choice(options)) if self.has(name) else None
 
     def float_attribute(self, name: str, options: Sequence[float | None]) -> float | None:
-        """Choose a float attribute; its value is a float32."""
+        """Choose a float attribute, whose value is rounded to float32."""
         value = self.choice(options) if self.has(name) else None
         return self.set(name, None if value is None else float(np.float32(value)))
 
@@ -173,20 +175,21 @@ class NodeDraft:
         self.inputs.append(None)
 
     def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return the element types of ``among`` that an input may have."""
+        """Return those of the element types ``among`` that an input may have."""
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
         names = tensor_types(formal)
         return [name for name in among if name in names]
 
     def returned(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return the element types of ``among`` that an output may have."""
+        """Return those of the element types ``among`` that an output may have."""
         names = tensor_types(self.schema.outputs[place])
         return [name for name in among if name in names]
 
     def dtype(self, place: int, among: Iterable[str] = ANY) -> np.dtype[Any]:
-        """Choose the element type of an input; inputs of one type variable have the same type.
+        """Choose the element type of an input.
 
-        Half of the nodes have the simplest type.
+        Inputs with the same type variable have the same type. Half of the nodes have the simplest
+        type.
         """
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
         variable = formal.type_str if "(" not in formal.type_str else ""
@@ -201,17 +204,20 @@ class NodeDraft:
         return dtype
 
     def shape(self, least: int = 1, most: int = 4, *, smallest: int = 1) -> Shape:
-        """Choose a shape of a rank from least to most."""
+        """Choose a shape whose rank is from least to most."""
         rank = self.choice(sorted(range(least, most + 1), key=lambda rank: abs(rank - 2)))
         return tuple(self.size(smallest) for _ in range(rank))
 
     def size(self, smallest: int = 1, largest: int = _MAX_DIMENSION) -> int:
-        """Choose the length of a dimension; few lengths are equal, because these hide mistakes."""
+        """Choose the length of a dimension.
+
+        Few lengths are equal, because equal lengths hide mistakes.
+        """
         order = sorted(range(smallest, largest + 1), key=lambda size: abs(size - 3))
         return self.choice(order)
 
     def axis(self, rank: int, *, end: int = 0) -> int:
-        """Choose an axis, counted from either end.
+        """Choose an axis, counted from the beginning or from the end.
 
         Args:
             rank: the number of axes.
@@ -220,14 +226,14 @@ class NodeDraft:
         return self.integer(-rank if not end else -rank - end, rank - 1 + end)
 
     def axes(self, rank: int, least: int = 1, most: int | None = None) -> list[int]:
-        """Choose distinct axes in any order, some of them negative."""
+        """Choose distinct axes in any order; some of them are negative."""
         remaining = list(range(rank))
         count = self.integer(min(least, rank), rank if most is None else min(most, rank))
         chosen = [remaining.pop(self.integer(0, len(remaining) - 1)) for _ in range(count)]
         return [axis - rank if self.maybe(3) else axis for axis in chosen]
 
     def narrowed(self, shape: Shape) -> Shape:
-        """Choose a shape that broadcasts to the given one."""
+        """Choose a shape that can be broadcast to the given shape."""
         cut = self.integer(0, len(shape)) if self.maybe() else 0
         return tuple(1 if self.maybe(3) else size for size in shape[cut:])
 
@@ -260,12 +266,12 @@ class NodeDraft:
         return elements(self.state(), dtype, shape, style, low, high)
 
     def index_tensor(self, dtype: np.dtype[Any], shape: Shape, length: int) -> Array:
-        """Draw indices into a dimension, some of them negative if the type is signed."""
+        """Draw indices into a dimension; some are negative if the type is signed."""
         least = -length if dtype.kind == "i" and self.maybe() else 0
         return np.asarray(self.state().randint(least, length, shape), dtype)
 
     def optional(self, make: Any, times: int = 2) -> Value:
-        """Append an optional input about once in ``times`` calls; otherwise leave it out."""
+        """Append an optional input in about one of ``times`` calls; otherwise leave it out."""
         return self.add(make()) if self.maybe(times) else self.add(None)
 
 
@@ -285,7 +291,7 @@ def tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
     return _tensor_types_of(frozenset(formal.types))
 
 
-# Longer than the texts that common implementations store without an allocation.
+# This text is longer than the texts that common implementations store without an allocation.
 _LONG_TEXT = "open neural network exchange"
 _WORDS = ("", "a", "b", "ab", "A", "Ab", _LONG_TEXT, "été", "x y", "0", "-1.5", "NaN")
 
@@ -408,5 +414,5 @@ def _integers(
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type itself, or int64 for a type that NumPy cannot convert objects to."""
+    """Return the type itself; int64 for a type to which NumPy cannot convert objects."""
     return dtype if dtype.kind in "iu" else np.dtype(np.int64)

@@ -1,4 +1,4 @@
-"""Generators of normalizations, losses and activations of several tensors."""
+"""Generators of normalizations, losses and activations with several tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 _TYPES = ("float32", "float64", "float16", "bfloat16")
 _IMAGE_RANK = 4
 _STYLES = ("plain", "halves", "wide")
-# Correct algorithms return different results for infinities, for instance if they fold the mean
+# For infinities, correct algorithms return different results, for example if they fold the mean
 # into the bias.
 _NORMALIZED_STYLES = (*_STYLES, *_STYLES, "nan")
-# The larger values of epsilon reveal where an implementation adds epsilon.
+# With large values of epsilon, results show where an implementation adds epsilon.
 _EPSILONS = (None, 0.125, 0.5, 0.015625)
 
 
@@ -82,8 +82,8 @@ def _layer_normalization(draft: NodeDraft) -> None:
         draft.optional(lambda: draft.tensor(dtype, shape[axis:], styles=_NORMALIZED_STYLES))
         draft.outputs = [True]
         if dtype == np.float32:
-            # The mean and the deviation are float32, but onnx's reference returns them in the
-            # input's type.
+            # The mean and the deviation are float32 in the specification, but onnx's reference
+            # returns them in the input's type.
             outputs = ([True], [True, True, True], [True, True], [True, False, True])
             draft.outputs = draft.choice(outputs)
 
@@ -92,7 +92,7 @@ def _mean_variance_normalization(draft: NodeDraft) -> None:
     shape = draft.shape(2, 4)
     draft.add(draft.tensor(draft.dtype(0, _TYPES), shape, styles=_STYLES))
     axes = sorted(axis % len(shape) for axis in draft.axes(len(shape)))
-    # The default axes are those of images.
+    # By default, the axes are those of images.
     draft.set("axes", axes if len(shape) != _IMAGE_RANK or draft.maybe() else None)
 
 
@@ -142,12 +142,13 @@ def _dropout(draft: NodeDraft) -> None:
         draft.attribute("seed", (None, 7))
         ratio_type = draft.dtype(1, _TYPES[:3])
         draft.optional(lambda: np.array(draft.choice((0.25, 0.75, 0.0)), ratio_type))
-        # The training mode is random, unless the ratio is zero and no element is dropped.
+        # In training mode the operator is random, unless the ratio is zero, so that no element is
+        # dropped.
         ratio = draft.inputs[1]
         is_zero = isinstance(ratio, np.ndarray) and not ratio.any()
         draft.optional(lambda: np.array(draft.maybe() and is_zero))
     draft.outputs = draft.choice(([True], [True, True]))
-    # Before version 12, the specification does not state the values of the mask.
+    # Before version 12, the specification does not define the values of the mask.
     draft.require(draft.since(12) or draft.outputs == [True])
 
 

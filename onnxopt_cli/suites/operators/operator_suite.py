@@ -1,6 +1,6 @@
-"""The suite ``operators``: nodes of selected seeds and at boundaries, in memory and as files.
+"""The suite ``operators``: nodes of selected seeds and nodes at boundaries, in memory and as files.
 
-The generators are imported when cases are made, since every run needs the name of the suite.
+The generators are imported only when cases are made, since every run needs the name of the suite.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: The name of the suite.
 OPERATORS = "operators"
-#: The version of the suite. Increment it when a case is added, removed or changed.
+#: The version of the suite. The version has to be incremented when a case is added, removed or
+#: changed.
 VERSION = "8"
 _SELECTION = "selected_seeds.json"
 
@@ -46,7 +47,7 @@ def selected_seeds() -> Mapping[str, Mapping[int, Sequence[int]]]:
 
 
 def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
-    """Yield the nodes of an operator in the suite, with the names of their cases."""
+    """Yield the suite's nodes of an operator, with the names of their cases."""
     from onnxopt_cli.suites.operators.generators import (
         boundaries,
         draw_boundary,
@@ -143,7 +144,7 @@ def operator_files() -> tuple[list[tuple[str, bytes]], int]:
 def node_case(
     name: str, node: GeneratedNode, about: str, model: str = "", source: str = ""
 ) -> NodeCase:
-    """Return a node as a case of a case file.
+    """Return a node in the form of a case for a case file.
 
     Args:
         name: the name of the case.

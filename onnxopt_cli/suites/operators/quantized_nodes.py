@@ -1,4 +1,4 @@
-"""Generators of operators that quantize, or compute with quantized operands."""
+"""Generators of operators that quantize, or that compute with quantized operands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONNX_TYPES = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5}
 
 
 def _scale_shape(draft: NodeDraft, shape: Shape) -> tuple[Shape, int | None]:
-    """Choose the shape of the scales and their axis; the axis is None for a single scale."""
+    """Choose the shape of the scales, and the axis of the scales; None for a single scale."""
     form = draft.choice(("single", "axis", "blocks"))
     if form == "single" or not draft.has("axis"):
         return (), None
@@ -65,7 +65,7 @@ def _quantize_linear(draft: NodeDraft) -> None:
     if x_type.kind == "i":
         x = draft.tensor(x_type, shape, low=-300, high=300)
     else:
-        # Quotients that are odd multiples of 1/2 are ties. Some quotients saturate.
+        # Quotients that are odd multiples of 1/2 are ties of the rounding. Some quotients saturate.
         steps = draft.tensor(np.dtype(np.float32), shape, styles=("halves", "plain"))
         factor = draft.choice((1.0, 1.0, 40.0))
         spread = _spread(scale, shape, axis, draft.attributes.get("block_size"))
@@ -99,7 +99,7 @@ def _dequantize_linear(draft: NodeDraft) -> None:
 
 def _dynamic_quantize(draft: NodeDraft) -> None:
     x = draft.tensor(np.dtype(np.float32), draft.shape(1, 4), styles=("plain", "halves"))
-    # The operator extends the range of the elements to contain zero.
+    # The operator extends the range of the elements so that it contains zero.
     draft.add(x + np.float32(draft.choice((0.0, 4.0, -4.0))))
 
 
@@ -115,7 +115,8 @@ def _matmul_integer(draft: NodeDraft) -> None:
     draft.add(draft.tensor(a, first, styles=("wide", "plain")))
     draft.add(draft.tensor(b, second, styles=("wide", "plain")))
     draft.optional(lambda: draft.tensor(a, (), styles=("plain", "wide")))
-    # There is one zero point for each column: a vector or, if B has batches, a tensor of B's rank.
+    # Each column has a zero point: the zero points are a vector or, if B has batches, a tensor of
+    # B's rank.
     columns = second[-1:] if len(second) == 2 else (*second[:-2], 1, second[-1])  # noqa: PLR2004
     shape: Shape = columns if draft.maybe() else ()
     draft.optional(lambda: draft.tensor(b, shape, styles=("plain", "wide")))

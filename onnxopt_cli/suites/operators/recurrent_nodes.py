@@ -10,9 +10,9 @@ import numpy as np
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _TYPES = ("float32", "float64", "float16")
-#: The gates of a cell.
+#: The number of gates of each kind of cell.
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-#: The activations of a cell, in the order of ``activations``.
+#: The activations of a cell, in the order of the attribute ``activations``.
 _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 _FURTHER_ACTIVATIONS = (
     "Tanh",
@@ -26,7 +26,7 @@ _FURTHER_ACTIVATIONS = (
     "ScaledTanh",
     "Affine",
 )
-#: The parameters alpha and beta of activations; None if an activation has no such parameter.
+#: The parameters alpha and beta of each activation; None if the activation lacks the parameter.
 _PARAMETERS = {
     "HardSigmoid": (0.25, 0.625),
     "LeakyRelu": (0.125, None),
@@ -37,7 +37,7 @@ _PARAMETERS = {
 
 
 def _activations(draft: NodeDraft, operator: str, directions: int) -> None:
-    """Choose activations, each direction with its own."""
+    """Choose activations; each direction has its own."""
     if not draft.maybe():
         return
     names: list[str] = []
@@ -46,7 +46,8 @@ def _activations(draft: NodeDraft, operator: str, directions: int) -> None:
         names += [draft.choice(_FURTHER_ACTIVATIONS) if draft.maybe() else name for name in usual]
     draft.set("activations", names)
     pairs = [_PARAMETERS.get(name, (None, None)) for name in names]
-    # The lists have one entry, in order, for each activation that has the parameter.
+    # Each list has one entry for each activation with the parameter, in the order of the
+    # activations.
     alphas = [alpha for alpha, _ in pairs if alpha is not None]
     betas = [beta for _, beta in pairs if beta is not None]
     draft.set("activation_alpha", alphas or None)
@@ -69,8 +70,8 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
     if operator == "LSTM" and draft.maybe(4):
         draft.set("input_forget", 1)
 
-    # Weights are small with clip or other activations: unbounded activations overflow, and neither
-    # clip nor Relu is specified for NaN.
+    # With clip or other activations, weights are small, because unbounded activations overflow, and
+    # neither clip nor Relu is specified for NaN.
     is_usual = draft.attributes.keys().isdisjoint(("clip", "activations"))
 
     def weights(*shape: int) -> np.ndarray:
@@ -96,7 +97,7 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
         draft.optional(state)
         draft.optional(lambda: weights(directions, 3 * hidden))
     outputs = ([True, True], [True, False], [False, True])
-    # The specification does not say what Y contains after the end of a sequence.
+    # The specification does not say what Y contains beyond the end of a sequence.
     chosen = draft.choice(outputs if lengths is None else outputs[2:])
     draft.outputs = [*chosen, draft.maybe()] if operator == "LSTM" else chosen
     while not draft.outputs[-1]:

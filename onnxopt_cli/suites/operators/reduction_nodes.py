@@ -16,7 +16,7 @@ _TYPES = (
 )
 _LARGEST_TERM = 1009
 _PLAIN_STYLES = ("plain", "halves", "wide")
-# MatMul, Gemm and Einsum compute integers of these types.
+# Element types of MatMul, Gemm and Einsum.
 _PRODUCT_TYPES = ("float32", "float64", "int32", "int64", "float16", "bfloat16", "uint32", "uint64")
 
 _EQUATIONS: Sequence[tuple[str, tuple[Shape, ...]]] = (
@@ -58,7 +58,7 @@ def _reduce(
     shape = draft.shape(1, 4)
     x = draft.tensor(dtype, shape, low=low, high=high, styles=styles)
     if dtype.kind in "iu" and not overflows and dtype.itemsize > 1:
-        # The specification does not define the result of an overflow in these reductions.
+        # The specification does not define the results of these reductions in case of overflow.
         x = np.fmod(x, dtype.type(_LARGEST_TERM))
     draft.add(x)
     draft.attribute("keepdims", (None, 0, 1))
@@ -75,7 +75,7 @@ def _reduce(
 def _arg(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, NUMBERS)
     shape = draft.shape(1, 4)
-    # Ties occur among multiples of 1/2.
+    # Multiples of 1/2 are drawn, so that ties occur.
     draft.add(draft.tensor(dtype, shape, styles=("halves", "plain", "negative", "wide")))
     draft.attribute("axis", (draft.axis(len(shape)), None))
     draft.attribute("keepdims", (None, 0, 1))
@@ -190,8 +190,8 @@ def _range(draft: NodeDraft) -> None:
     count = draft.integer(0, 6)
     partial_step = draft.choice((0.0, 0.5)) if dtype.kind == "f" else 0.0
     if dtype.kind == "f" and draft.maybe():
-        # The limit is far from every element, so that the number of elements does not depend on
-        # rounding.
+        # The limit is far from every element, so that rounding does not change the number of
+        # elements.
         start, step, partial_step = start + 0.3, step * 1.1, 0.5
     limit = start + step * count - step * partial_step
     for value in (start, limit, step):

@@ -1,4 +1,4 @@
-"""Generators of operators of sequences and optionals, and of control flow."""
+"""Generators of operators for sequences and optionals, and of control flow."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ SEQUENCE: Mapping[str, Callable[[NodeDraft], None]] = {
     "OptionalHasElement": _optional_element,
     "OptionalGetElement": _optional_element,
 }
-#: Generators of operators with subgraphs, by operator.
+#: Generators of operators with subgraphs.
 CONTROL_FLOW: Mapping[str, Callable[[NodeDraft], None]] = {
     "If": _if,
     "Loop": _loop,

@@ -1,4 +1,4 @@
-"""Generators of operators that change shapes, or move whole blocks of elements."""
+"""Generators of operators that change shapes or move whole blocks of elements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _reshape(draft: NodeDraft) -> None:
     if form == "inferred":
         target[place] = -1
     elif form == "copied":
-        # In the target shape, 0 stands for the input's dimension.
+        # In the target shape, 0 stands for the length of the input's dimension.
         target = [0 if i < len(shape) and shape[i] == n else n for i, n in enumerate(target)]
     elif form == "empty" and draft.has("allowzero"):
         draft.inputs[0] = draft.tensor(DTYPES["float32"], (0, *shape))
@@ -73,7 +73,7 @@ def _transpose(draft: NodeDraft) -> None:
 
 
 def _axes(draft: NodeDraft, axes: Sequence[int]) -> None:
-    """Set axes as an attribute in early versions, and as an input in later versions."""
+    """Set axes: as an attribute in early versions, as an input in later versions."""
     if draft.has("axes"):
         if not draft.since(11):  # version 11 allows negative axes
             draft.require(min(axes, default=0) >= 0)
@@ -90,7 +90,7 @@ def _squeeze(draft: NodeDraft) -> None:
         return
     chosen = [ones[place] for place in draft.axes(len(ones), 1)]
     if draft.has("axes"):
-        # Early versions do not say whether unordered axes refer to the input.
+        # Early versions do not say whether unordered axes refer to the axes of the input.
         chosen.sort()
     _axes(draft, [axis - len(shape) if draft.maybe(3) else axis for axis in chosen])
 
@@ -123,7 +123,7 @@ def _expand(draft: NodeDraft) -> None:
     target = draft.shape(1, 4)
     narrow = draft.narrowed(target)
     _add(draft, narrow)
-    # An element 1 of the target shape keeps the input's dimension.
+    # An element 1 of the target shape keeps the length of the input's dimension.
     shape = list(target)
     for place in range(1, len(narrow) + 1):
         if draft.maybe(4):
@@ -273,7 +273,7 @@ def _slice(draft: NodeDraft) -> None:
     names_axes = draft.maybe(4)
     if not names_axes:
         axes = list(range(draft.integer(1, len(shape))))
-    # In exported models, the largest integers stand for the end of an axis.
+    # In exported models, the largest integers represent the end of an axis.
     far = (2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32 + 1)
     index = DTYPES["int64"] if draft.has("starts") else draft.dtype(1, ("int64", "int32"))
     bounds = (0, 1, -1, 2, -2, 3, -4, 99, -99, *(far if index == np.int64 else far[:2]))

@@ -1,4 +1,4 @@
-"""Generators of convolutions, pools and other operators of sliding windows."""
+"""Generators of convolutions, pools and other operators with sliding windows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _windows(
     max_rank: int = 3,
     automatic: bool = True,
 ) -> Windows:
-    """Choose windows, and set the attributes that describe them."""
+    """Choose windows, and set the attributes that describe the windows."""
     rank = draft.choice([rank for rank in (2, 1, 3) if rank <= max_rank])
     sizes = [draft.size(1, 3) for _ in range(rank)]
     strides = [1] * rank
@@ -63,7 +63,7 @@ def _windows(
     mode = draft.choice(modes if automatic else modes[:2])
     pads: list[int] | None = [0] * (2 * rank)
     if mode == "pads":
-        # A window must contain an element of the input.
+        # A window must contain at least one element of the input.
         limit = [min(extent - 1, 2) for extent in (sizes if pools else extents)]
         pads = [draft.integer(0, most) for _ in range(2) for most in limit]
         draft.set("pads", pads)
@@ -94,7 +94,7 @@ def _conv(draft: NodeDraft) -> None:
 
 
 def _moderate(value: Value) -> Value:
-    """Return a tensor with ones in place of elements whose products may overflow."""
+    """Return a tensor in which elements whose products may overflow are replaced with ones."""
     if not isinstance(value, np.ndarray):
         return value
     size = np.abs(value.astype(np.float64))
@@ -127,7 +127,7 @@ def _conv_transpose(draft: NodeDraft) -> None:
             for stride, length, extent in zip(strides, lengths, extents, strict=True)
         ]
         shape = [size - draft.integer(0, min(2, size - 1)) for size in full]
-        # onnx's shape inference fails if an output axis is shorter than the input axis.
+        # If an output axis is shorter than the input axis, onnx's shape inference fails.
         draft.require(all(size >= length for size, length in zip(shape, lengths, strict=True)))
         draft.set("output_shape", shape)
         draft.attribute("auto_pad", (None, "SAME_UPPER", "SAME_LOWER"))
@@ -163,7 +163,7 @@ def _conv_integer(draft: NodeDraft) -> None:
 
 
 def quantized_scale(draft: NodeDraft, shape: Shape = ()) -> np.ndarray:
-    """Choose scales. Some scales are powers of two, for which quotients can be ties."""
+    """Choose scales. Some scales are powers of two, so that quotients can be ties."""
     if draft.maybe():
         return 2.0 ** draft.state().randint(-3, 4, shape).astype(np.float32)
     return draft.tensor(np.dtype(np.float32), shape, low=0.0625, high=draft.choice((0.5, 8.0)))
@@ -194,7 +194,8 @@ def _qlinear_conv(draft: NodeDraft) -> None:
 def _last_window_overlaps(windows: Windows, axis: int) -> bool:
     """Return whether the last window begins before the end of the input.
 
-    Only some versions count a window that begins in the padding after the input.
+    In some versions only, a window that begins in the padding after the input is part of the
+    output.
     """
     assert windows.pads is not None  # noqa: S101 - padding is stated
     length, before = windows.lengths[axis], windows.pads[axis]
@@ -253,7 +254,7 @@ def _max_unpool(draft: NodeDraft) -> None:
     count, space = prod(lengths), prod(full)
     draft.require(count <= space)
     random = draft.state()
-    # An index counts the elements of all batches and channels.
+    # An index numbers the elements of all batches and channels.
     offsets = range(shape[0] * shape[1])
     picked = [random.permutation(space)[:count] + space * place for place in offsets]
     draft.set("kernel_shape", sizes)

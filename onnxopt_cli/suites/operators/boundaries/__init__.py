@@ -1,1 +1,1 @@
-"""Nodes at the boundaries of operators, which random draws seldom contain."""
+"""Nodes at the boundaries of operators' definitions, which random draws seldom contain."""

@@ -1,4 +1,4 @@
-"""Nodes with attributes that the generators never set, or set to one value only.
+"""Nodes with attributes that the generators never set, or always set to the same value.
 
 Examples are tables given as tensors, groups of channels, saturation of quantized floats,
 transformations of scores, probabilities, set membership in trees, padding longer than the axis,
@@ -28,13 +28,13 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INT64, _BOOL = TensorProto.INT64, TensorProto.BOOL
-# Values of post_transform of TreeEnsemble.
+# Values of the attribute post_transform of TreeEnsemble.
 _TRANSFORMS = ("softmax", "logistic", "softmax_zero")
 _BRANCH_MEMBER = 6
 
 
 def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _tables()
     yield from _groups()
     yield from _saturation()
@@ -87,14 +87,15 @@ def _groups() -> Iterator[tuple[str, str, Generator]]:
     offsets = distinct(1, 24, 2, 2) / 16
     deformed = fixed_node(x, weights, offsets, distinct(9), group=3, offset_group=3)
     yield "DeformConv", "three_groups", deformed
-    # The offsets lead far outside the kernel and the image, and some mask weights are above 1.
+    # The offsets lead far outside the kernel and the image, and some weights of the mask are above
+    # 1.
     offsets, mask = distinct(1, 8, 2, 2) / 2, distinct(1, 4, 2, 2) / 4
     far = fixed_node(distinct(1, 1, 3, 3), distinct(1, 1, 2, 2), offsets, None, mask)
     yield "DeformConv", "far_offsets", far
 
 
 def _saturation() -> Iterator[tuple[str, str, Generator]]:
-    """Yield numbers that 8-bit floats cannot represent: out of range, or between powers of two."""
+    """Yield numbers that 8-bit floats cannot represent: out of range, or between floats."""
     x = np.array([1e6, -1e6, 300.0, 1.0, -0.25, 0.0], np.float32)
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
         zero = np.zeros((), np.float32).astype(DTYPES[name])
@@ -142,8 +143,8 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
     """Yield a support vector machine whose classes are texts."""
-    # Three pairs of classes vote on each row. One class gets two of the votes, a different class in
-    # each row.
+    # Each of the three pairs of classes votes on each row. In each row, a different class gets two
+    # of the votes.
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
         "kernel_type": "RBF",
@@ -183,7 +184,7 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
         ("two_classes_logistic", {"post_transform": "LOGISTIC"}),
     ):
         yield "SVMClassifier", stem, fixed_node(x, outputs=2, **machine, **attributes)
-    # One row of coefficients suffices for two classes.
+    # If there are two classes, one row of coefficients is sufficient.
     row: dict[str, Any] = {"coefficients": [-0.25, 0.125], "intercepts": [0.0625]}
     for stem, labels in (
         ("ints", {"classlabels_ints": [4, 9]}),
@@ -196,7 +197,7 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
 def _stash_types() -> Iterator[tuple[str, str, Generator]]:
     """Yield float16 inputs whose intermediate results must be float32."""
     stash = {"stash_type": TensorProto.FLOAT}
-    # The sum of the squares is beyond the range of float16.
+    # The sum of the squares exceeds the range of float16.
     x = (distinct(2, 4, 6) * 40 + 90).astype(np.float16)
     ones, channels = np.ones(6, np.float16), np.ones(4, np.float16)
     yield "LayerNormalization", "stash_type", fixed_node(x, ones, **stash)
@@ -208,10 +209,11 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield maxima placed in a given shape that differs from the inferred shape by additional rows.
+    """Yield maxima that are placed in a given shape with more rows than the inferred shape.
 
-    The indices of the published case refer to the inferred shape, but the indices of ONNX Runtime
-    refer to the given shape. For one channel with further rows at the end, both are the same.
+    The indices in the published case refer to the inferred shape, whereas the indices of ONNX
+    Runtime refer to the given shape. If there is one channel and the further rows are at the end,
+    both indices are the same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)
@@ -226,7 +228,7 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _far_padding() -> Iterator[tuple[str, str, Generator]]:
-    """Yield padding longer than the axis, or the longest that reflect and wrap allow."""
+    """Yield padding longer than the axis, or of the largest length that reflect and wrap allow."""
     x = distinct(2, 3)
     for mode, pads in (
         ("constant", (3, 0, 5, 4)),
@@ -238,7 +240,7 @@ def _far_padding() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _states() -> Iterator[tuple[str, str, Generator]]:
-    """Yield a loop and a map whose outputs are not declared in the order of computation."""
+    """Yield a loop and a map that declare their outputs in another order than they compute them."""
     iteration, go, goes_on = (
         helper.make_tensor_value_info(name, dtype, [])
         for name, dtype in (("iteration", _INT64), ("go", _BOOL), ("goes_on", _BOOL))

@@ -1,7 +1,7 @@
 """Nodes in forms that random draws seldom have.
 
 Examples are scalars as either operand and as results, tensors of many axes, an optional input that
-is present after omitted inputs, subgraphs that declare their outputs in a different order than they
+is present after omitted inputs, subgraphs that declare their outputs in another order than they
 compute them, and sequences of empty tensors.
 """
 
@@ -25,12 +25,12 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 )
 
 _FLOAT = TensorProto.FLOAT
-# Shapes of the results of a branch.
+# Shapes of the results of a branch of If.
 _RESULTS = ((2,), (1,), (1, 1))
 
 
 def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _scalars()
     yield from _optional_inputs()
     yield from _default_axes()
@@ -53,7 +53,7 @@ def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _scalars() -> Iterator[tuple[str, str, Generator]]:
-    """Yield scalars as inputs and as results of operators that change shapes."""
+    """Yield scalars as inputs and results of operators that change shapes."""
     scalar, single = np.float32(2.5), np.array([[5.5]], np.float32)
     none = int64s()
     yield "Reshape", "to_scalar", fixed_node(single, none)
@@ -73,7 +73,7 @@ def _scalars() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield nodes whose optional inputs are omitted, mostly before an input that is present."""
+    """Yield nodes with omitted optional inputs, mostly before an input that is present."""
     signal = distinct(2, 5, 3, 2)
     yield "DFT", "axis_alone", fixed_node(signal, None, np.array(1))
     yield "DFT", "negative_axis_alone", fixed_node(signal, None, np.array(-3), inverse=1)
@@ -142,7 +142,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _graphs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield subgraphs that declare their outputs in a different order than they compute them."""
+    """Yield subgraphs that declare their outputs in another order than they compute them."""
     branches: dict[str, GraphProto] = {}
     for number, branch in enumerate(("then_branch", "else_branch"), 1):
         values = [np.full(shape, 4 * number - place) for place, shape in enumerate(_RESULTS)]
@@ -195,7 +195,7 @@ def _sequences() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors as attributes whose elements a narrower type cannot represent."""
+    """Yield attributes with tensors whose elements a narrower type cannot represent."""
     values: Mapping[str, Any] = {
         "int64": 2**53 + 1,
         "uint64": 2**64 - 1,
@@ -212,7 +212,7 @@ def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _short_positions() -> Iterator[tuple[str, str, Generator]]:
-    """Yield positions and lengths of type int32; in most models, they have type int64."""
+    """Yield positions and lengths of type int32, which in most models have type int64."""
     sequence: list[Any] = [np.array([n, -n], np.float32) for n in (1, 2, 3)]
     yield "SequenceErase", "position_int32", fixed_node(sequence, np.array(-2, np.int32))
     signal = np.cos(np.arange(8, dtype=np.float32)).reshape(1, 8, 1)
@@ -252,7 +252,7 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
     yield "Constant", "empty_text", fixed_node(value_string="")
     yield "Constant", "texts_beyond_ascii", fixed_node(value_strings=words)
     # The word "a\u0301" contains two characters. Further texts differ from a word in the accent, in
-    # case or in the end.
+    # letter case or at the end.
     unknown_words = ("e", "a", "\u00c9", "\u4e2d B", "open neural net")
     x = np.array([*words, *unknown_words], object)
     numbers, stem = [7, -1, 9, 3, 4], "texts_beyond_ascii"
@@ -287,7 +287,7 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long_texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts that differ after many equal characters, one of which is a zero byte."""
+    """Yield texts that differ only after many equal characters, one of which is a zero byte."""
     stem = "x" * 40
     first, second, third = stem, f"{stem}a", f"{stem}b"
     table = np.array([[first, second, third], [third, f"{stem}\0b", first]], object)
@@ -352,7 +352,7 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
-    """Yield indices that are shorter than the data along an axis before the indexed one.
+    """Yield indices that are shorter than the data along an axis before the indexed axis.
 
     onnx's reference refuses such indices of GatherElements, although the text allows them.
     """
@@ -379,7 +379,7 @@ def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _many_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors of four to six axes for operators whose generators draw fewer."""
+    """Yield tensors with four to six axes for operators whose generators draw fewer axes."""
     x = distinct(2, 3, 2, 3, 2)
     places = np.broadcast_to(int64s(2, 0, 1)[:, None], x.shape)
     scattered = fixed_node(x, places.copy(), -x, axis=-2)
@@ -388,7 +388,7 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     yield "ScatterND", "five_axes", slices
     yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)
     yield "TopK", "five_axes", fixed_node(x, int64s(2), axis=-4, largest=0)
-    # Adding zero turns -0.0 into 0.0, because the order of zeros of different signs is not defined.
+    # Adding zero turns -0.0 into 0.0, because the order of 0.0 and -0.0 is not defined.
     whole_numbers = np.trunc(x[0] / 5) + np.float32(0)
     yield "Unique", "four_axes", fixed_node(whole_numbers, axis=-2, outputs=4)
     classes = np.arange(16).reshape(2, 2, 2, 2) * 5 % 3
@@ -425,7 +425,7 @@ def _volumes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield windows along one and three axes with each option of windows along two axes."""
+    """Yield windows along one and three axes, with each option of windows along two axes."""
     forms: Sequence[tuple[str, tuple[int, ...], dict[str, Any]]] = (
         (
             "line",
@@ -479,7 +479,7 @@ def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _short_images() -> Iterator[tuple[str, str, Generator]]:
-    """Yield windows that are longer than the image and fit into it only with its padding."""
+    """Yield windows that are longer than the image, but not longer than the padded image."""
     image = distinct(2, 2, 2, 3)
     windows: dict[str, Any] = {"kernel_shape": [3, 4], "pads": [1, 1, 1, 1]}
     yield "Conv", "short_image", fixed_node(image, distinct(2, 2, 3, 4), **windows)
@@ -488,11 +488,11 @@ def _short_images() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield transposed convolutions whose padding follows from the output shape and is odd."""
+    """Yield transposed convolutions whose padding is odd and follows from the output shape."""
     for stem, lengths in (("line", (3,)), ("plane", (3, 4)), ("cube", (2, 3, 2))):
         rank = len(lengths)
         x, weights = distinct(1, 2, *lengths), distinct(2, 2, *(4,) * rank)
-        # With stride 2, the output without padding is longer than this shape by 3.
+        # With stride 2 and without padding, the output is longer than this shape by 3.
         shape = [2 * (length - 1) + 1 for length in lengths]
         for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
             placed = fixed_node(x, weights, auto_pad=mode, strides=[2] * rank, output_shape=shape)
@@ -500,7 +500,7 @@ def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _overhanging(lengths: Sequence[int]) -> dict[str, Any]:
-    """Return windows, the last of which extend beyond the padding."""
+    """Return windows, of which the last ones extend beyond the padding."""
     rank = len(lengths)
     kernel = [length - 1 if length > 2 else 2 for length in lengths]  # noqa: PLR2004
     return {"kernel_shape": kernel, "strides": [2] * rank, "ceil_mode": 1, "pads": [1] * 2 * rank}

@@ -26,22 +26,22 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-#: A length that exceeds the length of a vector register, and is not a multiple of it.
+#: A length that exceeds the length of a vector register, but is not a multiple of it.
 _LONG_AXIS = 67
-#: A length that exceeds the blocks in which rows are reduced, and is not a multiple of their
-#: length.
+#: A length that exceeds the length of the blocks in which rows are reduced, but is not a multiple
+#: of it.
 _LONGER_AXIS = 1031
 
 
 def _wave(shape: Shape, low: float = -2.0, high: float = 2.0) -> Array:
-    """Return a tensor of float32 whose neighbors differ."""
+    """Return a tensor of float32 whose neighboring elements differ."""
     steps = 61
     places = np.arange(prod(shape)) * 23 % steps
     return (low + (high - low) * places / (steps - 1)).reshape(shape).astype(np.float32)
 
 
 def _unary(draft: NodeDraft, *, shape: Shape) -> None:
-    """Draw an operator of one tensor within its domain."""
+    """Draw an operator with one tensor, whose elements are in the operator's domain."""
     operator = UNARY[draft.schema.name]
     dtype = DTYPES[draft.allowed(0, operator.among)[0]]
     low = operator.low if dtype_name(dtype) in FLOATS else None
@@ -49,7 +49,7 @@ def _unary(draft: NodeDraft, *, shape: Shape) -> None:
 
 
 def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     for operator in UNARY:
         for stem, shape in (("empty", (2, 0, 3)), ("scalar", ())):
             yield operator, stem, partial(_unary, shape=shape)
@@ -123,7 +123,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 def _long() -> Iterator[tuple[str, str, Generator]]:
     """Yield axes longer than the blocks of vectorized loops, and not multiples of a block."""
     row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
-    # The largest and the smallest element are the last elements.
+    # The largest element and the smallest element are the last elements.
     row[0, -1], row[1, -1] = 2.5, -2.5
     column[-1] = 2.5, -2.5, 2.75
     for operator in ("Add", "Sub", "Mul", "Div"):
@@ -194,13 +194,13 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     )
     yield "InstanceNormalization", "long", fixed_node(_wave((2, 2, _LONG_AXIS)), *_wave((2, 2)))
     yield "Transpose", "long", fixed_node(_wave((19, 17)), perm=[1, 0])
-    # The positions, counted from both ends, exceed the range of int8.
+    # Positions, counted from both ends, that exceed the range of int8.
     positions = int64s(*range(262, -263, -4))
     yield "Gather", "long", fixed_node(_wave((263, 2)), positions, axis=0)
     alternating = np.arange(131) % 3 == 0
     yield "Where", "long", fixed_node(alternating, _wave((131,)), _wave((131,), 3.0, 4.0))
     yield "Unique", "long", fixed_node(_wave((_LONG_AXIS,)), outputs=4)
-    # Only the last elements occur twice.
+    # Only the last elements of the tensor occur twice.
     distinct = (np.arange(131) * 37 % 127).astype(np.float32)
     yield "Unique", "long_values", fixed_node(distinct)
     yield (
@@ -228,10 +228,11 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar", fixed_node(np.float32(1.25))
         yield operator, "long", fixed_node(_wave((2, _LONG_AXIS), low, high), int64s(1))
         yield operator, "long_first", fixed_node(_wave((_LONG_AXIS, 2), low, high), int64s(0))
-        # A product of _LONGER_AXIS factors must consist of numbers near 1, or it overflows.
+        # The factors of a product along _LONGER_AXIS must be close to 1, so that the product does
+        # not overflow.
         low, high = (0.99, 1.01) if name == "Prod" else (low, high)
         longer = _wave((2, _LONGER_AXIS), low, high)
-        # The largest and the smallest element are the last elements of their rows.
+        # The largest and the smallest element of a row are its last elements.
         longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
         yield operator, "longer", fixed_node(longer, int64s(1))
         yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), int64s(2))
@@ -281,7 +282,10 @@ def _divisions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _vectors() -> Iterator[tuple[str, str, Generator]]:
-    """Yield products of vectors with square matrices; exchanged operands have valid shapes, too."""
+    """Yield products of vectors and square matrices.
+
+    The shapes also fit if the operands are exchanged.
+    """
     vector, square = _wave((3,)), _wave((3, 3), -1.0, 3.0)
     batch = _wave((2, 3, 3), -3.0, 1.0)
     operands = {
@@ -298,7 +302,7 @@ def _vectors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _batches() -> Iterator[tuple[str, str, Generator]]:
-    """Yield products of matrices whose batches broadcast in either direction, or in both."""
+    """Yield products of matrices whose batches are broadcast in either direction, or in both."""
     forms = {
         "first": ((1, 2, 3), (4, 3, 2)),
         "second": ((4, 2, 3), (1, 3, 2)),
@@ -454,7 +458,8 @@ def _recurrent() -> Iterator[tuple[str, str, Generator]]:
                     yield operator, stem, draw
         yield from _wide_cells(operator, gates)
         if operator == "LSTM":
-            # The specification does not say whether the cell state is clipped before h.
+            # The specification does not say whether the cell state is clipped before the hidden
+            # state is computed.
             continue
         inputs, attributes = _full_cell(operator, gates, "forward", 0, None)
         if operator == "GRU":
@@ -510,7 +515,7 @@ def _full_cell(
 
 def _cell(draft: NodeDraft, *, inputs: Sequence[Value], attributes: Mapping[str, Any]) -> None:
     add_fixed(draft, inputs=inputs, attributes=attributes)
-    # The specification does not say what Y contains after the end of a sequence.
+    # The specification does not say what Y contains beyond the end of a sequence.
     draft.outputs = [inputs[4] is None, *[True] * (len(draft.schema.outputs) - 1)]
 
 
@@ -553,7 +558,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
-    """Yield attention in which three heads of the query share each of two heads of the keys.
+    """Yield attention in which each of two heads of the keys is shared by three query heads.
 
     With two heads in place of three, an implementation that exchanges the two numbers would pass.
     """
@@ -563,20 +568,20 @@ def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
     heads = {"q_num_heads": 6, "kv_num_heads": 2}
     packed = [_packed(x) for x in (query, key, value)]
     yield "Attention", "three_per_key_head_packed", fixed_node(*packed, **heads)
-    # Linear attention has equal numbers of keys and queries.
+    # Linear attention requires equal numbers of keys and queries.
     packed = [_packed(x) for x in (query, key[:, :, :3], value[:, :, :3])]
     linear = fixed_node(*packed, update_rule="linear", outputs=2, **heads)
     yield "LinearAttention", "three_per_key_head", linear
 
 
 def _packed(x: Array) -> Array:
-    """Return the heads of a tensor side by side along its last axis."""
+    """Return the heads of a tensor side by side along the last axis."""
     batch, heads, length, width = x.shape
     return x.swapaxes(1, 2).reshape(batch, length, heads * width)
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts that are all removed as stopwords, and n-grams of two numbers."""
+    """Yield texts all of whose words are stopwords, and n-grams of two numbers."""
     for stem, shape in (("", (3,)), ("_row", (1, 3))):
         words = np.array(["the", "The", "THE"], object).reshape(shape)
         draw = fixed_node(words, stopwords=["the"], is_case_sensitive=0)

@@ -1,4 +1,4 @@
-"""Nodes with integers that do not fit into 32 bits, or into a smaller number of bits.
+"""Nodes with integers that do not fit into 32 bits, or into fewer bits.
 
 Examples are positions and counts beyond the range of an axis, categories that differ only in their
 upper bits, and numbers whose lower bits are zero. An implementation that converts these integers to
@@ -18,15 +18,15 @@ from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.boundary_types import loop
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
 
-# The least positive integer whose lower 32 bits are zero.
+# The smallest positive integer whose lower 32 bits are all zero.
 _WORD = 2**32
-# Two pairs of categories that agree in their lower 32 bits.
+# Two pairs of categories; the categories of each pair have the same lower 32 bits.
 _CATEGORIES = (5, _WORD + 5, -1, _WORD - 1)
 _TEXTS = ("a", "b", "c", "d")
 
 
 def boundary_integers() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _positions()
     yield from _categories()
     yield from _zero_words()
@@ -54,7 +54,7 @@ def _positions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _categories() -> Iterator[tuple[str, str, Generator]]:
-    """Yield categories, keys and missing values that agree with others in their lower 32 bits."""
+    """Yield categories, keys and missing values whose lower 32 bits equal those of others."""
     keys = [*_CATEGORIES]
     x = np.array([*_CATEGORIES, _WORD + 6], np.int64)
     encoder = fixed_node(x, keys_int64s=keys, values_strings=[*_TEXTS], default_string="z")

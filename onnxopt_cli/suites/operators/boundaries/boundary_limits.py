@@ -1,4 +1,4 @@
-"""Nodes at the limits of element types and of numbers of operands.
+"""Nodes at the limits of element types and of the number of operands.
 
 Examples are the least and the largest integers of each type, conversions between types whose ranges
 differ, quantized types of 2 to 16 bits, nodes of many operands, results without elements, texts,
@@ -26,13 +26,13 @@ _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 # Operators whose results can exceed the range of their operands. For integers, the specification
 # leaves such results undefined.
 _EXACT_RESULTS: Mapping[str, Callable[[int, int], int]] = {"Add": add, "Sub": sub, "Mul": mul}
-# Types that implementations confuse with other types in comparisons and arithmetic.
+# Types that implementations confuse with each other in comparisons and arithmetic.
 _CONFUSED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "uint16")
 _NAN, _INF = np.nan, np.inf
 
 
 def _limits(dtype: np.dtype[Any]) -> Array:
-    """Return the limits of an integer type, the numbers next to them, and smaller numbers."""
+    """Return the limits of an integer type, the neighbors of these limits, and smaller numbers."""
     info = np.iinfo(dtype)
     least, largest = int(info.min), int(info.max)
     values = [least, least + 1, 0, 1, 3, largest // 2, largest // 2 + 1, largest - 1, largest]
@@ -40,7 +40,7 @@ def _limits(dtype: np.dtype[Any]) -> Array:
 
 
 def _paired(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw every pair of limits of an integer type for which the result is defined."""
+    """Draw all pairs of limits of an integer type for which the result is defined."""
     draft.require(all(draft.allowed(place, (dtype,)) for place in (0, 1)))
     limits = _limits(DTYPES[dtype])
     if draft.schema.name in _EXACT_RESULTS:
@@ -90,7 +90,7 @@ def _clipped(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def boundary_limits() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _integers()
     yield from _bits()
     yield from _accumulated()
@@ -204,7 +204,8 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
     words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", "2.5"], object)
     numbers = np.array(["-9223372036854775807", "9007199254740993", "0", "-1", "42"], object)
     exceptional = np.array([_NAN, _INF, -_INF, -0.0, 0.0, 1e-30, 2.0])
-    # Some implementations round doubles to 16 bits in two steps, so no value is close to a tie.
+    # Some implementations round doubles to 16 bits in two steps, so none of the values is close to
+    # a tie.
     between = np.array([1 + 3 * 2**-9, 1 + 5 * 2**-9, 1e30, -1e-30, 3e38])
     pairs: Sequence[tuple[str, Array, str]] = (
         ("int64_int32", wide, "int32"),
@@ -290,7 +291,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a fixed node for versions that allow a type for the input at a place."""
+    """Return a fixed node for those versions that allow a type for the input at a position."""
     return partial(_add_typed, place=place, dtype=dtype, inputs=inputs, attributes=attributes)
 
 
@@ -313,7 +314,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
         kind = DTYPES[dtype]
         a = np.array([[1, 3], [5, 1], [2, 7]], kind)
         b = np.array([[1, 2, 1], [2, 1, 6]], kind)
-        # Each sum of products, divided by the output's scale, is an odd multiple of 1/2.
+        # Each sum of products divided by the output's scale is an odd multiple of 1/2.
         ties = (a, scale, kind.type(0), b, np.float32(0.25), kind.type(0), np.float32(0.25))
         yield "QLinearMatMul", f"both_ties_{dtype}", fixed_node(*ties, kind.type(3))
     first = np.array([[1, 9, 30], [200, 7, 100], [5, 66, 255]], np.uint8)
@@ -351,7 +352,7 @@ def _many_operands() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _results() -> Iterator[tuple[str, str, Generator]]:
-    """Yield special elements and shapes that implementations of some operator get wrong.
+    """Yield special elements and shapes that some implementation of an operator gets wrong.
 
     Examples are zeros of both signs, repeated elements, empty sequences, six axes, and thresholds
     of doubles.
@@ -422,8 +423,8 @@ def _doubles() -> Iterator[tuple[str, str, Generator]]:
     yield "Mul", "precise_float16", fixed_node(tiny, np.array([[1000], [-3000]], np.float16))
     yield "Div", "precise_float16", fixed_node(tiny, np.array([[0.001], [-0.0002]], np.float16))
     yield "Clip", "precise_float16", fixed_node(tiny, np.float16(-8e-5), np.float16(1))
-    # Zero scores stay zero with SOFTMAX_ZERO. The score of the first class is zero without any
-    # cancellation, because a rounding error would make the result of a cancellation nonzero.
+    # With SOFTMAX_ZERO, scores of zero stay zero. The score of the first class is zero without
+    # cancellation, because a rounding error could make a cancelled result nonzero.
     rows = np.array([[1.0, 2.0], [2.0, 1.0]], np.float32)
     classifier = fixed_node(
         rows,
@@ -474,7 +475,7 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield negative axes of cubic tensors, and slices that extend beyond an axis."""
+    """Yield negative axes of tensors with equal lengths, and slices that extend beyond an axis."""
     cube = (np.arange(27.0).reshape(3, 3, 3) * 7 % 11).astype(np.float32)
     indices = np.array([2, 0], np.int64)
     square = np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]], np.int64)
@@ -502,7 +503,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
     row = np.arange(7, dtype=np.float32)
     for stem, start, end, step in (
         ("to_largest", 1, far, 2),
-        # With a negative step, the end is limited to the last position, so the slice is empty.
+        # If the step is negative, the end is limited to the last position, so the slice is empty.
         ("backward_to_largest", 2, far, -1),
         ("to_least", 99, -far, -2),
         ("largest_step", 0, far, far),

@@ -23,7 +23,7 @@ _LOGICAL = ("And", "Or", "Xor")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum")
 _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-# Operators of two operands, either of which is broadcast.
+# Operators with two operands, either of which is broadcast.
 _PAIRED = (
     *(*_ARITHMETIC, *_COMPARISONS, *_LOGICAL, *_BITWISE),
     *("BitShift", "Where", "StringConcat"),
@@ -31,7 +31,7 @@ _PAIRED = (
 
 
 def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
-    """Return a tensor of distinct elements."""
+    """Return a tensor whose elements all differ."""
     return (first + step * np.arange(prod(shape))).reshape(shape).astype(np.float32)
 
 
@@ -43,10 +43,10 @@ def _truths(draft: NodeDraft, shape: Shape) -> Array:
 
 
 def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
-    """Draw operands whose axes have equal lengths, and so fit both the first and the last axes."""
+    """Draw operands that fit both the first and the last axes, which have equal lengths."""
     name = draft.schema.name
     if name == "Where":
-        # The condition is not constant, and differs between the two axes.
+        # The condition is not constant, and it differs between the two axes.
         draft.add(np.arange(prod(shapes[-1])).reshape(shapes[-1]) % 3 == 0)
     for shape in shapes:
         place = len(draft.inputs)
@@ -61,7 +61,7 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
             if name == "BitShift":
                 among = ("uint8",)
             elif name == "Sub":
-                # A difference of unsigned integers may be negative, which is not defined.
+                # A difference of unsigned integers could be negative, which is not defined.
                 among = ("float32", "int8", "int32")
             draft.add(draft.tensor(draft.dtype(place, among), shape, low=1, high=5))
     if name == "BitShift":
@@ -130,7 +130,7 @@ _EQUATIONS: Sequence[tuple[str, str, tuple[Shape, ...]]] = (
 
 
 def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: int = 2) -> None:
-    """Draw negative elements beside padding that a maximum or a mean must ignore."""
+    """Draw negative elements beside padding, which a maximum or a mean must ignore."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
     x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - moves the maxima
@@ -142,7 +142,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
 
 
 def _ceil_pool(draft: NodeDraft, *, include: int, strides: Sequence[int]) -> None:
-    """Draw windows, the last of which extend beyond the padding."""
+    """Draw windows, of which the last ones extend beyond the padding."""
     draft.require(draft.has("ceil_mode"))
     draft.add(_range((1, 1, 6, 5), -7.0))
     draft.set("kernel_shape", [3, 3])
@@ -153,7 +153,7 @@ def _ceil_pool(draft: NodeDraft, *, include: int, strides: Sequence[int]) -> Non
 
 
 def _automatic(draft: NodeDraft, *, mode: str, dilation: int) -> None:
-    """Draw windows whose automatic padding is uneven."""
+    """Draw windows whose automatic padding is not the same on both sides."""
     convolves = draft.schema.name.startswith("Conv")
     x = _range((1, 2, 6, 5), -7.0)
     if draft.schema.name == "ConvInteger":
@@ -193,7 +193,7 @@ def _resized(
     targets: Sequence[int],
     attributes: Mapping[str, str],
 ) -> None:
-    """Draw a resize by sizes, whose positions lie half way between elements."""
+    """Draw a resize by sizes with positions that lie half way between elements."""
     draft.add(_range((1, 1, *lengths), 1.0, 1.25) ** 2)
     draft.omit()
     draft.omit()
@@ -203,7 +203,7 @@ def _resized(
 
 
 def _halved(draft: NodeDraft) -> None:
-    """Draw a resize of an odd length to its half: the output length is rounded down."""
+    """Draw a resize of an odd length to half the length, which is rounded down."""
     draft.add(_range((1, 1, 7), 1.0, 1.25) ** 2)
     draft.omit()
     draft.add(np.array([1, 1, 0.5], np.float32))
@@ -219,10 +219,10 @@ def _sampled(draft: NodeDraft, *, mode: str, padding: str, align: int) -> None:
     draft.add(_range((1, 1, 4, 4), 1.0, 1.25))
     places = np.array([-2.5, -1.25, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 3.25])
     if align:
-        # The distance of two elements is 2/3.
+        # The distance between two elements is 2/3.
         places = np.concatenate([places, [-1 / 3, 1 / 3]])
     if mode == "nearest":
-        # A position half way between elements is a rounded quotient: only exact quotients are
+        # A position half way between elements is a rounded quotient, so only exact quotients are
         # drawn.
         places = np.array([-0.75, -0.5, 0.0, 0.5, 0.25, 1.0]) if not align else np.array([0.0, 1.0])
     x, y = np.meshgrid(places, places[:4])
@@ -230,7 +230,7 @@ def _sampled(draft: NodeDraft, *, mode: str, padding: str, align: int) -> None:
 
 
 def _boxes(draft: NodeDraft, *, order: Sequence[int], centered: int) -> None:
-    """Draw boxes given by another diagonal, or by their centers."""
+    """Draw boxes that are given by the other diagonal, or by their centers."""
     corners = [[0.0, 0.0, 2.0, 3.0], [0.25, 0.5, 2.25, 3.5], [4.0, 4.0, 6.0, 7.0], [0, 5.0, 1.0, 8]]
     boxes = np.array([corners], np.float32)
     if centered:
@@ -282,7 +282,10 @@ def _sliced(draft: NodeDraft, *, start: int, end: int, step: int, axis: int) -> 
 
 
 def _attended(draft: NodeDraft, *, causal: int, mask: bool) -> None:
-    """Draw four heads of queries and two heads of keys, each of which two query heads share."""
+    """Draw four heads of queries and two heads of keys.
+
+    Each head of keys is shared by two heads of queries.
+    """
     random = draft.state()
     for heads, length in ((4, 3), (2, 4), (2, 4)):
         draft.add(random.randint(-8, 9, (2, heads, length, 2)).astype(np.float32) / 4)
@@ -320,7 +323,7 @@ def _patterns(draft: NodeDraft, *, pattern: str) -> None:
 
 
 def boundary_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _operands()
     yield from _matrices()
     yield from _windows()
@@ -342,7 +345,7 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalars", partial(_square, shapes=((), ()))
         yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
-    # A row along the last axis, which is also as long as the first.
+    # A row along the last axis, whose length is also that of the first axis.
     yield "Or", "row_of_truths", fixed_node(np.zeros((3, 3), bool), np.array([True, False, False]))
     row = np.array([2.0, -1.0, 0.5], np.float32)
     for operator in ("LayerNormalization", "RMSNormalization"):

@@ -18,12 +18,12 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed
 _TYPES = ("float16", "bfloat16")
 _TERMS, _TERM = 600, 0.53
 _ROOT = _TERM**0.5
-# The inputs of a node, and the further arguments of fixed_node.
+# The inputs of a node, and further arguments of fixed_node.
 _Node = tuple[list[Any], Mapping[str, Any]]
 
 
 def boundary_sums() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     for operator, (inputs, arguments) in (_reductions() | _products() | _normalizations()).items():
         for dtype in _TYPES:
             halves = [
@@ -43,7 +43,7 @@ def _rows(*numbers: float) -> Array:
 def _reductions() -> dict[str, _Node]:
     axis, attributes = np.array([1]), {"keepdims": 0}
     terms, roots = _rows(_TERM, 2 * _TERM), _rows(_ROOT, -2 * _ROOT)
-    # The summed terms are the exponentials of the differences between elements and maximum.
+    # The summed terms are the exponentials of the differences between each element and the maximum.
     exponents = _rows(log(_TERM), log(_TERM) + 1)
     exponents[:, 7] = 0, 1
     image = {"kernel_shape": [_TERMS]}
@@ -74,7 +74,7 @@ def _products() -> dict[str, _Node]:
     images, kernels = terms.T[None], weights[..., None]
     offsets = np.zeros((1, 2, 1, 2))
     sequence, recurrent = _rows(0.75, -0.75)[:, None], np.zeros((1, 1, 1))
-    # The product of an element and 0.75 is a term divided by 512.
+    # The product of an element and 0.75 equals a term divided by 512.
     gates = _rows(_TERM / 384)[None]
     query, keys = _rows(1.0)[None], _rows(_TERM, _TERM / 2)[None]
     return {

@@ -1,7 +1,7 @@
 """Nodes whose elements reveal a conversion to a narrower type, and loops that never run.
 
-Operators that move elements, or compare them, must not change them: an implementation in float32
-loses digits of int64 and float64.
+Operators that move or compare elements must not change them: an implementation in float32 loses
+digits of int64 and float64.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onnxopt_cli.core.values import DTYPES, Array, Value
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, add_fixed, fixed_node
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
-#: Elements that narrower types cannot represent; the elements of float16 are ordinary numbers.
+#: Elements that narrower types cannot represent; for float16, they are ordinary numbers.
 _PRECISE: Mapping[str, Sequence[float]] = {
     "int64": (2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**24 + 1, -1, 3),
     "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
     "float16": (6.2e-5, -9e-5, 65504, 1 / 3, -0.1, 1 + 2**-10),
 }
-#: The further inputs and the attributes of operators that move elements of a matrix of 2 by 3.
+#: The further inputs and the attributes of operators that move the elements of a 2-by-3 matrix.
 _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
     "Compress": ([np.array([True, False, True])], {"axis": 1}),
     "Expand": ([np.array([2, 2, 3])], {}),
@@ -54,13 +54,16 @@ _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
 #: Operators that return elements of two tensors.
 _CHOICES = ("Where", "Max", "Min", "Concat", "ScatterElements", "ScatterND", "OneHot")
 _TREE_MODES = ("leq", "lt", "gte", "gt", "eq", "neq")
-# Names of the values 0 to 3 of aggregate_function.
+# Names for the values 0 to 3 of the attribute aggregate_function.
 _AGGREGATES = ("average", "sum", "min", "max")
 _SUM, _MIN = 1, 2
 
 
 def _precise(draft: NodeDraft, place: int, dtype: str) -> Array:
-    """Return a matrix of a type; discard the node unless the input allows the type."""
+    """Return a matrix of a type.
+
+    If the input does not allow the type, the node is discarded.
+    """
     draft.require(draft.allowed(place, (dtype,)))
     return np.array(_PRECISE[dtype]).astype(DTYPES[dtype]).reshape(2, 3)
 
@@ -76,7 +79,7 @@ def _moved(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _chosen(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw an operator of two tensors that returns elements of either."""
+    """Draw an operator with two tensors that returns elements of either tensor."""
     name = draft.schema.name
     x = _precise(draft, 1 if name == "Where" else 0, dtype)
     if name == "Where":
@@ -98,7 +101,7 @@ def _chosen(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None:
-    """Draw a loop that never runs, or that ends by its trip count or by its condition."""
+    """Draw a loop that never runs, or whose trip count or condition ends it."""
     shape, boolean, floating = [2], TensorProto.BOOL, TensorProto.FLOAT
     inputs = [("iteration", TensorProto.INT64, []), ("go", boolean, []), ("x", floating, shape)]
     outputs = [("goes_on", boolean, []), ("y", floating, shape), ("scanned", floating, shape)]
@@ -123,7 +126,7 @@ def loop(draft: NodeDraft, *, trips: int | None, condition: bool | None) -> None
 
 
 def _tree(draft: NodeDraft, *, mode: int, aggregate: int) -> None:
-    """Draw two trees of two targets, and rows at, below and above their thresholds."""
+    """Draw two trees with two targets, and rows at, below and above the trees' thresholds."""
     targets = 2 if aggregate < _MIN else 1
     set_two_trees(draft, modes=(mode, mode), aggregate=aggregate, targets=targets)
     draft.add(np.array([[0.5, -0.5], [0.25, -0.75], [1.0, 1.0], [0.5, 1.0]], np.float32))
@@ -162,7 +165,7 @@ def set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, tar
 
 
 def boundary_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     for dtype in _PRECISE:
         for operator in _MOVES:
             if (operator, dtype) != ("Sign", "float16"):
@@ -219,8 +222,8 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     yield "Pow", "fractional_exponents", fixed_node(roots, fractions)
     yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
     yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
-    # The function body in the specification computes the default scale in float32, which is too
-    # inexact here.
+    # In the function body of the specification, the default scale is computed in float32, which is
+    # too inexact for this case.
     attention = fixed_node(wave[:, :, :3], wave, wave / 3, scale=0.25)
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
@@ -254,7 +257,7 @@ def _thresholds() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _extreme_trees() -> Iterator[tuple[str, str, Generator]]:
-    """Yield ensembles of two trees that return the least or the largest of the trees' results."""
+    """Yield ensembles of two trees that return the smaller or the larger result of the trees."""
     trees: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0, 1, 1, 1],
         "nodes_nodeids": [0, 1, 2] * 2,
@@ -291,8 +294,8 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
             yield "TopK", f"neighbors_{dtype}", fixed_node(x, np.array([2]), axis=1)
             pooled = fixed_node(x[:, None], kernel_shape=[2], outputs=2)
             yield "MaxPool", f"neighbors_{dtype}", pooled
-            # The update of an element is the next element of its row. In float32, the two are
-            # equal.
+            # Each element is updated with the next element of its row. In float32, the element and
+            # the update are equal.
             updates = np.roll(x, -1, axis=1)
             rows, columns = np.array([[0], [1]]), np.array([[0, 1, 2]] * 2)
             for reduction in ("max", "min"):
@@ -306,7 +309,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for limits of a type that follow numbers equal to them in float32."""
+    """Yield searches for limits of a type, which follow numbers equal to them in float32."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]

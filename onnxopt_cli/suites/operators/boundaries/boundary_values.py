@@ -19,11 +19,11 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INF, _NAN = np.inf, np.nan
-# Numbers whose squares exceed float32 and float64.
+# For float32 and float64, numbers whose squares exceed the range of the type.
 _HUGE = (1e20, 1e200)
 _FAR_ARGUMENTS = (100.0, 1000.0, _INF)
-# Numbers whose exponentials exceed float16, float32 and float64, while half of each exponential
-# does not.
+# For float16, float32 and float64, numbers whose exponentials exceed the range of the type, whereas
+# half of each exponential does not.
 _NEAR_OVERFLOW = (11.5, 89.0, 710.0)
 _ROUNDED = (
     *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
@@ -35,7 +35,7 @@ def _both_signs(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(sign * value for value in values for sign in (1.0, -1.0))
 
 
-#: Exceptional arguments by operator. The results follow from limits of the functions.
+#: Exceptional arguments of functions, by operator. The results are the limits of the functions.
 EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Acos": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
     "Acosh": (1.0, 0.5, -2.0, 99.0, *_HUGE, _INF, _NAN),
@@ -49,7 +49,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Cosh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
     "Elu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
     "Erf": (*_both_signs((2.5, 3.25, 10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
-    # Only overflow and underflow are tested, not the reduction of large arguments.
+    # These arguments test only overflow and underflow, not the reduction of large arguments.
     "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -9.0, -87.0),
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Gelu": (3.5, -3.5, 100.0, 1000.0, _INF, 0.0, _NAN),
@@ -78,8 +78,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
-#: For each operator, the name of a float attribute, its value, which some elements have as well,
-#: and other attributes.
+#: For each operator: a float attribute, a value of the attribute that some elements also have, and
+#: further attributes.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),
@@ -91,7 +91,10 @@ _PAIRED = (0.0, -0.0, 1.0, -2.0, _INF, -_INF, _NAN)
 
 
 def _typed(draft: NodeDraft, name: str) -> np.dtype[Any]:
-    """Return an element type; discard the node unless the first input allows the type."""
+    """Return an element type.
+
+    If the first input does not allow the type, the node is discarded.
+    """
     draft.require(draft.allowed(0, (name,)))
     return DTYPES[name]
 
@@ -100,7 +103,7 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
     with np.errstate(over="ignore"):
         draft.add(np.array(values).astype(_typed(draft, dtype)))
     if draft.schema.name == "LeakyRelu":
-        # The implementation max(x, alpha * x) is wrong if alpha is above 1.
+        # If alpha is above 1, an implementation as max(x, alpha * x) is wrong.
         draft.set("alpha", 2.0)
     if draft.schema.name == "Gelu":
         draft.attribute("approximate", (None, "tanh"))
@@ -109,7 +112,10 @@ def _exceptional(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> No
 def _threshold(
     draft: NodeDraft, *, dtype: str, name: str, value: float, further: Mapping[str, float]
 ) -> None:
-    """Draw elements around a threshold; in float32, the nearest float64 elements equal it."""
+    """Draw elements around a threshold.
+
+    In float32, the nearest float64 elements equal the threshold.
+    """
     kind = _typed(draft, dtype)
     distances = {"float32": (0.25, 0.5), "float64": (2.0**-40, 0.5)}[dtype]
     near = [value, *(value + step for distance in distances for step in (-distance, distance))]
@@ -127,7 +133,10 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 
 
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
-    """Draw integers that float32 or float64 rounds; a second operand is near them or small."""
+    """Draw integers that float32 or float64 rounds.
+
+    The second operand is near these integers, or small.
+    """
     dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)
     draft.add(values)
@@ -135,8 +144,8 @@ def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     if constant and operands > 1:
         draft.add(np.full_like(values, constant))
     elif operands > 1:
-        # The second operand has the neighbours on both sides, because rounding to even moves a
-        # number to one of the two.
+        # The second operand includes the neighbours on both sides, because rounding to even moves a
+        # number to one of them.
         draft.add(np.stack([values - 1, values, values + 1]))
 
 
@@ -190,10 +199,10 @@ _EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_
 
 
 def _cast_to_float8(draft: NodeDraft, *, target: str, saturate: int) -> None:
-    """Draw floats in, at and beyond the range of a type of 8 bits."""
+    """Draw floats inside, at and beyond the limits of an 8-bit type."""
     dtype = DTYPES[target]
-    # No value lies between the largest value and the next power of two, where the published tables
-    # contradict the rounding rule.
+    # No value is drawn between the largest value and the next power of two, where the published
+    # tables contradict the rounding rule.
     values = (0.0, 1.0, 1.0625, 1.1875, 0.013, 240.0, 448.0, 512.0, 57344.0, 65536.0, 1e6)
     draft.add(np.array(_both_signs((*values, _INF)), np.float32))
     if draft.schema.name == "Cast":
@@ -234,7 +243,7 @@ def _infinite_rows(draft: NodeDraft) -> None:
 
 
 def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw exponents whose powers overflow or vanish."""
+    """Draw exponents for which powers overflow or vanish."""
     rows = [[1000.0, 999.0, 0.0], [-1000.0, -1001.0, -1000.5], [90.0, 89.0, -90.0], [0.0, 0.0, 0.0]]
     x = np.array(rows, _typed(draft, dtype))
     if draft.schema.name == "ReduceLogSumExp":
@@ -307,7 +316,7 @@ def _quantized_ties(draft: NodeDraft, *, dtype: str, zero_point: int) -> None:
 
 
 def _extreme_products(draft: NodeDraft, *, a_type: str, b_type: str) -> None:
-    """Draw factors whose sums of products exceed 16 bits."""
+    """Draw factors whose sums of products do not fit into 16 bits."""
     first, second = DTYPES[a_type], DTYPES[b_type]
     ends_a, ends_b = np.iinfo(first), np.iinfo(second)
     a, b = [ends_a.max, ends_a.max, ends_a.min], [ends_b.max, ends_b.min]
@@ -336,7 +345,7 @@ def _one_hot_fractions(draft: NodeDraft) -> None:
 
 
 def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
-    """Draw a map with repeated keys, the last of which counts."""
+    """Draw a map with repeated keys, of which the last one determines the value."""
     draft.require(draft.has("keys_tensor"))
     pool: Mapping[str, list[Any]] = {
         "int64s": [5, -1, 5, 9],
@@ -361,7 +370,7 @@ def _normalizer_zeros(draft: NodeDraft, *, norm: str) -> None:
 
 
 def boundary_values() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their boundaries, and generators."""
+    """Yield operators, each with the name of a boundary and a generator."""
     yield from _arguments()
     yield from _integers()
     yield from _conversions()

@@ -23,16 +23,16 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator
 from onnxopt_cli.suites.operators.node_draft import ANY, Choices, NodeDraft, SeededChoices, Shape
 
 SEEDS = "directed_seeds.json"
-# The largest length of an axis in drafts of a high rank, and of the short axes beside a long one.
+# The largest length of an axis in drafts with many axes, and of the short axes beside a long axis.
 _SHORT_LENGTH = 3
 _HIGH_RANKS = (5, 6)
-# Default of the largest rank that a generator draws. A generator with this default accepts any
+# The default value of a generator's largest rank. A generator that uses this default accepts any
 # rank.
 _ANY_RANK = 4
 
 
 class TypedDraft(NodeDraft):
-    """A draft in which a type variable has a given element type.
+    """A draft in which a type variable has a prescribed element type.
 
     Args:
         schema: the operator in one version.
@@ -63,7 +63,10 @@ class TypedDraft(NodeDraft):
         high: float | None = None,
         styles: Sequence[str] = ("plain", "halves", "wide"),
     ) -> Array:
-        """Draw a tensor; integers of many magnitudes include the limits of their type."""
+        """Draw a tensor.
+
+        Integers of many magnitudes include the limits of their type.
+        """
         if "wide" in styles and "int" in dtype_name(dtype):
             styles = ("limits",)
         return super().tensor(dtype, shape, low=low, high=high, styles=styles)
@@ -73,7 +76,7 @@ class TypedDraft(NodeDraft):
 
 
 class LengthDraft(NodeDraft):
-    """A draft in which one axis has a given length, and the other axes are short.
+    """A draft in which one axis has a prescribed length, and all other axes are short.
 
     Args:
         schema: the operator in one version.
@@ -88,7 +91,7 @@ class LengthDraft(NodeDraft):
         self._drawn_lengths = 0
 
     def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
-        """Choose the length of a dimension."""
+        """Choose the length of a dimension; one of them is prescribed."""
         place = self._drawn_lengths
         self._drawn_lengths += 1
         if place == self._place:
@@ -107,8 +110,8 @@ class DeepDraft(NodeDraft):
         return tuple(self.size(smallest, largest) for _ in range(self.choice(_HIGH_RANKS)))
 
 
-# The draft class of each kind of draw, with the names and types of the parameters in the draw's
-# name.
+# For each kind of draw: the class of drafts, and the names and types of the parameters in the name
+# of the draw.
 _DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]]] = {
     "type": (TypedDraft, (("variable", str), ("dtype", str))),
     "long": (LengthDraft, (("length", int), ("place", int))),
@@ -118,7 +121,7 @@ _DRAFTS: Mapping[str, tuple[Callable[..., NodeDraft], Sequence[tuple[str, type]]
 
 
 def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
-    """Return a generator whose choices follow from a seed, except for the prescribed one.
+    """Return a generator whose choices follow from a seed, except for one prescribed choice.
 
     Args:
         generate: the operator's generator.
@@ -140,7 +143,7 @@ def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
 
 
 def directed_draws(generators: Mapping[str, Generator]) -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, the names of their directed draws, and generators.
+    """Yield operators, each with the name of a directed draw and a generator.
 
     Args:
         generators: the operators' generators.

@@ -1,4 +1,4 @@
-"""Generators of given nodes."""
+"""Generators that always draw a given node."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def int64s(*values: Any) -> Array:
 
 
 def distinct(*shape: int) -> Array:
-    """Return a tensor of float32 whose elements are in an irregular order.
+    """Return a tensor of float32 whose elements are in irregular order.
 
-    Up to 101 elements are distinct.
+    Up to 101 elements differ from each other.
     """
     count = prod(shape)
     return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
 
 
 def distinct_bytes(*shape: int) -> Array:
-    """Return a tensor of uint8 whose elements have the same order as in :func:`distinct`."""
+    """Return a tensor of uint8 whose elements are ordered as in :func:`distinct`."""
     return (distinct(*shape) * 8 + 60).astype(np.uint8)
 
 
 def vectors(*names: str) -> list[ValueInfoProto]:
-    """Return declarations of inputs or outputs of a graph: vectors of two elements of float32."""
+    """Return declarations of a graph's inputs or outputs: float32 vectors of two elements."""
     return [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in names]
 
 
