@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -204,6 +205,8 @@ class _Site:
             "anchor": anchor,
             "details": self._details,
             "split_message": _split_message,
+            "brief": self._brief,
+            "by_folder": _by_folder,
             "by_row": self._by_row,
             "is_contested": is_contested,
             "pass_": Outcome.PASS,
@@ -368,7 +371,8 @@ class _Site:
         cases = [self._scores.cases[case] for case in self._scores.rows[row]]
         sections = []
         for case in cases:
-            passing, missing, others = [], [], []
+            passing, missing = [], []
+            others: list[tuple[Column, Result]] = []
             for column in self._scores.columns:
                 result = column.results.get(case.id)
                 if result is None:
@@ -377,8 +381,22 @@ class _Site:
                     passing.append(column.label)
                 else:
                     others.append((column, result))
-            sections.append((case, _content(others), passing, missing, others))
+            content = _content(case.about, (result for _, result in others))
+            sections.append(
+                (case, content, self._brief(passing), missing, _with_equal_content(others))
+            )
         return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
+
+    def _brief(self, labels: Sequence[str]) -> str:
+        """Return the shorter one of two lists: the labels, or all labels except the others."""
+        if not labels:
+            return ""
+        others = [
+            column.label for column in self._scores.columns if column.label not in set(labels)
+        ]
+        if not others:
+            return "all backends" if len(labels) > 1 else labels[0]
+        return min(", ".join(labels), f"all except {', '.join(others)}", key=len)
 
     def _case_link(self, case: str) -> str:
         """Return the address of a case's section, relative to the root of the site."""
@@ -442,17 +460,62 @@ def _is_plain_pass(result: Result) -> bool:
     return result.outcome is Outcome.PASS and not qualified
 
 
-def _content(results: Sequence[tuple[Column, Result]]) -> str:
-    """Return operators, attributes and inputs of a case from the first result that has them."""
-    content = next((result.content for _, result in results if result.content), None)
+def _content(about: str, results: Iterable[Result]) -> str:
+    """Return operators, attributes and inputs of a case from the first result that has them.
+
+    Args:
+        about: the description of the case, whose statements are not repeated.
+        results: the results of the case.
+    """
+    content = next((result.content for result in results if result.content), None)
     if content is None:
         return ""
-    parts = [f"{node} {attributes}".strip() for node, attributes in content.nodes]
-    parts += [
-        f"{name}: {kind} {values if len(values) <= _MAX_VALUE_CHARS else ''}".strip()
-        for name, kind, values in content.inputs
+    parts = [
+        f"{node} {attributes}".strip()
+        for node, attributes in content.nodes
+        if node not in about or attributes not in about
     ]
+    for name, kind, values in content.inputs:
+        shown = values if len(values) <= _MAX_VALUE_CHARS else ""
+        if f"{name} {kind}" not in about:
+            parts.append(f"{name}: {kind} {shown}".strip())
+        elif shown:
+            parts.append(f"{name} = {shown}")
     return clipped("; ".join(parts), _MAX_CONTENT_CHARS)
+
+
+def _with_equal_content(
+    results: Iterable[tuple[Column, Result]],
+) -> list[tuple[list[str], Column, Result]]:
+    """Merge results that differ only in the backend.
+
+    Returns:
+        The labels of the backends with a result, and the first backend with its result.
+    """
+    merged: dict[str, tuple[list[str], Column, Result]] = {}
+    for column, result in results:
+        shown = (result.outcome, result.lowered, result.opset, result.note)
+        content = repr((shown, result.message, result.diffs))
+        merged.setdefault(content, ([], column, result))[0].append(column.label)
+    return [*merged.values()]
+
+
+def _by_folder(cases: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Group case ids by their first part.
+
+    Returns:
+        The longest folder that the ids of a group share, and each id with its name in this folder.
+    """
+    groups: dict[str, list[str]] = {}
+    for case in cases:
+        groups.setdefault(case.partition("/")[0], []).append(case)
+    named = []
+    for ids in groups.values():
+        columns = zip(*(case.split("/")[:-1] for case in ids), strict=False)
+        shared = takewhile(lambda parts: len(set(parts)) == 1, columns) if len(ids) > 1 else ()
+        folder = "".join(f"{parts[0]}/" for parts in shared)
+        named.append((folder, [(case, case[len(folder) :]) for case in ids]))
+    return named
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:

@@ -175,7 +175,30 @@ def test_same_wrong_result_of_several_backends_is_marked(site):
         index.count('<abbr title="2 with the same wrong result as another backend">=</abbr>') == 2
     )
     cases = (folder / "cases" / "momentum.html").read_text()
-    assert cases.count("same wrong result as two") == 2
+    assert cases.count('<dt class="o fail">one, two<dd><b>fail</b>; same wrong result<p>') == 2
+
+
+def test_results_that_differ_only_in_the_backend_are_shown_once(site):
+    backends = {"right": "numpy", "a": "python:raises.py:Raises", "b": "python:./raises.py:Raises"}
+    page = (site(backends) / "cases" / "momentum.html").read_text()
+    section = page.partition('id="demo/demo/plain"')[2].partition("</section>")[0]
+    assert '<dt class="o error">a, b<dd>' in section
+    assert section.count("<dt") == section.count("ValueError") == 1
+
+
+def test_inputs_that_the_description_states_are_not_repeated(site, workplace):
+    about = "A step; of R float32[], X float32[2]."
+    (workplace / "demo.yaml").write_text(CASE.replace("One ordinary step.", json.dumps(about)))
+    page = (site({"off": "python:demo.py:Off"}) / "cases" / "momentum.html").read_text()
+    plain, _, nesterov = page.partition('id="demo/demo/nesterov"')
+    assert "; R = 0.1; T: int64[] 1; X = [1.0, 2.0]; G: float32[2] [0.5, -0.5]" in plain
+    assert "; R: float32[] 0.1; T: int64[] 1; X: float32[2] [1.0, 2.0]" in nesterov
+
+
+def test_cases_in_a_folder_have_short_names_below_its_name(site):
+    page = (site({"off": "python:demo.py:Off"}) / "operators" / "momentum.html").read_text()
+    links = '<a href="../cases/momentum.html#demo/demo/plain">plain</a>'
+    assert f'<p class="ids spaced">demo/demo/ {links}' in page
 
 
 def test_pass_by_another_reading_is_marked(site):
