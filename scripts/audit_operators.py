@@ -5,10 +5,10 @@
 
 Each operator's result is a file in the folder. An operator that has a file is not audited again, so
 an interrupted audit continues where it ended. The first suite determines the rows of the table;
-each further suite adds a column with its score. By default, all operators of the suite
+each further suite adds a column with its mutation score. By default, all operators of the suite
 ``operators`` are audited. The column "inputs" states the least and the largest number of nodes on
-which an equivalent mutant ran: the search for an operator ends at a limit of nodes or of processor
-time.
+which an equivalent mutant ran: the search for an operator ends at a limit on the number of nodes or
+on the processor time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_EQUIVALENT = 0.1
 
 @cache
 def cases_of(suite: str) -> Mapping[str, Sequence[Case]]:
-    """Return the cases of a suite by the first operator that they name."""
+    """Return the cases of a suite by the first operator of the case."""
     by_operator: dict[str, list[Case]] = {}
     for case in onnxopt_cli.load_cases(suite):
         if case.operators:
@@ -52,7 +52,7 @@ def cases_of(suite: str) -> Mapping[str, Sequence[Case]]:
 
 
 class Counts:
-    """The mutants of an operator by outcome.
+    """The numbers of an operator's mutants, by outcome.
 
     Args:
         score: the operator's score as ``onnxopt audit --json`` writes it.
@@ -72,12 +72,12 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """The mutation score; None without mutants."""
+        """The mutation score; None if there are no mutants."""
         return self.killed / self.counted if self.counted else None
 
 
 def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str) -> Counts | None:
-    """Return the mutants of an operator, from its file if there is one; None without cases."""
+    """Return the counts of an operator's mutants, if possible from its file; None without cases."""
     path = folder / suite / f"{operator}.json"
     if not path.exists():
         warnings.simplefilter("ignore")
@@ -109,7 +109,7 @@ def percent(share: float | None) -> str:
 
 
 def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) -> str:
-    """Return an operator's row of the table; further suites have a column for their score."""
+    """Return an operator's row of the table, with a score for each further suite."""
     cells = (
         operator,
         counts.cases,
@@ -125,7 +125,7 @@ def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) 
 
 
 def main() -> None:
-    """Print the table of the operators that are named."""
+    """Print the table of the given operators."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--suite", action="append", dest="suites")

@@ -1,6 +1,6 @@
 """Measure the speed of onnxopt relative to other programs, and check the documented limits.
 
-Run it in an environment with onnxopt[dev]:
+Run this script in an environment with onnxopt[dev]:
 
     python scripts/benchmark.py [PATTERN]
 
@@ -60,7 +60,8 @@ class OnnxRuntime(Backend):
 globals().update(Runner(OnnxRuntime, __name__).test_cases)
 """
 
-# Large tensors are compared with a plain script. onnx's reference lacks AdmmUpdate.
+# A plain script is the counterpart of commands on large tensors. The script defines AdmmUpdate,
+# which onnx's reference lacks.
 LARGE_ELEMENTS = 20_000_000
 LARGE_LIMITS = {"Adam": 2.0, "Adagrad": 3.0, "Momentum": 3.0, "AdmmUpdate": 3.0}
 ADMM_UPDATE = """
@@ -128,7 +129,7 @@ for output, expected_output in zip(outputs, expected):
     np.testing.assert_allclose(output, expected_output, rtol=1e-3, atol=1e-7)
 """
 
-# Many small cases: three tensors of at most 16 elements each.
+# Many small cases, each with three tensors of at most 16 elements.
 MANY_CASES, CASES_A_FILE = 100_000, 500
 MAKE_MANY = """
 import random, sys
@@ -312,8 +313,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
-        # The user's Python stores compiled modules, so the measured commands may store them as
-        # well.
+        # The measured commands may store compiled modules, as Python does for a user.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         comparisons = [
             *command_comparisons(folder),

@@ -3,9 +3,9 @@
 ``python scripts/check_gallery.py openvino tract`` checks the rows of two runtimes, each through its
 adapter; without names, all runtimes are checked. A row is
 
-- ``reproduced`` if the runtime returns the wrong value of the row,
-- ``fixed`` if its case passes, in the version that is printed,
-- ``different`` if the case fails otherwise, or the runtime does not compute it.
+- ``reproduced`` if the runtime returns the wrong value of the row, - ``fixed`` if its case passes,
+in the version that is printed, - ``different`` if the case fails otherwise, or the runtime does not
+compute it.
 
 A table of the counts by runtime follows. The script exits with 1 if a row is not reproduced, or a
 runtime does not start.
@@ -54,7 +54,7 @@ COUNTED = (*DefectState, NOT_CHECKED)
 
 
 class CheckedRow(NamedTuple):
-    """A row that was run.
+    """The result of a row's case.
 
     Attributes:
         row: the row.
@@ -85,13 +85,13 @@ def check_row(row: Defect, result: Result) -> CheckedRow:
 
 
 def _observed(row: Defect, result: Result) -> Observation | None:
-    """Return the element, shape or type that a row is about; None without outputs."""
+    """Return the element, shape or type that a row concerns; None without outputs."""
     for diff, output in zip_longest(result.diffs, result.returned):
         if diff is None or diff.name != row.output:
             continue
         if isinstance(output, np.ndarray):
             return row.observe(output)
-        # Outputs are not kept if one is an empty optional.
+        # Outputs are not kept if one of them is an empty optional.
         worst = {tuple(element.index): element.actual for element in diff.worst}
         actual = worst.get(row.element)
         return actual if isinstance(actual, int | float) else None
@@ -110,7 +110,7 @@ def is_near(row: Defect, observed: Observation) -> bool:
 
 
 def described(row: Defect, observation: Observation) -> str:
-    """Return an observation in words: ``Y[0, 1] = 2.5``, ``shape of Y: [2, 1]``."""
+    """Describe an observation: ``Y[0, 1] = 2.5``, ``shape of Y: [2, 1]``."""
     if isinstance(observation, Mapping):
         ((kind, value),) = observation.items()
         return str(value) if kind == "text" else f"{kind} of {row.output}: {value}"
@@ -155,7 +155,7 @@ def table_row(adapter: str, version: str, counts: Counter[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the runtimes that are named; return the exit code."""
+    """Check the given runtimes; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     adapters = [runtime.adapter for runtime in runtimes()]
     parser.add_argument("adapters", nargs="*", metavar="ADAPTER")

@@ -7,7 +7,7 @@
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
 Scheduler and workers are processes on this machine. Processor times are valid even on a busy
-machine, wall times only on an idle machine.
+machine, but wall times only on an idle machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: Fields of a report that differ between runs.
 _VARYING_FIELDS = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# These values are the same as in the Dask client of the package.
+# The batch and task times are the same as in the Dask client of the package.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED_WORKERS = (1, 2, 10, 100, 300, 1000)
 
@@ -71,7 +71,7 @@ def running_cluster(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
 
 
 def measure_command(arguments: list[str]) -> dict[str, float]:
-    """Run a command; return its wall time, processor time and MiB, without the cluster's."""
+    """Run a command; return its wall time, processor time and MiB, without those of the cluster."""
     began = time.perf_counter()
     process = subprocess.Popen([*ONNXOPT, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -92,7 +92,7 @@ def processor_seconds(process: psutil.Process) -> float:
 
 
 def reports_agree(first: Path, second: Path) -> bool:
-    """Return whether two reports are equal apart from the fields that vary."""
+    """Return whether two reports are equal except for fields that differ between runs."""
 
     def without_varying(data: Any) -> Any:
         if isinstance(data, dict):
@@ -108,7 +108,7 @@ def reports_agree(first: Path, second: Path) -> bool:
 
 
 def write_many_cases(folder: Path, count: int) -> str:
-    """Write small cases below a folder, and return the path of their folder."""
+    """Write small cases to a subfolder of a folder, and return the subfolder."""
     cases = str(folder / "many")
     subprocess.run([sys.executable, "-c", MAKE_MANY, cases, str(count), str(CASES_A_FILE)],
                    check=True)  # fmt: skip
@@ -160,7 +160,7 @@ def simulate(
     Args:
         case_seconds: time of a worker for one case.
         client_seconds: time of the client for one case: its file, its result, log and reports.
-        task: time of client and scheduler for one task; --tasks measures it.
+        task: time of client and scheduler for one task, as --tasks measures it.
         count: number of cases.
     """
     print(
@@ -177,7 +177,7 @@ def simulate(
             worker_free_at, number = heapq.heappop(queue)
             batch = min(largest_batch, remaining, max(1, remaining // (2 * workers)))
             remaining -= batch
-            # A single thread of the client sends the batches and receives the results.
+            # A single thread of the client sends all batches and receives all results.
             client_free_at = max(client_free_at, worker_free_at) + task + batch * client_seconds
             client_busy += task + batch * client_seconds
             heapq.heappush(queue, (client_free_at + batch * case_seconds, number))
@@ -218,13 +218,13 @@ async def tasks() -> None:
 
 
 def audits(count: int) -> None:
-    """Measure a thorough audit of many small cases with one worker and with two."""
+    """Measure a thorough audit of many small cases with one worker and with two workers."""
     wall_times = []
     with tempfile.TemporaryDirectory() as folder:
         cases = write_many_cases(Path(folder), count)
         for workers in (1, 2):
             with running_cluster(workers) as (file, _):
-                # These cases do not kill every mutant, so the audit needs --allow to pass.
+                # The small cases do not kill every mutant, so the audit passes only with --allow.
                 audit = measure_command(["audit", cases, "-v", "--allow", "*", "--cluster", file])
             print(f"{workers} workers: {audit}")
             wall_times.append(audit["wall"])

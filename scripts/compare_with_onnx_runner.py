@@ -1,12 +1,12 @@
 """Compare the verdicts of onnxopt and of onnx's test runner on all node cases of onnx.
 
-Run it in an environment with onnxopt[ort]:
+Run this script in an environment with onnxopt[ort]:
 
     python scripts/compare_with_onnx_runner.py
 
 onnxopt and the runner test the same backends, so that only their judgements can differ. The script
-prints a table for each backend, and each case with different verdicts. It exits with 1 if a
-difference is not explained in EXPLAINED.
+prints a table for each backend, and each case with different verdicts. The script exits with 1 if
+EXPLAINED does not explain a difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from onnxopt_cli.backends.resolve import resolve_backend
 
-#: Cases that onnx's runner judges wrongly, with the reason.
+#: Cases that onnx's runner judges wrongly, each with the reason.
 EXPLAINED = {
     "test_loop16_seq_none": "the runner takes the length of a scalar in a sequence",
 }
@@ -107,7 +107,7 @@ def onnxopt_outcomes(backend: str) -> dict[str, str]:
 
 
 def main() -> int:
-    """Compare both backends; return the exit code."""
+    """Compare the verdicts on both backends; return the exit code."""
     unexplained = 0
     for name in ("onnxruntime", "onnx-reference"):
         outcomes, runner_passes = onnxopt_outcomes(name), runner_verdicts(runner_backend(name))

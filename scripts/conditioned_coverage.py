@@ -22,7 +22,7 @@ TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 
 
 def main(corpus: str = "onnx-node") -> None:
-    """Print the numbers, and the reasons why cases are missing."""
+    """Print the numbers of cases, and the reasons for which cases are not counted."""
     cases = onnxopt.load_cases(corpus)
     judging = onnxopt.Judging(tolerance=onnxopt.ToleranceRule.CONDITIONED)
     totals: defaultdict[str, int] = defaultdict(int)
@@ -51,7 +51,7 @@ def main(corpus: str = "onnx-node") -> None:
 
 
 def missing_reason(tolerance: Tolerance | None) -> str:
-    """Return the reason why a tolerance is neither conditioned nor derived; empty if it is."""
+    """Return why a tolerance is neither conditioned nor derived; empty for other tolerances."""
     if isinstance(tolerance, Relative):
         return tolerance.reason or "fixed tolerance"
     provenance = getattr(tolerance, "provenance", None)

@@ -94,12 +94,12 @@ DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
         size and _count(case) * -size == -1 for size in _sizes(case)
     ),
 }
-#: Dimensions that only operators with a T have.
+#: Dimensions that only operators with an input T have.
 DIMENSIONS_OF_T = {name for name in DIMENSIONS if "count" in name or " T " in name}
 
 
 def counts() -> dict[str, dict[str, tuple[int, int]]]:
-    """Return the cases that cover a dimension of an operator, in ``cases/`` and in other suites."""
+    """Count the cases that cover a dimension of an operator, in ``cases/`` and in other suites."""
     covering: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in DIMENSIONS}
     for operator in registry().operators:
         committed = list(suites()[operator.suite_name].templates(operator))

@@ -4,21 +4,21 @@
     python scripts/detection_power.py forms [OPERATOR ...]
 
 The first command injects a relative error of 1e-5 into the cases of a corpus that are a single node
-with float32 outputs. An element counts if it is finite and not zero. The error is detected if it
-exceeds the tolerance of the element. The first share counts all elements. The second share counts
-only elements of at least a tenth of the largest element of their output, because smaller elements
-may result from terms that cancel.
+with float32 outputs. An element is counted if it is finite and not zero. The error is detected if
+it exceeds the tolerance of the element. The first share counts all elements. The second share
+counts only elements of at least a tenth of the largest element of their output, because smaller
+elements may result from terms that cancel.
 
 The last column divides the tolerance by the largest error of a right implementation in float32,
 among the elements in which 1e-5 is not detected. The implementations are those of
 ``right_forms.py``, ONNX Runtime, and onnx's reference with pairwise and with sequential sums.
 
 The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16, with means
-of up to 3e6 deviations, terms that cancel, and terms that are subnormal. It injects ten times the
-largest error that a right implementation has in an output, and at least ten roundings of the type.
-An element is judged if its tolerance is below half of its magnitude. The command counts the judged
-elements in which the error is detected. It also counts the judged elements in which a wrong result
-passes: NaN, 0, or the negated or halved right result.
+of up to 3e6 deviations, terms that cancel, and terms that are subnormal. The injected error is ten
+times the largest error of a right implementation in the output, and at least ten roundings of the
+type. An element is judged if its tolerance is below half of its magnitude. The command counts the
+judged elements in which the error is detected. The command also counts the judged elements in which
+a wrong result passes: NaN, 0, or the negated or halved right result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FALSIFICATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 class Counts:
-    """Counts the elements of an operator's outputs, and those in which the error is detected."""
+    """Counts of elements of an operator's outputs, and of elements with a detected error."""
 
     def __init__(self) -> None:
         self.elements: Counter[str] = Counter()
@@ -81,13 +81,13 @@ class Counts:
         for value in right_values:
             if value.shape == exact.shape and undetected.any():
                 error = np.abs(value.astype(np.float64) - exact)[undetected] / limit[undetected]
-                # An error beyond the tolerance belongs to another accepted result, or to an
-                # implementation that is wrong for this element.
+                # An error beyond the tolerance belongs to another accepted result, or the
+                # implementation is wrong for this element.
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
 
 class FormCounts:
-    """Counts the elements of an operator's outputs in one type, and those with detected errors."""
+    """Counts of an operator's elements in one type, and of elements with a detected error."""
 
     def __init__(self) -> None:
         self.elements = self.judged = self.detected = 0
@@ -119,7 +119,7 @@ class FormCounts:
 
 
 def accepts(output: ConditionedOutput, value: Array) -> Array:
-    """Return which elements of a value are right."""
+    """Return a mask of the right elements of a value."""
     accepted = np.zeros(value.shape, bool)
     for expected, limit in (*output.right, *output.reformulated):
         exact = expected.astype(np.float64)
@@ -165,7 +165,7 @@ def main(corpus: str = "onnx-node", *operators: str) -> None:
 
 
 def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
-    """Print the shares of each operator, the smallest first, and how many reach LEAST_SHARE."""
+    """Print the shares of operators in ascending order, and how many reach LEAST_SHARE."""
     counts: defaultdict[str, Counts] = defaultdict(Counts)
     for case in onnxopt.load_cases(corpus):
         problem = case.load()

@@ -18,7 +18,7 @@ PRUNING_DOMAIN = "onnxopt.pruning"
 OPSETS = {"": 17, TRAINING_DOMAIN: 1, PRUNING_DOMAIN: 1}
 IR_VERSION = 8
 
-#: Number of pixels, units of the two hidden layers, and classes.
+#: Numbers of pixels, of units in each of the two hidden layers, and of classes.
 SIZES = (64, 48, 24, 10)
 LAYERS = tuple(range(1, len(SIZES)))
 WEIGHTS = tuple(f"W{layer}" for layer in LAYERS)
@@ -76,7 +76,7 @@ class Regime(StrEnum):
 
 
 class GraphBuilder:
-    """Collects the nodes of a graph. Each value is named after its meaning."""
+    """A builder that collects the nodes of a graph. The name of a value states its meaning."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -120,7 +120,7 @@ class GraphBuilder:
         return list(outputs)
 
     def model(self) -> onnx.ModelProto:
-        """Return the checked model, which imports the domains of its nodes."""
+        """Return the model of the collected nodes, after onnx's check."""
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, self._constants
         )
@@ -143,7 +143,7 @@ def _value_info(
 
 
 def initial_parameters(seed: int) -> dict[str, Array]:
-    """Draw weights as in He et al. 2015; biases are zero."""
+    """Draw weights as He et al. (2015) do; biases are zero."""
     generator = np.random.default_rng(seed)
     return {
         name: generator.normal(0, np.sqrt(2 / shape[0]), shape).astype(np.float32)
@@ -196,13 +196,12 @@ def training_step(
     """Return the model of a whole step: forward pass, loss, backward pass, optimizer.
 
     Inputs are R, T, ``images`` [batch, 64], ``labels`` [batch], each parameter by its name, and its
-    states, such as ``V_W1``. Each weight has the further inputs ``Z_W1`` and ``U_W1`` under ADMM,
-    and ``mask_W1`` under a mask.
-    Outputs are ``loss``, each parameter and state with the suffix ``_new``, and the gradients
-    ``gradient_W1`` before a penalty or a mask is applied.
+    states, such as ``V_W1``. With ADMM, each weight has the further inputs ``Z_W1`` and ``U_W1``;
+    with a mask, the further input ``mask_W1``. Outputs are ``loss``, each parameter and state with
+    the suffix ``_new``, and the gradients ``gradient_W1`` before a penalty or a mask is applied.
 
     Args:
-        optimizer: its one node updates all parameters.
+        optimizer: the operator whose single node updates all parameters.
         batch: number of images.
         regime: ADMM adds a penalty to the loss and to the gradients of the weights. A mask
             multiplies the gradients of the weights and their new values.
@@ -253,7 +252,7 @@ def _add_layer(graph: GraphBuilder, layer: int, below: str, *, name: str) -> str
 
 
 def _add_loss(graph: GraphBuilder, logits: str, labels: str, batch: int) -> tuple[str, str]:
-    """Add the mean cross-entropy; return it and its gradient with respect to the logits."""
+    """Add the mean cross-entropy; return its name and that of its gradient by the logits."""
     depth = graph.constant("classes", np.array(SIZES[-1], np.int64))
     off_on = graph.constant("off_on", np.array([0, 1], np.float32))
     size = graph.constant("batch", np.array(batch, np.float32))
@@ -286,7 +285,7 @@ def _add_backward(graph: GraphBuilder, images: str, logits_gradient: str) -> dic
 
 
 def _add_backward_activation(graph: GraphBuilder, layer: int, gradient: str) -> str:
-    """Propagate a gradient through the weights of a layer and the ReLU below them."""
+    """Propagate a gradient through the weights of a layer and the ReLU before them."""
     below = layer - 1
     weights = graph.node("Transpose", f"W{layer}", name=f"W{layer}_transposed", perm=[1, 0])
     hidden = graph.node("MatMul", gradient, weights, name=f"gradient_hidden_{below}")

@@ -7,11 +7,11 @@
 accepts an output and the other rejects it, the script records the elements with the largest errors.
 FILE is scripts/disputed_verdicts.json by default.
 
-``check`` computes the exact value of each recorded element from the node and its inputs only. It
-prints the element's error as a multiple of an error bound that is derived by hand for each operator
-from the roundings of any reasonable evaluation: see the functions below. u is the unit roundoff. A
-verdict is confirmed if the conditioned tolerance accepts exactly those outputs whose error is
-within the bound. The script exits with 1 if a verdict is not confirmed.
+``check`` computes the exact value of each recorded element from the node and its inputs alone. It
+prints the element's error as a multiple of an error bound. The bound is derived by hand, for each
+operator, from the roundings of any reasonable evaluation; the functions below state it. u is the
+unit roundoff. A verdict is confirmed if the conditioned tolerance accepts exactly those outputs
+whose error is within the bound. The script exits with 1 if a verdict is not confirmed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onnxopt_cli.core.result import Outcome, Result
 mp.dps = 60
 RECORDED = Path(__file__).with_name("disputed_verdicts.json")
 ELEMENTS_PER_OUTPUT = 3
-#: Roundings of a short computation or of a library function.
+#: Number of roundings of a short computation or of a library function.
 STEPS = 16
 Array = np.ndarray[Any, Any]
 Index = tuple[int, ...]
@@ -72,7 +72,7 @@ def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
 
 
 def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Exact:
-    """Allow one rounding: the remainder of two floats is a float."""
+    """Allow one rounding, because the remainder of two floats is a float."""
     a, b = mpf(float(x[at])), mpf(float(y[at]))
     quotient = a / b
     remainder = a - b * (mp.floor(quotient) if not fmod or quotient > 0 else mp.ceil(quotient))
@@ -180,7 +180,7 @@ def dft(
     onesided: int = 0,
     **_: Any,
 ) -> Exact:
-    """Sum along an axis; a one-sided inverse adds the conjugates of the omitted half."""
+    """Transform along an axis by a sum; a one-sided inverse adds conjugates of the omitted half."""
     axis = (axis if axis_input is None else int(axis_input)) % x.ndim
     selection: list[Any] = [*at[:-1], slice(None)]
     selection[axis] = slice(None)
@@ -206,7 +206,7 @@ def stft(
     u: Any,
     **_: Any,
 ) -> Exact:
-    """Sum over one windowed frame of the signal."""
+    """Transform one windowed frame of the signal by a sum."""
     count = int(size) if size is not None else len(window)
     start = at[1] * int(step)
     frame = exact_array(signal[at[0], start : start + count, 0])
@@ -325,7 +325,7 @@ RANDOM_OPERATORS: Mapping[str, Callable[..., bool]] = {
 
 
 def unit_roundoff(dtype: np.dtype[Any]) -> Any:
-    """Return half the distance of 1 to the next number of a floating-point type."""
+    """Return half the distance between 1 and the next larger number of a floating-point type."""
     limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return mpf(float(limits.eps)) / 2
 
@@ -369,7 +369,8 @@ def check(file: Path = RECORDED) -> int:
     for row in recorded["rows"]:
         print(f"{row['case']} on {row['backend']}: {row['verdict']} by the conditioned tolerance")
         content = cases[row["case"]].load()
-        # An expanded case has the same inputs, and a graph instead of the node.
+        # An expanded case has the same inputs as the case of the node, and a graph instead of the
+        # node.
         unexpanded = cases.get(re.sub(r"_expanded(_ver\d+)?", "", row["case"]))
         (node,) = (unexpanded.load() if unexpanded else content).model.graph.node
         correct = all(list(check_elements(row, node, content)))

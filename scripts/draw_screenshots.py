@@ -3,8 +3,7 @@
     python scripts/draw_screenshots.py [FOLDER]
 
 The script runs a few cases on a backend with two mistakes, and the quick tier of a suite on three
-backends. rich draws the terminal as SVG; Chromium, without a window, draws the report and the
-scoreboard.
+backends. rich draws the terminal as SVG. Headless Chromium draws the report and the scoreboard.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def main() -> None:
 
 
 def draw_page(page: str, picture: Path) -> None:
-    """Draw the beginning of a page."""
+    """Draw the upper part of a page."""
     width, height = PAGE
     subprocess.run(
         [shutil.which("chromium") or "chromium", "--headless", "--no-sandbox",
@@ -96,13 +95,13 @@ def draw_page(page: str, picture: Path) -> None:
 
 
 def terminal_picture(output: str) -> str:
-    """Return a command and its output, with escape sequences for colours, as SVG."""
+    """Return an SVG picture of a command and its output, which has escape sequences."""
     prompt = "$ " + " ".join(f"'{word}'" if " " in word else word for word in COMMAND) + "\n"
     # Progress is drawn while the cursor is hidden, and erased afterwards.
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(prompt), Text.from_ansi(lines), sep="")
-    # Without this rule, a browser would download a font.
+    # A browser would download a font without this rule.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="onnxopt"), flags=re.DOTALL)
 
 

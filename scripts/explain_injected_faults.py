@@ -6,9 +6,9 @@ A fault changes one output where one or two conditions hold. With ``--beyond``, 
 conditions cannot be expressed as a failure condition, so a correct report states a weaker condition
 or no condition. The faulty backend runs the suite of its operator, and its failures are explained
 as in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs.
-The script prints the precision and recall of each condition. It exits with 1 if less than 80 % of
-the faults are explained, or if a reported condition predicts badly. With ``--beyond``, it exits
-with 1 if more than 10 % of the reported conditions predict badly.
+The script prints the precision and recall of each condition. The script exits with 1 if less than
+80 % of the faults are explained, or if a reported condition predicts badly. With ``--beyond``, the
+script exits with 1 if more than 10 % of the reported conditions predict badly.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.catalogue import suite_cases
 from onnxopt_cli.workers.forked_processes import parallel
 
-#: Number of new inputs, and of draws to find enough inputs on which the fault is visible.
-NEW_INPUTS, MAX_DRAWS = 400, 3000
-#: A condition predicts well if its precision and recall reach the first value, and badly if they
-#: are below the second.
-GOOD_SHARE, BAD_SHARE = 0.95, 0.8
+#: Number of new inputs for which a condition must predict the outcome.
+NEW_INPUTS = 400
+#: Largest number of draws to find inputs on which the fault is visible.
+MAX_DRAWS = 3000
+#: A condition predicts well if its precision and recall reach this share.
+GOOD_SHARE = 0.95
+#: A condition predicts badly if its precision or recall is below this share.
+BAD_SHARE = 0.8
 
-#: Returns where a condition holds in a group: a boolean, or a mask of its elements.
+#: A function that returns where a condition holds in a group: a boolean, or a mask of the group's
+#: elements.
 Holds = Callable[[Call[Any], int], Any]
 #: A condition and its description.
 Condition = tuple[str, Holds]
@@ -54,7 +58,7 @@ Condition = tuple[str, Holds]
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of one output, in the elements where all conditions hold."""
+    """A fault: a change of one output in the elements where all conditions hold."""
 
     description: str
     conditions: tuple[Holds, ...]
@@ -104,7 +108,7 @@ def on_first_tensor(description: str, holds: Callable[[Any], Any]) -> Condition:
 
 
 def attribute_condition(operator: Operator, random: Random) -> Condition:
-    """Draw a condition on an attribute: its value, or whether the node omits it."""
+    """Draw a condition on the value of an attribute, or on its omission."""
     item = random.choice(operator.attributes)
     if item.choices:
         word = random.choice(item.choices)
@@ -121,7 +125,7 @@ def attribute_condition(operator: Operator, random: Random) -> Condition:
 
 
 def count_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a limit of T."""
+    """Draw a condition that limits T."""
     k = random.choice((0, 1, 2, 3, 10, 1000, 2**24, 2**31, -1))
     if k <= 0:
         return f"T <= {k}", lambda call, _: int(call.scalars[-1].item()) <= k
@@ -129,7 +133,7 @@ def count_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def double_condition(operator: Operator, random: Random) -> Condition:
-    """Draw a tensor that must be a double."""
+    """Draw the condition that a tensor has the type double."""
     name = random.choice(operator.tensors)
     index = operator.tensors.index(name)
     return f"{name} double", lambda call, group: call.groups[group][index].dtype == np.float64
@@ -141,13 +145,13 @@ def rate_condition(_operator: Operator, _random: Random) -> Condition:
 
 
 def length_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a least number of elements."""
+    """Draw a condition that requires a least number of elements."""
     k = random.choice((2, 4, 5, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 1024))
     return on_first_tensor(f"length >= {k}", lambda x: x.size >= k)
 
 
 def block_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a length of blocks; the condition holds after the last complete block."""
+    """Draw the condition that an element is after the last complete block of a length."""
     m = random.choice((4, 8, 16, 32))
     return (
         f"tail of {m}",
@@ -156,7 +160,7 @@ def block_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def index_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a least index of an element."""
+    """Draw a condition that requires a least index of an element."""
     k = random.choice((1, 2, 4, 8, 16, 32, 64, 256))
     return f"index >= {k}", lambda call, group: positions(call, group) >= k
 
@@ -173,25 +177,25 @@ def scalar_condition(_operator: Operator, _random: Random) -> Condition:
 
 
 def columns_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a least length of the last of several axes."""
+    """Draw a condition that requires a least length of the last of several axes."""
     k = random.choice((4, 16, 17, 32, 33, 64))
     return on_first_tensor(f"columns >= {k}", lambda x: x.ndim > 1 and x.shape[-1] >= k)
 
 
 def group_count_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a least number of groups."""
+    """Draw a condition that requires a least number of groups."""
     k = random.choice((2, 3, 4, 8, 9))
     return f"tensors >= {k}", lambda call, _: len(call.groups) >= k
 
 
 def group_number_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw the number of the first group for which the condition holds."""
+    """Draw a condition that holds for a group and all later groups."""
     k = random.choice((2, 3, 5, 9))
     return f"tensor number >= {k}", lambda _, group: group + 1 >= k
 
 
 def broadcasting_condition(operator: Operator, random: Random) -> Condition:
-    """Draw a tensor after the first that must have a lower rank, or another shape."""
+    """Draw the condition that a tensor has a lower rank or another shape than the first tensor."""
     index = random.randrange(1, len(operator.tensors))
     kind = random.choice(("lower", "any"))
 
@@ -203,7 +207,7 @@ def broadcasting_condition(operator: Operator, random: Random) -> Condition:
 
 
 def value_condition(operator: Operator, random: Random) -> Condition:
-    """Draw a property of an element's value."""
+    """Draw a condition on the value of an element."""
     name = random.choice(operator.tensors)
     values = values_of(name)
     description, holds = random.choice((
@@ -275,7 +279,7 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
-    """Draw a fault with one or two conditions; with ``beyond``, the last one is inexpressible."""
+    """Draw a fault with one or two conditions; with ``beyond``, the last is inexpressible."""
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
     drawn = [draw_condition(operator, random) for _ in range(number)]
     if beyond:
@@ -295,7 +299,7 @@ def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
 
 
 def draw_call(operator: Operator, random: Random) -> Call[Any]:
-    """Draw a node; the sampler shares no code with the suites or the explanation."""
+    """Draw a node. This sampler shares no code with the suites or the explanation of failures."""
     numpy = np.random.RandomState(random.randrange(1 << 30))
     groups = random.choice((1, 1, 1, 1, 2, 2, 3, 4, 8, 9, 10))
     all_double = random.choice((False, True, None))
@@ -417,7 +421,8 @@ def main() -> int:
                 print(f"  frequencies  {operator.name}: {fault} -> {statement}")
                 continue
             explained += 1
-            # A condition weaker than an inexpressible one is correct, but has a low recall.
+            # A condition that is weaker than an inexpressible condition is correct, but its recall
+            # is low.
             quality = precision if options.beyond else min(precision, recall)
             good += quality >= GOOD_SHARE
             bad += quality < BAD_SHARE

@@ -5,8 +5,9 @@
 Each mistake runs the suite of its operator, and its failures are explained as those of a backend.
 The script prints the number of mistakes that are explained by their own name or by an equivalent
 mistake. A mistake that only rejects valid cases is not explained, because errors can have many
-reasons. All mistakes of all operators take an hour; ``--sample`` takes N mistakes of each operator.
-The script exits with 1 if less than 97 % of the mistakes are explained correctly.
+reasons. A run on all mistakes of all operators takes an hour; with ``--sample``, only N mistakes of
+each operator run. The script exits with 1 if less than 97 % of the mistakes are explained
+correctly.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def main() -> int:
 def explain_mistake(
     trials: Sequence[AuditedCase], cases: Mapping[str, Case], mistake: Implementation
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the names in the explanation, and whether it covers all failures."""
+    """Return the mistakes that the explanation names, and whether it covers all failures."""
     explanations = explain([run_trial(mistake, trial, cases) for trial in trials], cases)
     if not explanations:
         return (), False
@@ -102,12 +103,12 @@ def run_trial(mistake: Implementation, trial: AuditedCase, cases: Mapping[str, C
 
 
 def failing_cases(mistake: Implementation, trials: Sequence[AuditedCase]) -> set[str]:
-    """Return the cases that reject a mistake."""
+    """Return the cases that a mistake fails."""
     return {trial.case for trial in trials if trial.excess(mistake.run(trial.call)) > 1}
 
 
 def returns_wrong_outputs(mistake: Implementation, trials: Sequence[AuditedCase]) -> bool:
-    """Return whether a mistake returns outputs in any case that rejects it."""
+    """Return whether a mistake returns outputs in any case that it fails."""
     failing = failing_cases(mistake, trials)
     return any(mistake.run(trial.call) for trial in trials if trial.case in failing)
 

@@ -1,12 +1,13 @@
-"""Faults of single nodes and of fused nodes, and a backend that has one of them.
+"""Faults of single nodes and of fused nodes, and a backend with one of these faults.
 
 ``NODE_FAULTS`` maps a kind of fault to a function that computes the wrong outputs of a node, or
-returns None if the fault does not apply to it. ``FUSION_FAULTS`` are wrong kernels for a chain of
-nodes. The backend :class:`Faulty` runs models by onnx's reference, node by node, with the fault
-that the environment variable ``INJECTED_FAULT`` describes; models without the faulty nodes run on
-ONNX Runtime if it accepts them.
+returns None if the fault does not apply to the node. ``FUSION_FAULTS`` are wrong kernels for a
+chain of nodes. The backend :class:`Faulty` runs models by onnx's reference, node by node, with the
+fault that the environment variable ``INJECTED_FAULT`` describes; models without the faulty nodes
+run on ONNX Runtime if it accepts them.
 
-This module does not import onnxopt, so that its computations are independent of it.
+This module does not import onnxopt, so that the computations of the faults are independent of
+onnxopt.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from onnx.reference import ReferenceEvaluator
 
 Array = Any
 Node = onnx.NodeProto
-#: Computes the outputs of a node from its operands. An absent operand is None.
+#: A function that computes the outputs of a node from its operands. An absent operand is None.
 Compute = Callable[[Node, Sequence[Array]], list[Array]]
-#: Computes the wrong outputs of a node; returns None if the fault does not apply to it.
+#: A function that computes the wrong outputs of a node; it returns None if the fault does not apply
+#: to the node.
 Fault = Callable[[Node, Sequence[Array], Compute], "list[Array] | None"]
 
 VARIABLE = "INJECTED_FAULT"
 ROUNDOFF = float(np.finfo(np.float32).eps) / 2
-# Exceptions of a node that does not accept its operands.
+# Exceptions that are raised if a node does not accept its operands.
 COMPUTATION_ERRORS = (ValueError, TypeError, IndexError, RuntimeError, AttributeError, KeyError)
 # Number of runs with random roundings.
 ROUNDING_RUNS = 8
@@ -56,10 +58,10 @@ COMPUTING = (
 
 
 class NodeComputer:
-    """Computes single nodes by onnx's reference.
+    """A function that computes single nodes by onnx's reference.
 
     Args:
-        model: gives the versions of the operator sets.
+        model: a model that imports the versions of the operator sets.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -72,7 +74,7 @@ class NodeComputer:
             COMPUTATION_ERRORS: if the node does not accept the operands.
         """
         if node.op_type == "GlobalMaxPool":
-            # onnx's reference returns an output without the reduced dimensions.
+            # onnx's reference drops the reduced dimensions of this output.
             axes = tuple(range(2, operands[0].ndim))
             return [np.max(operands[0], axes, keepdims=True)]
         copy = Node()
@@ -93,7 +95,7 @@ class NodeComputer:
             try:
                 outputs = [*ReferenceEvaluator(model).run(None, feeds)]
             except (ValueError, NotImplementedError):
-                # The reference rejects some valid nodes.
+                # onnx's reference rejects some valid nodes.
                 try:
                     outputs = [*run_on_onnxruntime(model, feeds)]
                 except Exception as error:  # ONNX Runtime has no common class of errors
@@ -111,7 +113,7 @@ class Step:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a value or node without the scope that onnxopt writes before it."""
+    """Return the name of a value or node without the scope that onnxopt prepends."""
     return re.sub(r"^.*#\d+/", "", name)
 
 
@@ -122,7 +124,8 @@ def interpret(
 
     Args:
         graph: the graph.
-        values: its inputs and the values of the surrounding graphs; receives all others.
+        values: its inputs and the values of the surrounding graphs; receives all other values of
+            the graph.
         compute: computes a node.
         steps: receives the nodes as they ran, without If.
     """
@@ -172,7 +175,7 @@ def replaced(operands: Sequence[Array], index: int, value: Array) -> list[Array]
 
 
 def constant_index(operands: Sequence[Array]) -> int | None:
-    """Return the index of the smaller operand of an elementwise operator, if one is smaller."""
+    """Return the index of the smaller operand of an elementwise operator; None if there is none."""
     if operands[0].size == operands[1].size:
         return None
     return int(operands[1].size < operands[0].size)
@@ -215,7 +218,7 @@ def epsilon(node: Node, operands: Sequence[Array], compute: Compute) -> list[Arr
 
 
 def axis(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Compute along the next axis."""
+    """Compute along the axis after the right axis."""
     rank = np.ndim(operands[0]) if operands else 0
     if rank < 2:  # noqa: PLR2004
         return None
@@ -261,7 +264,7 @@ def missing_bias(node: Node, operands: Sequence[Array], compute: Compute) -> lis
 
 
 def partial_sums(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Return the terms of which a product or sum is composed; None for another operator."""
+    """Return the terms of a product or sum; None for a node of another operator."""
     if node.op_type == "Conv" and attribute(node, "group", 1) == 1:
         data, weights = operands[:2]
         channels = range(data.shape[1])
@@ -329,7 +332,7 @@ _buffers: dict[tuple[Any, ...], Array] = {}
 
 
 def kept_state(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Return a sum that starts with the result of the last call rather than with zero."""
+    """Return a sum that starts with the result of the previous call instead of zero."""
     if node.op_type not in PRODUCTS | {"Add", "ReduceSum", "ReduceMean", "GlobalAveragePool"}:
         return None
     first, *other_outputs = compute(node, operands)
@@ -346,7 +349,7 @@ def stale_buffer(y: Array) -> Array:
 
 
 def wrong_padding(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Pad at another place or in another mode."""
+    """Pad at a wrong place or in a wrong mode."""
     pads = list(attribute(node, "pads", []))
     if any(pads):
         half = len(pads) // 2
@@ -443,7 +446,7 @@ def wrong_slope(node: Node, operands: Sequence[Array], compute: Compute) -> list
 def wrong_interpolation(
     node: Node, operands: Sequence[Array], compute: Compute
 ) -> list[Array] | None:
-    """Interpolate or pool in another way."""
+    """Interpolate or pool in a wrong mode."""
     if node.op_type == "Resize":
         old = attribute(node, "mode", b"nearest")
         return compute(changed(node, mode="linear" if old == b"nearest" else "nearest"), operands)
@@ -526,7 +529,7 @@ def wrong_gates(node: Node, operands: Sequence[Array], compute: Compute) -> list
 
 
 def last_element(y: Array) -> Array:
-    """Return a tensor whose last element is inexact."""
+    """Return a tensor with an inexact last element."""
     wrong = np.array(y)
     wrong.reshape(-1)[-1:] *= y.dtype.type(1.001)
     return wrong
@@ -571,12 +574,12 @@ NODE_FAULTS: dict[str, Fault] = {
 
 
 def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the outputs of a kernel that keeps intermediate values in half precision."""
+    """Return the outputs of a fused kernel that keeps intermediate values in half precision."""
     return rerun(steps, compute, lambda y: y.astype(np.float16).astype(y.dtype))
 
 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the outputs of a kernel that leaves out a node.
+    """Return the outputs of a fused kernel that leaves out a node.
 
     The kernel leaves out the first inner node that keeps shape and type, or the first node of two.
     """
@@ -592,7 +595,7 @@ def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
 
 
 def swapped_order(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the outputs of a kernel that applies the last two nodes in the other order."""
+    """Return the outputs of a fused kernel that applies the last two nodes in reverse order."""
     second, last = steps[-2:]
     if {second.node.op_type, last.node.op_type} - ELEMENTWISE - UNARY:
         return None
@@ -606,7 +609,7 @@ def swapped_order(steps: Sequence[Step], compute: Compute) -> list[Array] | None
 
 
 def inexact_fusion(steps: Sequence[Step], _: Compute) -> list[Array] | None:
-    """Return the outputs of a kernel that approximates the function of the chain."""
+    """Return the outputs of a fused kernel that approximates the function of the chain."""
     y = steps[-1].outputs[0]
     return [y * y.dtype.type(1 + 1e-3)]
 
@@ -635,7 +638,7 @@ def rerun(steps: Sequence[Step], compute: Compute, change: Callable[[Array], Arr
 
 
 class Faulty:
-    """A backend with the fault of the environment variable.
+    """A backend with the fault that the environment variable describes.
 
     The fault has a ``kind`` and ``outputs``, the first outputs of the faulty nodes in order. A
     fault of fused nodes affects only models that contain all of these nodes.
@@ -715,7 +718,7 @@ def rounded_at_random(value: Array, generator: np.random.Generator) -> Array:
 def rounded_operands(
     node: Node, operands: Sequence[Array], generator: np.random.Generator
 ) -> list[Array]:
-    """Return the operands of a node; all except sizes are rounded at random."""
+    """Return the operands of a node; all operands except sizes are rounded at random."""
     sizes = range(1, len(operands)) if node.op_type == "Resize" else ()
     return [
         value if index in sizes else rounded_at_random(value, generator)
@@ -724,7 +727,7 @@ def rounded_operands(
 
 
 def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequence[Array]) -> bool:
-    """Return whether a wrong output differs from the right one by more than rounding can cause.
+    """Return whether a wrong output differs from the right output by more than roundings explain.
 
     An error is beyond rounding if it exceeds 16 times the largest change of the element by the
     roundings.
@@ -746,7 +749,7 @@ def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequen
 
 
 def is_visible(step: Step, wrong: Sequence[Array], compute: Compute) -> bool:
-    """Return whether wrong outputs of a node differ from the right ones beyond rounding."""
+    """Return whether wrong outputs of a node differ from the right outputs beyond rounding."""
     generator = np.random.default_rng(0)
     operands = [*map(widened, step.operands)]
     exact = compute(step.node, operands)
@@ -762,7 +765,7 @@ def is_visible(step: Step, wrong: Sequence[Array], compute: Compute) -> bool:
 
 
 class ChainVisibility:
-    """Decides whether faults of chains are visible at the outputs of a model.
+    """A test whether faults of chains are visible in the outputs of a model.
 
     Args:
         graph: the graph of the model.
@@ -816,7 +819,7 @@ class ChainVisibility:
 
 
 def applied(kind: str, steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the wrong outputs of a fault; None if it does not apply or cannot be computed."""
+    """Return the wrong outputs of a fault; None if the fault does not apply or fails."""
     try:
         if kind in FUSION_FAULTS:
             return FUSION_FAULTS[kind](steps, compute)

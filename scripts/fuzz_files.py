@@ -1,10 +1,10 @@
 """Fuzz the readers of case files and ONNX test directories with damaged files.
 
 Each damaged input is listed and run on the reference backend in a child process, which is forked
-from a parent that has imported the package. Violations are a traceback, an internal error, the use
-of more than 1 GiB or 10 s including workers, and a message about an invalid case that does not name
-the file (for YAML, also the line). A case that exceeds the limits of a worker is not a violation.
-The script runs only on Linux.
+from a parent that has imported the package. The following are violations: a traceback, an internal
+error, the use of more than 1 GiB or 10 s (including workers), and a message about an invalid case
+that does not name the file and, for YAML, the line. A case that exceeds the limits of a worker is
+not a violation. The script runs only on Linux.
 
     python scripts/fuzz_files.py --count 500 --seed 1
 """
@@ -39,13 +39,13 @@ _SUCCESS_CODES = {0, 1, 5}
 _INVALID_CODE = 2
 # The limits of the worker are lower than those of the whole command.
 _RUN_ARGUMENTS = ["run", "-b", "numpy", "-j", "1", "--timeout", "3", "--memory", "700MiB", "fuzz"]
-# One case of a file, up to the next case.
+# A regular expression for one case of a file, up to the next case.
 _CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
 
 
 @dataclass
 class Tally:
-    """Results of all inputs; with ``keep``, inputs are copied to the current folder."""
+    """The results of all inputs. With ``keep``, inputs are copied to the current folder."""
 
     keep: bool = False
     codes: Counter[str] = field(default_factory=Counter)
@@ -124,7 +124,7 @@ def _yaml_seeds() -> list[Seed]:
 
 
 def _directory_seeds() -> list[Seed]:
-    """Return committed test directories and about as many small test directories of onnx."""
+    """Return the committed test directories and about as many small test directories of onnx."""
     committed = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
     published = [
         path
@@ -148,7 +148,8 @@ def _warm_up(work: Path) -> None:
     if pid == 0:
         os._exit(_call(work / "warm" / "out", ["run", str(work / "warm")]))
     os.waitpid(pid, 0)
-    # The command ran in a child, because it may start threads, which later forks would lose.
+    # The command runs in a child process, because it may start threads, which later forks would
+    # lose.
     import onnx.reference  # noqa: F401 - for the children
 
     import onnxopt_cli.analysis.explanation.explain
@@ -168,14 +169,14 @@ def _start(child: Child) -> int:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS + 5)
-        # This limit is high enough to measure a violation and protects the machine.
+        # This limit protects the machine, but is high enough to measure a violation.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (3 * _MEMORY_BYTES, hard))
         os.chdir(child.folder)
         codes = [_call(Path("list"), ["list", "fuzz"]), _call(Path("run"), _RUN_ARGUMENTS)]
         Path("codes").write_text(" ".join(map(str, codes)))
     finally:
-        # The child must never return into the parent's loop, also after an exception.
+        # The child must never return to the parent's loop, even after an exception.
         os._exit(0)
 
 

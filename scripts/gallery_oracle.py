@@ -1,8 +1,9 @@
 """Compute the right values of the gallery's own cases from the text of ONNX's specification.
 
-The functions compute in double with NumPy. The functions share no code with the package or onnx's
-reference, so their results are independent evidence where ONNX publishes no output. For a row whose
-case is in ``onnx-node``, the published output gives the right value.
+The functions compute in double with NumPy. The functions share no code with the package or with
+onnx's reference. Their results are therefore independent evidence for cases whose outputs ONNX does
+not publish. For a row whose case is in ``onnx-node``, the right value is that of the published
+output.
 
 The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
 the rounding of the output's type.
@@ -80,7 +81,7 @@ def attention(operands: Operands, attributes: Attributes, version: int) -> Seque
 
 
 def _padded(operands: Operands, count: int) -> list[Tensor]:
-    """Return the operands as doubles, and an empty tensor for each missing one."""
+    """Return the operands as doubles, with an empty tensor for each missing operand."""
     missing = [np.zeros(0)] * (count - len(operands))
     return [*map(_exact, operands), *missing]
 
@@ -159,7 +160,7 @@ def _norm(inside: list[float], padded: int, attributes: Attributes) -> float:
 
 
 def lrn(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Divide by a power of the mean square in a region of the channels."""
+    """Divide by a power of the mean square of neighbouring channels."""
     del version
     source, size = _exact(operands[0]), attributes["size"]
     alpha, beta, bias = attributes["alpha"], attributes.get("beta", 0.75), attributes["bias"]
@@ -285,7 +286,7 @@ def resize(operands: Operands, attributes: Attributes, version: int) -> Sequence
 def _source_position(
     index: int, scale: float, length: int, count: int, attributes: Attributes
 ) -> float:
-    """Return the input position from which Resize takes an output element."""
+    """Return the input position at which Resize samples an output element."""
     transformation = attributes.get("coordinate_transformation_mode", "half_pixel")
     if transformation == "asymmetric":
         return index / scale
@@ -334,7 +335,7 @@ def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[
 
 
 def integer_range(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the integers from start in steps of delta that come before limit."""
+    """Return the integers from start to limit, exclusive, in steps of delta."""
     del attributes, version
     return [np.array(range(*map(int, operands)))]
 
@@ -348,7 +349,7 @@ def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence
 
 
 def shape(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return a part of the input's shape."""
+    """Return the part of the input's shape between start and end."""
     del version
     part = slice(attributes.get("start", 0), attributes.get("end"))
     return [np.array(operands[0].shape[part], np.int64)]
@@ -393,7 +394,7 @@ def quantize_linear(operands: Operands, attributes: Attributes, version: int) ->
 
 
 def pad(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Pad with 0; negative pads remove elements."""
+    """Pad with zeros; negative pads remove elements."""
     del version
     _require(attributes, mode="constant")
     source, pads = _exact(operands[0]), [int(each) for each in operands[1]]
@@ -433,7 +434,7 @@ def batch_normalization(
 
 
 def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Slice leading axes with steps of 1, or one axis backward from a position within it."""
+    """Slice the first axes with steps of 1, or one axis backward from a position within it."""
     del attributes, version
     source, starts, ends, *further = operands
     if further:
@@ -476,7 +477,7 @@ def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequen
 
 
 def integer_quotient(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the quotients of unsigned integers, rounded down, with Python's unlimited integers."""
+    """Divide unsigned integers, rounding down, by Python's integers of unlimited size."""
     del attributes, version
     return [_of_integers(lambda dividend, divisor: dividend // divisor, operands)]
 
@@ -567,7 +568,7 @@ def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Seq
 
 
 def last_rnn_state(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return an omitted Y, and the state after the last step of each sequence, without biases."""
+    """Return an empty Y, and the state after the last step of each sequence, without biases."""
     del version
     _require(attributes, hidden_size=operands[2].shape[2])
     source, weight, recurrence = map(_exact, operands[:3])
@@ -609,7 +610,7 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
     return [*positions, *velocities]
 
 
-#: The operators of the cases.
+#: The functions by operator.
 OPERATORS: Mapping[str, Function] = {
     "Abs": lambda operands, *_: [np.abs(operands[0])],
     "Adagrad": adagrad,
@@ -680,7 +681,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> dict[str
     versions = {imported.domain: imported.version for imported in model.opset_import}
     operands = [np.asarray(inputs[name]) if name else np.zeros(0) for name in node.input]
     outputs = OPERATORS[node.op_type](operands, attributes, versions[node.domain])
-    # A node may omit trailing outputs.
+    # A node may omit outputs at the end.
     named = zip(node.output, outputs, strict=False)
     return {name: output for name, output in named if name}
 
@@ -717,7 +718,7 @@ def decided_cases() -> Iterable[Case]:
 
 
 def case_difference(case: Case) -> float | None:
-    """Return the greatest difference of a case's stored outputs; None if it has none."""
+    """Return the greatest difference of a case's stored outputs; None if none are stored."""
     problem = case.load()
     if problem.stored is None:
         return None

@@ -1,4 +1,4 @@
-"""Handwritten hostile case files and ONNX test directories, which also seed the fuzzer."""
+"""Handwritten hostile case files and ONNX test directories, which are also seeds of the fuzzer."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def hostile_directories() -> list[Seed]:
 
 
 def write_seed(folder: Path, seed: Seed) -> None:
-    """Write a seed's files under a folder."""
+    """Write the files of a seed to a folder."""
     for name, data in seed.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def _calls_itself() -> ModelProto:
 
 
 def _calls_twice() -> ModelProto:
-    """Return functions that each call the next one twice: 2^40 nodes."""
+    """Return functions that each call the next function twice, which amounts to 2^40 nodes."""
     calls = [
         [
             helper.make_node(f"f{i + 1}", ["x"], ["m"], domain="f"),
@@ -213,7 +213,7 @@ def _functions(*bodies: list[NodeProto]) -> ModelProto:
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
     del model.opset_import[:]
     model.opset_import.extend(imports)
-    # onnx's reference needs a callee before its callers.
+    # onnx's reference requires that a function precedes its callers.
     model.functions.extend(
         helper.make_function("f", f"f{index}", ["x"], ["y"], bodies[index], imports)
         for index in reversed(range(len(bodies)))

@@ -6,8 +6,8 @@ A fault changes the result where one or two conditions on the input hold: "the l
 elements are stale where the tensor has more than 8 elements and V is negative". A fault is visible
 if it exceeds the error bound on at least one of 2,000 random inputs. The sampler of faults and
 inputs shares no code with the suites. The script prints a table by kind of fault, and the visible
-faults that the suites miss. It exits with 1 if the suites reject less than 95 % of the faults of a
-kind, or less than 99 % of all faults.
+faults that the suites miss. The script exits with 1 if the suites reject less than 95 % of the
+visible faults of a kind, or less than 99 % of all visible faults.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Part:
         return [derived_output.error_bound for derived_output in bound(self.call)]
 
     def exceeds(self, index: int, returned: Any) -> bool:
-        """Return whether an output differs from the expected one by more than its bound."""
+        """Return whether an output differs from the expected output beyond the error bound."""
         expected = self.expected[index]
         if returned.shape != expected.shape or returned.dtype != expected.dtype:
             return True
@@ -79,7 +79,7 @@ class Node:
         self._parts: dict[int, Part] = {}
 
     def size(self) -> int:
-        """Return the number of groups and of elements of their first tensors."""
+        """Return the number of groups, and the number of elements of the groups' first tensors."""
         return sum(tensors[0].size + 1 for tensors in self.call.groups)
 
     def part(self, group: int) -> Part:
@@ -145,7 +145,7 @@ def draw_attribute(limits: Any, shape: tuple[int, ...], random: np.random.Random
             )
         )
     least, most = limits
-    # If the attribute is a percentile, this share of its range selects an integer rank.
+    # If the attribute is a percentage, this share of its range selects an integer rank.
     size = max(1, int(np.prod(shape)))
     integral = random.randint(size) / max(1, size - 1)
     near_integral = [integral, integral, integral + 1e-6, integral - 1e-6]
@@ -493,7 +493,7 @@ def on_percent(operator: Operator, random: np.random.RandomState) -> Condition |
 
 @dataclass(frozen=True)
 class Fault:
-    """An implementation that changes the result where all its conditions hold."""
+    """A fault: an implementation that changes the result where all of its conditions hold."""
 
     kind: str
     operator: Operator
@@ -628,7 +628,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
         change = "attribute"
     output = pick(["", *operator.outputs], random)
     if change in ("attribute", "inexact"):
-        # Conditions of these two kinds have the attribute's name at this position of their text.
+        # The text of a condition of these two kinds has the attribute's name at this position.
         words = conditions[0].text.split()
         position = {"small attributes": 2, "an attribute at 0, 1, -1 or omitted": 0}.get(kind)
         names = unlimited_attributes(operator) or numeric_attributes(operator)
@@ -650,7 +650,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
 
 
 class InexactAttribute(Fault):
-    """A fault that does not round an attribute to float32, such as 0.1, but uses the decimal."""
+    """A fault that uses the decimal of an attribute, such as 0.1, instead of its float32 value."""
 
     def _changed_call(self, call: Call[Any], group: int) -> Call[Any]:
         name = self.parameters[0]
@@ -667,7 +667,7 @@ class InexactAttribute(Fault):
 
 
 def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[Node]]:
-    """Return the nodes of suites by operator; all operators if ``only`` is empty."""
+    """Return the nodes of suites by operator, for all operators if ``only`` is empty."""
     nodes: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
         if only and not set(only) & set(case.operators or ()):
@@ -731,7 +731,7 @@ def main() -> int:
     for operator in registry().operators:
         if operator.name in suites:
             nodes = itertools.islice(drawn_nodes(operator, random), arguments.draws)
-            # Most faults are visible on a small node.
+            # Small nodes come first, because most faults are visible on a small node.
             draws[operator.name] = sorted(nodes, key=Node.size)
     print(f"{'kind':38} visible rejected  share invisible")
     total: Counter[str] = Counter()

@@ -1,10 +1,10 @@
 """Right implementations that are common in kernels of runtimes, for ``right_forms.py``.
 
-Vectorized and blocked sums, compensated sums, split and tiled products, fused multiply-add,
-approximations by polynomials as in Cephes and SLEEF, reciprocals and roots by Newton's iteration,
-tiled attention, scans by trees, separable interpolation, and arithmetic with fixed-point
-multipliers. ``KERNELS`` has the forms of each operator, and the functions at the end yield
-cases.
+The implementations are vectorized and blocked sums, compensated sums, split and tiled products,
+fused multiply-add, approximations by polynomials as in Cephes and SLEEF, reciprocals and roots by
+Newton's iteration, tiled attention, scans by trees, separable interpolation, and arithmetic with
+fixed-point multipliers. ``KERNELS`` has the forms of each operator, and the functions at the end
+yield cases.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
 Sum = Callable[[Array], Array]
 Unary = Callable[[Array], Array]
-# Numbers of terms in a block and in a tile. The sum of a block or tile is added to the sum of
-# earlier terms.
-BLOCK, TILE = 32, 16
+# Number of terms in a block. The sum of a block is added to the sum of earlier terms.
+BLOCK = 32
+# Number of terms in a tile. The sum of a tile is added to the sum of earlier terms.
+TILE = 16
 LOG2_E = 1.44269504088896341
 
 
@@ -34,7 +35,7 @@ LOG2_E = 1.44269504088896341
 
 
 def in_order(terms: Array) -> Array:
-    """Add one term after the other."""
+    """Add the terms one after the other."""
     return np.asarray(np.add.accumulate(terms, axis=-1)[..., -1])
 
 
@@ -44,25 +45,25 @@ def padded(terms: Array, multiple: int) -> Array:
 
 
 def in_parts(count: int, terms: Array) -> Array:
-    """Add each part of consecutive terms in sequence, then the parts: a split sum."""
+    """Compute a split sum: add the terms of each part in sequence, then the sums of the parts."""
     terms = padded(terms, count)
     return in_order(in_order(terms.reshape(*terms.shape[:-1], count, -1)))
 
 
 def interleaved(count: int, terms: Array) -> Array:
-    """Add every n-th term to the same partial sum, as n accumulators of a loop do."""
+    """Add every n-th term to the same partial sum, as a loop with n accumulators does."""
     terms = padded(terms, count)
     return in_order(in_order(np.swapaxes(terms.reshape(*terms.shape[:-1], -1, count), -1, -2)))
 
 
 def in_blocks(terms: Array) -> Array:
-    """Add blocks of terms, each added to the sum of the blocks before."""
+    """Add the terms of each block, then add the block's sum to that of the earlier blocks."""
     terms = padded(terms, BLOCK)
     return in_order(in_order(terms.reshape(*terms.shape[:-1], -1, BLOCK)))
 
 
 def compensated(terms: Array) -> Array:
-    """Add with the rounding error of each addition carried along (Kahan)."""
+    """Add terms with compensation of the rounding error of each addition (Kahan)."""
     total = carried = np.zeros_like(terms[..., 0])
     for term in np.moveaxis(terms, -1, 0):
         corrected = term - carried
@@ -74,7 +75,7 @@ def compensated(terms: Array) -> Array:
 
 
 def in_double(terms: Array) -> Array:
-    """Add in double and round once."""
+    """Add the terms in double, and round the sum once."""
     return np.asarray(terms.astype(np.float64).sum(-1)).astype(terms.dtype)
 
 
@@ -89,7 +90,7 @@ SUMS: list[Sum] = [
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:
-    """Return a b + c with one rounding."""
+    """Return a * b + c, rounded once."""
     wide = (np.asarray(array).astype(np.longdouble) for array in (a, b, c))
     first, second, third = wide
     return np.asarray(first * second + third).astype(np.result_type(a, b, c))
@@ -203,7 +204,7 @@ def tanh_by_expm1(x: Array) -> Array:
 
 
 def erf_of(x: Array) -> Array:
-    """Compute erf by a polynomial near zero, elsewhere by one in an exponent (Cutlass, PyTorch)."""
+    """Compute erf by a polynomial near zero, else by the exponential of one (Cutlass, PyTorch)."""
     real = x.dtype.type
     z = np.abs(x)
     near = horner(
@@ -230,7 +231,7 @@ def erf_of(x: Array) -> Array:
 
 
 def reduced_angle(x: Array) -> tuple[Array, Array]:
-    """Return the distance from the nearest multiple of pi / 2, and the multiple's factor mod 4."""
+    """Return the distance of x from the nearest multiple k pi / 2, and k mod 4."""
     quarter = np.rint(x * x.dtype.type(2 / math.pi))
     if np.abs(quarter).max(initial=0) > 1 << 13:
         raise Unsupported("a large angle")
@@ -239,14 +240,14 @@ def reduced_angle(x: Array) -> tuple[Array, Array]:
 
 
 def sine_series(x: Array) -> Array:
-    """Evaluate a polynomial of sin within pi / 4 (Cephes sinf)."""
+    """Evaluate the polynomial for sin in [-pi/4, pi/4] (Cephes sinf)."""
     square = x * x
     factor = horner(square, -1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
     return factor * square * x + x
 
 
 def cosine_series(x: Array) -> Array:
-    """Evaluate a polynomial of cos within pi / 4 (Cephes cosf)."""
+    """Evaluate the polynomial for cos in [-pi/4, pi/4] (Cephes cosf)."""
     real = x.dtype.type
     square = x * x
     factor = horner(square, 2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -254,7 +255,7 @@ def cosine_series(x: Array) -> Array:
 
 
 def sin_of(x: Array, first: int = 0) -> Array:
-    """Compute sin, or cos if the first quadrant is 1."""
+    """Compute sin; with a first quadrant of 1, compute cos."""
     remainder, quadrant = reduced_angle(x)
     quadrant = (quadrant + first) % 4
     value = np.where(quadrant % 2, cosine_series(remainder), sine_series(remainder))
@@ -319,7 +320,7 @@ def sigmoid_of(x: Array) -> Array:
 
 
 def sigmoid_by_reciprocal(x: Array) -> Array:
-    """Compute sigmoid by a reciprocal."""
+    """Compute sigmoid by the reciprocal of 1 + exp(-x)."""
     real = x.dtype.type
     return reciprocal(real(1) + exp_of(-np.maximum(x, real(-80))))
 
@@ -371,7 +372,7 @@ def swish(sigmoid: Unary, attributes: Attributes, x: Array) -> list[Array]:
 
 
 def hard(by_multiplication: bool, attributes: Attributes, x: Array) -> list[Array]:
-    """Compute HardSigmoid as one fused operation, or HardSwish."""
+    """Compute HardSigmoid or HardSwish by a fused operation."""
     real = x.dtype.type
     if by_multiplication:
         return [x * (np.clip(x + real(3), 0, real(6)) * real(1 / 6))]
@@ -442,7 +443,7 @@ def tiled_log_sum(attributes: Attributes, x: Array, axes: Any = None) -> list[Ar
 
 
 def tiled_sum(rows: Array) -> tuple[Array, Array]:
-    """Return maximum and sum of exponentials, combined from tiles."""
+    """Return the maximum and the sum of exponentials, combined from those of tiles."""
     low = np.finfo(rows.dtype).min
     largest, total = np.full_like(rows[..., :1], low), np.zeros_like(rows[..., :1])
     for start in range(0, rows.shape[-1], TILE):
@@ -513,7 +514,7 @@ def outer(_: Attributes, a: Array, b: Array) -> list[Array]:
 
 
 def gemm(form: str, attributes: Attributes, a: Array, b: Array, *bias: Array) -> list[Array]:
-    """Compute Gemm: alpha before or after the product, the bias before or after."""
+    """Compute Gemm with alpha applied, and the bias added, before or after the product."""
     if a.dtype.kind != "f":
         raise Unsupported("integers")
     a = a.T if attributes.get("transA") else a
@@ -563,7 +564,7 @@ def channels_last(
     w: Array,
     *bias: Any,
 ) -> list[Array]:
-    """Compute Conv with the channels of each kernel element added first."""
+    """Compute Conv by adding the channels of each kernel element first."""
     rank, group = x.ndim - 2, attributes.get("group", 1)
     if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or x.size * len(w) > 1 << 18:
         raise Unsupported("auto_pad or large operands")
@@ -607,7 +608,7 @@ def root_mean_square(
 
 
 def over_root(total: Sum, root: Unary, attributes: Attributes, x: Array, scale: Array) -> Array:
-    """Divide groups of elements by the root of their mean square, and scale them."""
+    """Divide groups of elements by the root of their mean square, and multiply them by a scale."""
     axis = attributes.get("axis", -1) % x.ndim
     if scale.shape != x.shape[axis:]:
         raise Unsupported("a scale that is broadcast")
@@ -645,7 +646,7 @@ def unit_vectors(attributes: Attributes, x: Array) -> list[Array]:
 
 
 def response(form: str, attributes: Attributes, x: Array) -> list[Array]:
-    """Compute LRN: the power by roots, or by a logarithm."""
+    """Compute LRN with the power computed by roots or by a logarithm."""
     real = x.dtype.type
     size = attributes["size"]
     alpha, beta = attributes.get("alpha", 1e-4), attributes.get("beta", 0.75)
@@ -844,7 +845,7 @@ def logarithmic_loss(attributes: Attributes, scores: Array, labels: Array, *weig
 
 
 def affine_grid(form: str, attributes: Attributes, theta: Array, size: Array) -> list[Array]:
-    """Compute AffineGrid from coordinates by multiples of a step, or by quotients."""
+    """Compute AffineGrid from coordinates that are multiples of a step, or quotients."""
     real = theta.dtype.type
     axes = []
     for length in size[2:].tolist():
@@ -973,10 +974,11 @@ KERNELS: dict[str, list[Any]] = {
 }
 
 
-# Distributions of terms: with subnormal squares and terms, large means, and terms that cancel.
+# Distributions of terms, among them subnormal squares and terms, large means, and terms that
+# cancel.
 REDUCED = ["normal", "uniform", "mean 20", "mean 1e6", "ramp", "alternating", "wide"]
 REDUCED += ["scale 1e-19", "scale 1e-38", "scale 1e-42", "scale 1e36"]
-#: Draws an array of a given shape from a distribution.
+#: A function that draws an array of a given shape from a distribution.
 Draw = Callable[..., Array]
 
 

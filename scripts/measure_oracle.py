@@ -3,7 +3,7 @@
     python scripts/measure_oracle.py [--locate] [--only TEXT] [FOLDER]
 
 The models are a chain of 2,000 nodes, and the models of ``locate_public_models.py``, which are
-downloaded into FOLDER, a temporary folder by default. For each model, a process of its own prints
+downloaded into FOLDER, a temporary folder by default. For each model, a separate process prints
 
 - the processor time of a condition estimate, as a multiple of one run of the unmodified
   ``onnx.reference.ReferenceEvaluator``, its construction included;
@@ -67,7 +67,8 @@ def main() -> None:
             if arguments.only not in path.stem:
                 continue
             words = options(path, folder)
-            # A process for each model, because the largest memory of a process never decreases.
+            # Each model has a process of its own, because the peak memory of a process never
+            # decreases.
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, context) as pool:
                 print(f"{path.stem}: {pool.submit(measured, path, words).result()}", flush=True)
@@ -102,7 +103,8 @@ def chain_model() -> onnx.ModelProto:
 
 def measured(path: Path, words: Sequence[str]) -> str:
     """Return the figures of a model as text."""
-    # The process that measures imports these modules; the process that starts it does not.
+    # These modules are imported by the process that measures, but not by the process that starts
+    # it.
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
@@ -140,7 +142,7 @@ def measured(path: Path, words: Sequence[str]) -> str:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Return the processor time of an action."""
+    """Return the processor time that a function takes."""
     began = process_time()
     action()
     return process_time() - began
@@ -178,7 +180,7 @@ def largest_node_bytes(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> int
 
 
 def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
-    """Compute what ``onnxopt locate`` computes by the reference, except the model's estimate."""
+    """Compute the reference's part of ``onnxopt locate``, except the estimate of the model."""
     from onnxopt_cli.analysis.model_walk import ModelWalk, ValueStore
     from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
     from onnxopt_cli.oracle.estimate.contributions import node_contributions

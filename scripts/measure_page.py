@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The frame after the next frame begins when the next frame has been drawn.
+# The page waits for two frames, because the second frame begins after the first frame has been
+# drawn.
 WAIT_FOR_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 OPEN_SCRIPT = """(async () => {
   if (document.readyState !== "complete") await new Promise(done => addEventListener("load", done));

@@ -1,4 +1,4 @@
-"""Damage case files and ONNX test directories, as a given random generator determines."""
+"""Damage case files and ONNX test directories at random."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TEXTS = [
 
 
 def mutate(seed: Seed, donor: Seed, generator: random.Random) -> Seed:
-    """Return the seed with one to five changes.
+    """Return the files of a seed with one to five changes.
 
     Args:
         seed: the files to damage.
@@ -149,7 +149,7 @@ def _messages_in(message: Message) -> list[Message]:
 
 
 def _change_field(message: Message, generator: random.Random) -> None:
-    """Set, extend or clear one field of a message, whether it is set or not."""
+    """Set, extend or clear one field of a message, even if the field is not set."""
     field = generator.choice(message.DESCRIPTOR.fields)
     value: Any = getattr(message, field.name)
     if field.message_type is None:
@@ -177,7 +177,7 @@ def _change_field(message: Message, generator: random.Random) -> None:
 
 
 def _rearrange(files: dict[str, bytes], name: str, generator: random.Random) -> None:
-    """Remove a file, swap it with another one, or rename it."""
+    """Remove a file, swap it with another file, or rename it."""
     data = files.pop(name)
     kind = generator.randrange(3)
     if kind == 0 and files:

@@ -72,12 +72,12 @@ PLUGINS = {
     "mistaken": ("Right", "Refusing", "InsideTheRoot", "InManyWays", "OnlyAtTwo", "Strange"),
     "elsewhere": ("Copies", "WritesIntoItsInput", "ReturnsLists", "LacksAKernel"),
 }
-# Longer lists of moved outcomes are truncated.
+# Largest number of moved outcomes that are listed.
 MAX_MOVED_LINES = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record or compare; return 1 if the records that are compared differ, otherwise 0."""
+    """Record outcomes or compare two records; return 1 if the records differ, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     commands = parser.add_subparsers(required=True, dest="command")
     record = commands.add_parser("record", help="run everything and print the outcomes")

@@ -2,9 +2,9 @@
 
     python scripts/right_forms.py [OPERATOR ...]
 
-The script writes cases of several sizes and distributions as ONNX test directories. It runs
-``onnxopt run`` on them with one backend for each place in the lists of forms below: ``Form0``
-computes each operator by its first form. It prints the results that are rejected, and exits with 1
+The script writes cases of several sizes and distributions as ONNX test directories. The script runs
+``onnxopt run`` on these cases with one backend for each place in the lists of forms: ``Form0``
+computes each operator by its first form. The script prints the rejected results, and exits with 1
 if there are any.
 
 The forms are those of numerical libraries and textbooks: sums in several orders, one-pass and
@@ -49,27 +49,31 @@ from onnxopt_cli.oracle.estimate.reference_values import reference_values
 
 Array = np.ndarray[Any, Any]
 Attributes = dict[str, Any]
-#: Computes the outputs of a node from its attributes and operands.
+#: A form: a function that computes the outputs of a node from its attributes and operands.
 NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
 OPSET, IR_VERSION = 22, 10
-# Versions for the operators in LATER_OPERATORS, which OPSET lacks.
+# Versions of models for the operators in LATER_OPERATORS, which OPSET lacks.
 LATEST_OPSET, LATEST_IR_VERSION = 27, 13
 TWO_OUTPUTS = frozenset({"CausalConvWithState", "GRU", "LSTM", "RNN"})
 LATER_OPERATORS = frozenset(
     {"Attention", "CausalConvWithState", "RMSNormalization", "RotaryEmbedding", "Swish"}
 )
-# Lanes of a vector unit, and elements of each part of a row whose statistics are merged.
-LANES, PART_LENGTH = 16, 48
-# Winograd's algorithm is used for kernels of this length along at most this number of axes.
-TILED_KERNEL, MAX_TILED_AXES = 3, 2
+# Number of lanes of a vector unit.
+LANES = 16
+# Number of elements of a part of a row; the statistics of the parts are merged.
+PART_LENGTH = 48
+# Winograd's algorithm is used for kernels of this length.
+TILED_KERNEL = 3
+# Winograd's algorithm is used along at most this number of axes.
+MAX_TILED_AXES = 2
 
 
 # Sums along the last axis.
 
 
 def from_last(terms: Array) -> Array:
-    """Add one term after the other, beginning with the last."""
+    """Add the terms one after the other, from the last to the first."""
     return in_order(terms[..., ::-1])
 
 
@@ -83,7 +87,7 @@ def in_pairs(terms: Array) -> Array:
 
 
 def in_lanes(terms: Array) -> Array:
-    """Add as a vector unit does: each lane on its own, then the lanes."""
+    """Add as a vector unit does: the terms of each lane, then the sums of the lanes."""
     terms = padded(terms, LANES)
     lanes = np.swapaxes(terms.reshape(*terms.shape[:-1], -1, LANES), -1, -2)
     return in_pairs(in_order(lanes))
@@ -123,7 +127,7 @@ def reduced(
 
 
 def in_two_passes(total: Sum, x: Array) -> tuple[Array, Array]:
-    """Compute the mean, then the mean square of the distances from it."""
+    """Compute the mean, then the mean square of the distances from the mean."""
     count = x.dtype.type(x.shape[-1])
     mean = total(x)[..., None] / count
     return mean, total((x - mean) ** 2)[..., None] / count
@@ -147,7 +151,7 @@ def shifted(total: Sum, x: Array) -> tuple[Array, Array]:
 
 
 def by_recurrence(x: Array) -> tuple[Array, Array]:
-    """Update mean and squares at each element (Welford)."""
+    """Update the mean and the sum of squares at each element (Welford)."""
     mean, squares = np.zeros_like(x[..., 0]), np.zeros_like(x[..., 0])
     for count in range(1, x.shape[-1] + 1):
         before = x[..., count - 1] - mean
@@ -157,7 +161,7 @@ def by_recurrence(x: Array) -> tuple[Array, Array]:
 
 
 def merged(x: Array) -> tuple[Array, Array]:
-    """Merge the statistics of parts (Chan)."""
+    """Merge the statistics of the parts of a row (Chan)."""
     real, count = x.dtype.type, 0
     mean = squares = np.zeros_like(x[..., :1])
     for start in range(0, x.shape[-1], PART_LENGTH):
@@ -198,7 +202,7 @@ NORMALIZING = [*product(STATISTICS, APPLICATIONS)]
 
 
 def by_channel(array: Array, x: Array) -> Array:
-    """Return values per channel in the rank of a tensor."""
+    """Reshape values per channel to the rank of a tensor."""
     return array.reshape(-1, *[1] * (x.ndim - 2))
 
 
@@ -271,7 +275,7 @@ def convolution_operands(attributes: Attributes, x: Array) -> tuple[Array, list[
 
 
 def spatial(slices: Iterable[slice]) -> tuple[Any, ...]:
-    """Return an index that selects slices of the last axes, and all of the others."""
+    """Return an index that selects slices of the last axes and all elements of other axes."""
     return (..., *slices)
 
 
@@ -307,7 +311,7 @@ def by_columns(total: Sum, attributes: Attributes, x: Array, w: Array, *bias: Ar
 
 
 def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
-    """Multiply the spectra; omit elements between strides afterwards."""
+    """Multiply the spectra of input and kernel, then omit the elements between strides."""
     x, strides, dilations = convolution_operands(attributes, x)
     w, groups = dilated(w, dilations), attributes.get("group", 1)
     axes = tuple(range(2, x.ndim))
@@ -474,7 +478,7 @@ def by_matrix(x: Array) -> Array:
 
 
 def by_factors(x: Array, float32_angles: bool = False) -> Array:
-    """Split by the smallest prime factor: by radix 2 if the length is a power of two."""
+    """Split a transform by the smallest prime factor of its length: 2 for a power of two."""
     count = x.shape[-1]
     radix = next((factor for factor in range(2, count) if count % factor == 0), count)
     if radix == count:
@@ -889,7 +893,7 @@ for _place in range(MOST_FORMS):
 
 
 def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
-    """Return numbers of a distribution; ``mean 1e4`` has that mean and a deviation of 1."""
+    """Draw numbers from a distribution; ``mean 1e4`` has a mean of 1e4 and a deviation of 1."""
     x = random.standard_normal(shape)
     match kind.split():
         case ["uniform"]:
@@ -912,7 +916,7 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
     return x
 
 
-#: Draws an array of a given shape from a given distribution.
+#: A function that draws an array of a given shape from a given distribution.
 Draw = Callable[..., Array]
 Case = tuple[str, list[Any], Attributes]
 
@@ -1023,7 +1027,7 @@ SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "Det"})
 
 
 def typed_cases(operators: Sequence[str] = ()) -> Iterator[tuple[str, Case]]:
-    """Yield name and content of each case of some operators, or of all, in each type."""
+    """Yield name and content of each case of some operators, or of all operators, in each type."""
     for place, (operator, operands, attributes) in enumerate(cases()):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
             if operators and operator not in operators:
@@ -1078,7 +1082,7 @@ def write_cases(folder: Path, operators: Sequence[str]) -> None:
 
 
 def form_name(form: Any) -> str:
-    """Return the functions of which a form consists."""
+    """Return the names of the functions of which a form consists."""
     if isinstance(form, partial):
         names = [form.func.__name__, *map(form_name, form.args), *map(str, form.keywords)]
         return " ".join(names)

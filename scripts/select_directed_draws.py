@@ -60,37 +60,42 @@ from onnxopt_cli.suites.operators.node_draft import SeededChoices, Unsuitable, t
 from onnxopt_cli.suites.operators.operator_suite import selected_nodes, selected_seeds
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" / SEEDS
-# The kinds of draws.
+# The kinds of directed draws.
 KINDS = ("type", "long", "deep", "empty")
-# Numbers of seeds that are tried for a draw, and of valid nodes that are compared.
-MAX_SEEDS, MAX_VALID = 24, 2
-# Largest number of valid draws of an element type that are compared, and largest number of draws
-# that are selected. A selected draw must kill this number of further mutants, unless it is the
-# first case of the type.
-MAX_TYPED, MAX_SELECTED, MIN_KILLS = 8, 2, 3
+# Largest number of seeds that are tried for a draw.
+MAX_SEEDS = 24
+# Largest number of valid nodes that are compared for a draw.
+MAX_VALID = 2
+# Largest number of valid draws of an element type that are compared.
+MAX_TYPED = 8
+# Largest number of draws of an element type that are selected.
+MAX_SELECTED = 2
+# A selected draw must kill this number of further mutants, unless it is the first case of the type.
+MIN_KILLS = 3
 # An operator with this number of cases gets at most one draw of a type.
 MAX_CASES = 30
-# Lengths of a long axis. The first length with which the node is computed in time is used. Only one
-# axis of an operator has the first length.
+# Lengths of a long axis. The first length with which the node is computed in time is used. For each
+# operator, only one axis has the first length.
 LENGTHS = (1031, 259, 67)
 # An axis with more elements than this counts as long.
 BLOCK = 64
-# Number of positions of the long axis that are tried, and largest number of draws with a long axis
-# for an operator.
-PLACES, MAX_LONG_DRAWS = 8, 4
-# Processor time of a draw.
+# Number of positions of the long axis that are tried.
+PLACES = 8
+# Largest number of draws with a long axis for an operator.
+MAX_LONG_DRAWS = 4
+# Seconds of processor time that a draw may take.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
-# An element with a larger relative tolerance detects few mistakes.
+# An element with a larger relative tolerance than this detects few mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
-# An element near zero may have a tolerance of up to this share of the largest element.
+# The tolerance of an element near zero may be up to this share of the largest element.
 MAX_SHARE_OF_LARGEST = 1e-3
-# These types are drawn only for the operators that convert elements.
+# Types that are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
 # Correct runtimes convert numbers beyond the range of these types to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# More distinct elements than this number do not make a node better.
+# A node with more distinct elements than this number is not preferred.
 MAX_DISTINCT = 12
 
 
@@ -124,7 +129,7 @@ class Draw:
     """A valid directed draw.
 
     Attributes:
-        seed: its seed.
+        seed: the seed of the draw.
         node: the node.
         distinct: the number of distinct output elements with a narrow tolerance.
     """
@@ -162,7 +167,7 @@ def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int
 def add_typed(
     selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]
 ) -> None:
-    """Add draws until each element type kills the mutants that cases of other types kill."""
+    """Add draws until the cases of each element type kill the mutants that other cases kill."""
     version = schemas(operator)[0].since_version
     cases = [node for node in nodes if node.schema.since_version == version]
     shown_by_name = dict(type_draws(operator))
@@ -224,7 +229,7 @@ def add_long(selected: dict[str, list[int]], operator: str, nodes: Sequence[Gene
     covered: set[Hashable] = set()
     for node in nodes:
         covered |= long_axes(node, node.problem)
-    # One long axis suffices for an operator that computes each element alone.
+    # For an operator that computes each element alone, one long axis is sufficient.
     max_draws = 1 if operator in FAMILIES["elementwise"] else MAX_LONG_DRAWS
     lengths: Sequence[int] = LENGTHS
     count = 0
@@ -250,7 +255,7 @@ def add_best(
     name: str,
     shows: Callable[[GeneratedNode, Problem], bool],
 ) -> None:
-    """Add the valid draw with the most distinct outputs, if there is one."""
+    """Add the valid draw with the most distinct outputs, if there is a valid draw."""
     draws = list(islice(valid_draws(operator, name, shows), MAX_VALID))
     if draws:
         selected[name] = [max(draws, key=lambda draw: draw.distinct).seed]
@@ -326,7 +331,7 @@ def is_integer(value: Value) -> bool:
 
 @contextmanager
 def limited_time() -> Iterator[None]:
-    """Raise TimeoutError when the context has used MAX_SECONDS of processor time."""
+    """Raise TimeoutError after MAX_SECONDS of processor time in a ``with`` block."""
 
     def stop(_number: int, _frame: object) -> None:
         raise TimeoutError
@@ -348,7 +353,7 @@ def judged_elements(problem: Problem, *, may_be_empty: bool) -> int:
     readings = all_readings(problem.model, problem.inputs)
     if len(readings) != 1:
         return -1
-    # An error of ONNX Runtime raises doubt whether an empty batch is valid.
+    # If ONNX Runtime raises an error for an empty batch, the batch may be invalid.
     if not agrees_on_onnxruntime(problem, readings[0], must_run=may_be_empty):
         return -1
     judged = total = distinct = 0
@@ -393,7 +398,7 @@ def agrees_on_onnxruntime(problem: Problem, reading: Reading, *, must_run: bool)
 
 
 def within(expected: Array, actual: Value, tolerance: Array) -> bool:
-    """Return whether a tensor equals another one within tolerances."""
+    """Return whether a tensor equals another tensor within tolerances."""
     if not isinstance(actual, np.ndarray) or actual.shape != expected.shape:
         return False
     equal = np.asarray(expected == actual)
@@ -404,7 +409,7 @@ def within(expected: Array, actual: Value, tolerance: Array) -> bool:
 
 
 def judges(expected: Array, tolerance: Array) -> Array:
-    """Return which elements have a narrow tolerance."""
+    """Return a mask of the elements that have a narrow tolerance."""
     if "float" not in dtype_name(expected.dtype):
         return np.ones(expected.shape, bool)
     wide = expected.astype(np.float64)
@@ -416,7 +421,7 @@ def judges(expected: Array, tolerance: Array) -> Array:
 def type_draws(
     operator: str,
 ) -> Iterator[tuple[str, Callable[[GeneratedNode, Problem], bool]]]:
-    """Yield the name of each draw of an element type, and a test whether a node has the type."""
+    """Yield the name of each draw of a type, and a function that tests a node for the type."""
     schema = schemas(operator)[0]
     places: dict[str, list[Callable[[GeneratedNode, Problem], set[str]]]] = {}
     types: dict[str, set[str]] = {}
@@ -475,7 +480,7 @@ def types_at(
 
 
 def tensors(values: Any) -> Iterator[Array]:
-    """Yield the tensors among values, and those in sequences."""
+    """Yield the tensors among values, including tensors in sequences."""
     for value in values:
         if isinstance(value, np.ndarray):
             yield value

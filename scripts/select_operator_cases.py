@@ -16,13 +16,13 @@ wrote its results, which saves most of the time.
 
 With ``--older``, only the cases of older versions are selected, and no mutants run: the cases that
 cover the most features are kept. Among successive versions that differ only in their types, the
-oldest keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between it and the newest of them
-keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets at most
-``MAX_FURTHER_CASES`` new cases, which cover further values of its attributes.
+oldest version keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between the oldest and the
+newest keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets
+at most ``MAX_FURTHER_CASES`` new cases, which cover further values of its attributes.
 
 A node is dropped if onnx's check or strict shape inference refuses it, or if onnx's reference does
-not compute it. Other operators' seeds in ``onnxopt_cli/suites/operators/selected_seeds.json`` are
-not changed.
+not compute it. The seeds of other operators in ``onnxopt_cli/suites/operators/selected_seeds.json``
+are not changed.
 """
 
 from __future__ import annotations
@@ -80,17 +80,18 @@ from onnxopt_cli.suites.operators.generators import (
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
-# Earlier versions of the suite, whose generators differ, used the seeds below this number.
+# The first seed. Earlier versions of the suite, whose generators differ, used smaller seeds.
 FIRST_SEED = 1000
-# Number of nodes drawn for the newest version of an operator; a fifth of this number is drawn for
-# each older version.
-CANDIDATES, OLDER_SHARE = 300, 5
-# On average, one of this number of nodes has exceptional values: NaN, infinities or integers that
+# Number of nodes drawn for the newest version of an operator.
+CANDIDATES = 300
+# The number of nodes drawn for each older version is smaller by this factor.
+OLDER_SHARE = 5
+# On average, one in this number of nodes has exceptional values: NaN, infinities or integers that
 # overflow.
 EXCEPTIONAL_PERIOD = 2
-# Operators whose correct implementations differ on NaN, infinity and overflow of integers: they
-# multiply these values by weights of 0 or leave them out, fold them into other parameters, or
-# compare them in another order.
+# Operators whose correct implementations differ on NaN, infinity and overflow of integers: the
+# implementations multiply such values by weights of 0 or leave them out, fold them into other
+# parameters, or compare them in another order.
 WITHOUT_EXCEPTIONS = frozenset({
     "AffineGrid", "BatchNormalization", "Binarizer", "DynamicQuantizeLinear", "GridSample",
     "LinearClassifier", "ReduceProd", "ReduceSumSquare", "Resize", "RoiAlign", "SVMClassifier",
@@ -98,15 +99,20 @@ WITHOUT_EXCEPTIONS = frozenset({
 })  # fmt: skip
 # Number of killing nodes that are sought for each mutant; the cases are chosen among them.
 KILLS_OF_A_MUTANT = 3
-# Largest number of cases that are selected for their features: for the newest version of an
-# operator, and for each older version.
-MAX_FEATURE_CASES, MAX_OLDER_FEATURE_CASES = 8, 2
-# Largest numbers of present cases that an older version keeps: first for a version with the
-# parameters of the next version, then for a version with other parameters.
-MAX_EQUAL_CASES, MAX_OTHER_CASES = 1, 2
-# Largest number of new cases of a version with other parameters, and number of seeds that are
-# tried for them.
-MAX_FURTHER_CASES, FURTHER_SEEDS = 4, 60
+# Largest number of cases that are selected for their features for the newest version of an
+# operator.
+MAX_FEATURE_CASES = 8
+# Largest number of cases that are selected for their features for each older version.
+MAX_OLDER_FEATURE_CASES = 2
+# Largest number of present cases that an older version keeps if it has the parameters of the next
+# version.
+MAX_EQUAL_CASES = 1
+# Largest number of present cases that an older version with other parameters keeps.
+MAX_OTHER_CASES = 2
+# Largest number of new cases of an older version with other parameters.
+MAX_FURTHER_CASES = 4
+# Number of seeds that are tried for these new cases.
+FURTHER_SEEDS = 60
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class Candidate:
 
     @property
     def size(self) -> int:
-        """The number of elements of its inputs."""
+        """The number of elements of the node's inputs."""
         return self.variation.size
 
 
@@ -180,9 +186,9 @@ def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
 
 
 def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
-    """Return the seeds of an operator; the seeds of older versions are selected by features."""
+    """Return the seeds of an operator, those of older versions selected by features."""
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
-    # Whether an older version with the same parameters has a case.
+    # States whether an older version with the same parameters has a case.
     is_covered = False
     for newer, older in reversed(list(pairwise(schemas(operator)))):
         version = older.since_version
@@ -323,7 +329,7 @@ def valid_candidates(operator: str, newest_count: int) -> Iterator[Candidate]:
 
 
 def valid_nodes(schema: OpSchema, seeds: Sequence[int]) -> Iterator[Candidate]:
-    """Yield the nodes of these seeds that onnx's checks and its reference accept."""
+    """Yield the nodes of given seeds that onnx's checks and reference accept."""
     for seed in seeds:
         try:
             node = draw_seeded(schema, seed)
@@ -408,7 +414,7 @@ def covering(
     features_of: Callable[[GeneratedNode], Iterable[Hashable]] = features,
     present: AbstractSet[Hashable] = frozenset(),
 ) -> list[int]:
-    """Choose seeds greedily so that their nodes cover many features, up to a number of seeds.
+    """Choose up to a number of seeds greedily, so that their nodes cover many features.
 
     Args:
         nodes: the nodes of an operator's version by seed.

@@ -1,7 +1,8 @@
 """Interrupt ``onnxopt run``, ``audit`` and ``fuzz`` at random moments and check the clean-up.
 
-After each signal there must be no process, temporary file, truncated report or lock. The log of an
-interrupted run must resume to the result of an uninterrupted one. The script runs only on Linux.
+After each signal, no process, temporary file, truncated report or lock may be left. Resuming from
+the log of an interrupted run must lead to the result of an uninterrupted run. The script runs only
+on Linux.
 
     python scripts/signal_runs.py --count 100 --seed 0
 """
@@ -39,7 +40,7 @@ BACKENDS = (
     [f"python:{SURVIVORS}:multiplies"],
 )
 FUZZED_BACKENDS = ("onnxruntime", "onnx-reference", f"python:{HOSTILE}:segfaults")
-# SIGKILL and SIGQUIT are not handled; SIGINT is also sent twice.
+# The signals that are sent. Commands do not handle SIGKILL and SIGQUIT; SIGINT is also sent twice.
 SIGNALS = (
     (signal.SIGINT,),
     (signal.SIGKILL,),
@@ -48,17 +49,18 @@ SIGNALS = (
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGQUIT,),
 )
-# If a backend kills its supervisor and the runner is killed too, no process is left to clean up.
-# Such backends therefore get only signals that the runner handles.
+# Signals that the runner handles. Only these signals are sent in runs of a backend that kills its
+# supervisor: if the runner were also killed, no process could clean up.
 HANDLED_SIGNALS = tuple(
     numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
 )
 # Exit codes of runs that ended before the signal, and of interrupted runs.
 EXIT_CODES = {0, 1, 4, 129, 130, 143, *(-number for numbers in SIGNALS for number in numbers)}
-# The example database of fuzz, and a file that ONNX Runtime writes at import.
+# Files that may remain: the example database of fuzz, and a file that ONNX Runtime writes at
+# import.
 EXPECTED_FILES = frozenset({".examples", ".ses"})
 PACKAGE_FRAME = re.compile(r"onnxopt_cli/(?!__main__)")
-# Time limit for the clean-up on a busy machine.
+# Seconds that the clean-up may take on a busy machine.
 CLEANUP_SECONDS = 60.0
 
 
@@ -139,8 +141,8 @@ def interrupt(command: Command, numbers: tuple[int, ...], moment: float, folder:
     wrong = []
     if run.code not in EXIT_CODES:
         wrong.append(f"exit code {run.code}: {errors.strip()[-300:]}")
-    # A signal during the start of the interpreter makes Python print a traceback without frames of
-    # onnxopt.
+    # If the signal arrives while the interpreter starts, Python prints a traceback without frames
+    # of onnxopt.
     if "internal error" in errors or PACKAGE_FRAME.search(errors):
         wrong.append(errors)
     survivors = run.survivors(CLEANUP_SECONDS)

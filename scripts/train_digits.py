@@ -50,10 +50,10 @@ BACKENDS = ("numpy", "onnxruntime")
 EXPORTED_CASE = "test_digits_adam"
 BATCH, EXPORTED_BATCH = 32, 16
 TRAINING_IMAGES = 1437
-#: Factor of ADMM's penalty, chosen with the epochs of FULL on a validation set.
+#: Factor of ADMM's penalty, which was chosen on a validation set with the epochs of FULL.
 RHO = 0.03
-#: From this percentage on, ADMM with finetuning must be better than one-shot pruning without
-#: finetuning.
+#: Percentage of pruned weights from which ADMM with finetuning must be better than one-shot pruning
+#: without finetuning.
 DEMANDING_PERCENT = 80
 
 Tensors = Mapping[str, Array]
@@ -140,7 +140,7 @@ class TrainingState:
 
 
 class Trainer:
-    """Trains with one optimizer on one backend."""
+    """Training with one optimizer on one backend."""
 
     def __init__(
         self, backend: Backend, optimizer: Optimizer, regime: Regime = Regime.DENSE
@@ -158,7 +158,7 @@ class Trainer:
         return TrainingState({**parameters, **states})
 
     def inputs(self, tensors: Tensors, steps: int, batch: Images) -> dict[str, Array]:
-        """Return the inputs of the step that follows ``steps`` steps."""
+        """Return the inputs of the step after the first ``steps`` steps."""
         return {
             **tensors,
             "R": np.array(self.optimizer.rate, np.float32),
@@ -170,7 +170,7 @@ class Trainer:
     def train_epoch(
         self, state: TrainingState, images: Images, seed: int, constants: Tensors | None = None
     ) -> TrainingState:
-        """Train for one epoch; ``constants`` are the inputs that only this regime needs."""
+        """Train for one epoch; ``constants`` are the further inputs that the regime needs."""
         tensors, steps, losses = state.tensors, state.steps, []
         for batch in images.batches(seed, len(state.losses)):
             outputs = self._step.run(self.inputs({**tensors, **(constants or {})}, steps, batch))
@@ -203,7 +203,7 @@ class Pruned:
 
 
 class Pruner:
-    """Prunes networks to one percentage on a backend, with Adam."""
+    """Pruning of networks to one percentage on a backend, with Adam."""
 
     def __init__(self, backend: Backend, percent: float) -> None:
         self._penalized = Trainer(backend, ADAM, Regime.ADMM)
@@ -288,7 +288,7 @@ def training_table(
 def pruning_accuracies(
     backend: Backend, training: Images, test: Images, settings: Settings
 ) -> Iterator[tuple[float, float, dict[str, list[float]]]]:
-    """Yield each percentage, its share of zeros, and the accuracies of all seeds by method."""
+    """Yield for each percentage the share of zeros, and the accuracies of all seeds by method."""
     test_classifier = Classifier(backend)
     trainer = Trainer(backend, ADAM)
     dense = {

@@ -2,10 +2,10 @@
 
     python scripts/wide_types.py
 
-The script computes all nodes in ``cases/`` with double outputs. Each element is moved in both
-directions by shares of its error bound, and to the doubles next to the bound. The script counts the
-expected values and verdicts that differ between the two types. It exits with 1 if a verdict on an
-element that was moved by a share differs.
+The script computes all nodes in ``cases/`` with double outputs. Each output element is moved in
+both directions by shares of its error bound, and to the doubles next to the bound. The script
+counts the expected values and verdicts that differ between the two types. It exits with 1 if a
+verdict on an element that was moved by a share differs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def differing_verdicts(first: Branch, second: Branch, values: Array) -> int:
 
 
 def is_accepted(branch: Branch | None, values: Array) -> Any:
-    """Return which values a branch or one of its alternatives accepts."""
+    """Return a mask of the values that a branch or one of its alternatives accepts."""
     if branch is None:
         return False
     near = np.abs(values - branch.expected) <= branch.limit

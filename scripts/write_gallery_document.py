@@ -41,7 +41,7 @@ and were tested to different extents. Later versions may have corrected a defect
 - `python scripts/check_gallery.py openvino` compares the outputs of a runtime with its rows: each
   defect is reproduced, fixed, or different. The column *checked* of the [summary](#summary) is the
   date on which the script reproduced every row of a runtime (Linux, x86_64). The rows of WONNX and
-  WebGPU need a driver of Vulkan; the column *setting* names the one that was used, which runs on
+  WebGPU need a Vulkan driver; the column *setting* names the driver that was used, which runs on
   the CPU.
 
 ## How the right values were decided
@@ -64,8 +64,8 @@ _FOUND_BY = """\
 
 `onnx-node` does not show {missed} of the {all} rows. The tables name the suite that shows them
 instead: `operators`, `conformance`, or `gallery` if only the row's own case does. {reference} of
-these are defects of onnx's reference, which computes the outputs of `onnx-node`. The others concern
-element types, values, or older versions of an operator that no case of `onnx-node` has.
+these are defects of onnx's reference, which computes the outputs of `onnx-node`. The other rows
+concern element types, values, or older versions of an operator that no case of `onnx-node` has.
 """
 _FEATURES = """\
 ## Ignored features of recent opsets

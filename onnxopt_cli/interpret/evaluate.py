@@ -383,7 +383,7 @@ class _ReductionReached(Exception):
 
 
 class _Operand(Joining):
-    """An operand of any interpretation, with the expression that it is the value of."""
+    """An operand of any interpretation, together with the expression that has its value."""
 
     def __init__(self, operand: Any, expression: object, part: Part) -> None:
         self.operand, self.expression, self.part = operand, expression, part
