@@ -323,6 +323,9 @@ def other(fields):
         (other("operator: Scaler, domain: ai.onnx.ml, inputs: {X: [1.0]}"), [
             "4: case c: found no outputs, expected this field, because onnx infers no type for Y"
         ]),
+        (other("operator: MatMul, inputs: {A: [1.0], B: [1.0, 2.0]}"), [
+            "4: case c: rejected by onnx: Inference error(s): (op_type:MatMul): [ShapeInferenceError] Incompatible dimensions for matrix multiplication"
+        ]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
             "4: case c: outputs: rejected by onnx: Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
         ]),
