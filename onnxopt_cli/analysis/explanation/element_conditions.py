@@ -360,7 +360,7 @@ class ElementConditions:
         where = f", in nodes in which {condition.trait.text}" if condition.trait else ""
         of_output = f" of {output}" if output else ""
         if not condition.parts:
-            is_of_elements = condition.content.startswith("are ")
+            is_of_elements = _is_of_elements(condition.content)
             subject = (
                 f"wrong elements{of_output}" if is_of_elements else "a wrong output" + of_output
             )
@@ -373,7 +373,7 @@ class ElementConditions:
         parts = " and ".join(condition.parts)
         content = ""
         if condition.content:
-            subject = "they" if condition.content.startswith("are ") else "the output"
+            subject = "they" if _is_of_elements(condition.content) else "the output"
             content = f"; {subject} {condition.content}"
         return (
             f"elements{of_output} wrong {quantifier} {parts}{where}{content} "
@@ -432,6 +432,11 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         shares = np.where(disagrees, 1.0, met.mean(axis=1))
         counts[known, 2] = -np.log10(shares)
     return counts
+
+
+def _is_of_elements(content: str) -> bool:
+    """Return whether a content describes elements, not the output as a whole."""
+    return content.startswith("are ")
 
 
 def _common_content(nodes: Sequence[_Node], *, weak: bool) -> str:

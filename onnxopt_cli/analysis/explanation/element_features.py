@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.values import Array, Value
@@ -342,6 +343,8 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 REORDERED = "has the right elements in another order"
 #: Contents that many mistakes have.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
+# Number of machine epsilons by which wrong elements may differ from a multiple of the right ones.
+_CONTENT_ROUNDINGS = 64
 # An output with at most this number of different values has the right elements by chance.
 _MIN_DISTINCT = 3
 
@@ -400,11 +403,29 @@ def _contents(
     features: ElementFeatures, right: Array, returned: Array, wrong: Array
 ) -> Iterator[str]:
     """Yield statements about the values of wrong elements."""
-    flat_right, flat_returned = right.reshape(-1), returned.reshape(-1)
-    if not _is_numeric(right) or not wrong.any():
+    if not wrong.any():
         return
-    before, after = flat_right[wrong], flat_returned[wrong]
+    if _in_order(right) == _in_order(returned):
+        yield REORDERED
+    if not _is_numeric(right):
+        return
+    before, after = right.reshape(-1)[wrong], returned.reshape(-1)[wrong]
+    statements = {**_changes(before, after), **_moves(right, before, after, wrong)}
+    for name, values in features.operands.items():
+        if values.dtype == right.dtype:
+            statements[f"are the elements of {name}"] = _equal(after, values[wrong])
+    yield from (text for text, holds in statements.items() if holds.all())
+
+
+def _in_order(array: Array) -> list[str]:
+    """Return the elements of a tensor as sorted texts, so that NaN and strings can be compared."""
+    return sorted(map(str, array.reshape(-1).tolist()))
+
+
+def _changes(before: Array, after: Array) -> dict[str, Array]:
+    """Return statements about wrong elements, which compare them with the right ones."""
     old, new = before.astype(np.float64), after.astype(np.float64)
+    near = _CONTENT_ROUNDINGS * _epsilon(before)
     statements = {
         "are 0": new == 0,
         "are 1": new == 1,
@@ -412,32 +433,49 @@ def _contents(
         "are infinite": np.isinf(new),
         "are the right values with the opposite sign": new == -old,
         "are the right values without their signs": new == np.abs(old),
+        "are twice the right values": np.isclose(new, 2 * old, rtol=near, atol=0) & (old != 0),
+        "are half the right values": np.isclose(2 * new, old, rtol=near, atol=0) & (old != 0),
+        "are 1 away from the right values": np.abs(new - old) == 1,
         "are too large by 1": new == old + 1,
         "are too small by 1": new == old - 1,
         "are too large": new > old,
         "are too small": new < old,
     }
-    for name, values in features.operands.items():
-        if values.dtype == right.dtype:
-            same = new == values[wrong].astype(np.float64)
-            statements[f"are the elements of {name}"] = same
-    if right.dtype.kind in "iu":
-        limits = np.iinfo(right.dtype)
+    if before.dtype.kind in "iu":
+        limits = np.iinfo(before.dtype)
         statements["are the largest value of their type"] = after == limits.max
         statements["are the smallest value of their type"] = after == limits.min
-    for text, holds in statements.items():
-        if holds.all():
-            yield text
-    ordered, ordered_returned = (
-        np.sort(flat.astype(np.float64)) for flat in (flat_right, flat_returned)
-    )
-    if np.array_equal(ordered, ordered_returned, equal_nan=True):
-        yield REORDERED
+    return statements
+
+
+def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
+    """Return statements that wrong elements are right ones of a neighbouring position."""
+    statements = {}
+    for place, word in _PLACES.items():
+        if not -right.ndim <= place < right.ndim:
+            continue
+        for step, neighbour in ((1, "preceding"), (-1, "following")):
+            moved = np.roll(right, step, place).reshape(-1)[wrong]
+            text = f"are the right values of the {neighbour} index along the {word} axis"
+            statements[text] = _equal(moved, after) & ~_equal(moved, before)
+    return statements
+
+
+def _equal(first: Array, second: Array) -> Array:
+    """Return which elements are equal or both NaN."""
+    return np.asarray((first == second) | ((first != first) & (second != second)))  # noqa: PLR0124
 
 
 def is_varied(right: Array) -> bool:
     """Return whether an output with the right elements in another order is no coincidence."""
     return _is_numeric(right) and np.unique(right).size > _MIN_DISTINCT
+
+
+def _epsilon(array: Array) -> float:
+    """Return the machine epsilon of a type; 0 for integers."""
+    if array.dtype.kind in "iu":
+        return 0.0
+    return float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
 
 
 def _is_numeric(array: Array) -> bool:

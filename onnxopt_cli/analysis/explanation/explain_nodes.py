@@ -446,6 +446,8 @@ class _NodeSearch(HypothesisRanking):
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
         """Return whether so many failing nodes are unlikely to meet a plain condition by chance.
 
+        A plain condition has one part, which is not a limit fitted to shapes or values.
+
         The probability assumes independent nodes, although similar nodes are not independent.
         A passing node that meets the condition refutes the condition in a separate test.
 
@@ -453,7 +455,8 @@ class _NodeSearch(HypothesisRanking):
             hypothesis: a hypothesis without a mistake.
             share: share of the nodes without an accepted hypothesis that fail.
         """
-        if len(hypothesis.traits) > 1 or hypothesis.traits[0].limits is not None:
+        limits = hypothesis.traits[0].limits
+        if len(hypothesis.traits) > 1 or (limits is not None and not limits.number.attribute):
             return False
         agreeing = self._explained_alone(hypothesis)
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
@@ -583,6 +586,8 @@ class _NodeSearch(HypothesisRanking):
                     text += f" (or {' or '.join(map(repr, rivals))} with the same effect here)"
                 if hypothesis.has_exceptions(self._samples):
                     text += f", if {hypothesis.dependence} changes the result"
+                if hypothesis.has_silent_exceptions(self._samples):
+                    text += ", unless all right values are 0 or not finite"
                 text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
         return tuple(causes)

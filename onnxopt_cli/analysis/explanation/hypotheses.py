@@ -104,7 +104,17 @@ class Hypothesis:
             return False
         if self.mistake is not None:
             return sample.effects.get(self.mistake.name) is not Effect.NONE
-        return self._shows(sample)
+        return sample.is_telling and self._shows(sample)
+
+    def has_silent_exceptions(self, samples: Iterable[NodeSample]) -> bool:
+        """Return whether a passing node meets the condition, but cannot show wrong values."""
+        return self.mistake is None and any(
+            sample.failed is False
+            and self.meets(sample)
+            and self._shows(sample)
+            and not sample.is_telling
+            for sample in samples
+        )
 
     def leaves_out(self, sample: NodeSample) -> bool:
         """Return whether a node is predicted to pass only because the node lacks the condition.

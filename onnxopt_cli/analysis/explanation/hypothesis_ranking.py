@@ -171,6 +171,7 @@ class _Table:
         opened = {id(sample) for sample in failures}
         self._failing = np.array([id(sample) in opened for sample in samples])
         self._passing = np.array([sample.failed is False for sample in samples])
+        self._telling = np.array([sample.is_telling for sample in samples])
         self._cases = np.array([bool(sample.case) for sample in samples])
         self._weights = np.where(self._cases, _CASE_COST, _NODE_COST) * self._failing
 
@@ -188,8 +189,8 @@ class _Table:
         if not self._traits:
             return []
         agreeing, weights = self._failing, self._weights
-        shows = self._shows
-        holds = shows.astype(np.float32)
+        shows = self._shows & self._telling
+        holds = self._shows.astype(np.float32)
         if mistake is not None:
             effects = [sample.effects.get(mistake.name, Effect.UNLIKE) for sample in self._samples]
             alike = np.array([effect is Effect.ALIKE for effect in effects])

@@ -732,6 +732,20 @@ class NodeSample:
         names = [output.name for output in self.model.graph.output]
         return Problem(self.model, self.inputs, dict(zip(names, self.right, strict=True)))
 
+    @cached_property
+    def is_telling(self) -> bool:
+        """Whether wrong arithmetic would show in the outputs: not all are 0 or not finite."""
+        if self.outputs is None:
+            return True
+        numbers = [
+            value.astype(np.float64)
+            for value in self.outputs.right
+            if isinstance(value, np.ndarray) and "float" in value.dtype.name
+        ]
+        if len(numbers) < len(self.outputs.right):
+            return True
+        return any((np.isfinite(values) & (values != 0)).any() for values in numbers)
+
     @property
     def size(self) -> int:
         """Number of elements of all inputs."""

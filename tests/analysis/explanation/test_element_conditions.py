@@ -103,6 +103,11 @@ def exchanged(_x, y):
     return y[::-1, ::-1].copy()
 
 
+def moved(_x, y):
+    y[1:, 0] = y[:-1, 0]
+    return y
+
+
 def squeezed(_x, y):
     return y.reshape(-1)
 
@@ -118,6 +123,7 @@ def squeezed(_x, y):
         (POOLED, border_divided, "wherever the window leaves the input"),
         (MAXIMA, without_nan, "the elements of data along the axis include a NaN"),
         (ABS, exchanged, "a wrong output has the right elements in another order"),
+        (ABS, moved, "they are the right values of the preceding index along the first axis"),
         (ABS, squeezed, "a wrong output has a single axis"),
     ],
 )  # fmt: skip
