@@ -1,4 +1,4 @@
-"""The command ``onnxopt run`` with backends that are commands."""
+"""``onnxopt run`` on commands, through the command line itself."""
 
 from __future__ import annotations
 

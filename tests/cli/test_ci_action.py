@@ -32,7 +32,7 @@ def step(name):
 
 
 def arguments_of_step(tmp_path, name, program, inputs):
-    """Run the script of a step as GitHub does; return the arguments passed to a program."""
+    """Run the script of a step as GitHub does; return the arguments it passes to a program."""
     programs = tmp_path / "programs"
     programs.mkdir()
     stand_in = programs / program
@@ -66,8 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # click keeps the names of the help option of the first context, so the names of the group are
-    # stated here.
+    # click keeps the names of the help option of the first context, so state the names of the
+    # group.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
@@ -121,8 +121,7 @@ def test_report_is_uploaded_even_if_the_run_fails():
     upload = step("Upload the report")
     assert upload["if"] == "always()"
     assert upload["with"]["path"] == step("Run onnxopt")["env"]["REPORT"]
-    # The first step determines the name of the report, so that the report has a name even if a
-    # later step fails.
+    # The first step names the report, so that it has a name even if a later step fails.
     assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
 
 
@@ -191,8 +190,7 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # No job runs "newest", because it is part of the matrix, or "coverage", because it checks
-    # nothing.
+    # No job runs "newest", which is part of the matrix, or "coverage", which checks nothing.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
@@ -204,3 +202,26 @@ def test_every_output_of_the_action_is_written_by_a_step():
     for output in action["outputs"].values():
         reference = re.fullmatch(r"\$\{\{ steps\.(\w+)\.outputs\.(\w+) \}\}", output["value"])
         assert f"{reference[2]}=%s" in scripts[reference[1]]
+
+
+def test_document_names_the_inputs_outputs_and_files_of_the_action():
+    text = (REPOSITORY / "docs" / "ci.md").read_text(encoding="utf-8")
+    section = text[text.index("On GitHub, one step") : text.index("On other CI systems")]
+    action = load(ACTION)
+    example = yaml.safe_load(re.search(r"```yaml\n(.*?)```", section, re.DOTALL)[1])[1]["with"]
+    assert set(example) <= set(action["inputs"])
+    assert {name for name, entry in action["inputs"].items() if entry.get("required")} == {
+        "backend"
+    }
+    suites = re.search(r"`cases` defaults to the suites (.*?)\.\n", section)[1]
+    assert re.findall(r"`(\w+)`", suites) == action["inputs"]["cases"]["default"].split()
+    several = re.search(r"- (.*?) take one entry per line", section)[1]
+    per_line = {
+        name for name, entry in action["inputs"].items() if "one per line" in entry["description"]
+    }
+    assert set(re.findall(r"`(\w+)`", several)) == per_line
+    outputs = re.search(r"The outputs (.*?) serve later steps", section, re.DOTALL)[1]
+    files = re.search(r"\(with (.*?)\)", outputs)[1]
+    assert set(re.findall(r"`([\w-]+)`", outputs.replace(files, ""))) == set(action["outputs"])
+    written = set(re.findall(r"\$REPORT/([\w.]+)", step("Run onnxopt")["run"]))
+    assert {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", files)} == written

@@ -1,4 +1,4 @@
-"""The command ``onnxopt lower`` writes a complete model file or, after an error, no file."""
+"""``onnxopt lower`` writes a complete model file, or no file and an error."""
 
 from __future__ import annotations
 

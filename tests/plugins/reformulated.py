@@ -1,6 +1,7 @@
-"""Adam as public libraries compute it, with epsilon where ONNX adds it; and wrong variants.
+"""Adam as public libraries compute it, with epsilon where ONNX adds it; and some wrong variants.
 
-The formulations of the libraries are correct. If a library computes Inf - Inf, the result is NaN.
+The formulations of the libraries are correct. Where a library computes Inf - Inf, the result is
+NaN.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class PyTorchWithTensorRates(PyTorch):
 
 
 class TensorFlow(_Adam):
-    """Averages as ``m += (g - m) * (1 - beta1)``."""
+    """``m += (g - m) * (1 - beta1)``."""
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
@@ -118,7 +119,7 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """Averages as ``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if below 1."""
+    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted unless it is nearly 1."""
 
     def decayed(self, X, norm_coefficient_post):
         if abs(1 - norm_coefficient_post) < 0.5:
@@ -127,14 +128,14 @@ class Keras(TensorFlow):
 
 
 class Logarithmic(_Adam):
-    """Bias correction as ``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
+    """``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
 
     def rest(self, decay, T):
         return -np.expm1(T * np.log(decay)) if decay > 0 else super().rest(decay, T)
 
 
 class Fused(_Adam):
-    """Decay as ``fma(-p, x, x)``, and averages in the same way."""
+    """``fma(-p, x, x)``, and the averages in the same way."""
 
     def averages(self, G, V, H, alpha, beta):
         return (
@@ -147,7 +148,7 @@ class Fused(_Adam):
 
 
 def fused(a, b, c):
-    """Return a * b + c, rounded once."""
+    """a * b + c, rounded once."""
     b, c = np.broadcast_arrays(b, c)
     dtype = np.result_type(b, c)
     if dtype == np.float32:
@@ -159,8 +160,8 @@ def fused(a, b, c):
 def _exact(a, b, c):
     if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    # Python rounds the quotient of integers once. The class Fraction would first reduce the
-    # quotient, which is slow.
+    # Python rounds the quotient of integers once. Fraction would first reduce the quotient, which
+    # is slow.
     (a_top, a_bottom), (b_top, b_bottom), (c_top, c_bottom) = (
         float(number).as_integer_ratio() for number in (a, b, c)
     )
@@ -176,21 +177,21 @@ def lerp(start, end, weight):
 
 
 class ForgetsSmall(_Adam):
-    """Computes averages that ignore the gradient."""
+    """Averages that ignore the gradient."""
 
     def averages(self, G, V, H, alpha, beta):
         return super().averages(G * 0, V, H, alpha, beta)
 
 
 class AlwaysNan(_Adam):
-    """Returns NaN for every new parameter."""
+    """NaN for every new parameter."""
 
     def decayed(self, X, norm_coefficient_post):
         return X * np.nan
 
 
 class NanForInfinity(_Adam):
-    """Returns NaN in every element of every tensor that has an infinite element."""
+    """NaN in every element of every tensor that has an infinite element."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -199,7 +200,7 @@ class NanForInfinity(_Adam):
 
 
 class NanForInfiniteGradient(_Adam):
-    """Returns NaN in V where the gradient is infinite, which no reformulation does."""
+    """NaN in V where the gradient is infinite, which no reformulation yields."""
 
     def averages(self, G, V, H, alpha, beta):
         V, H = super().averages(G, V, H, alpha, beta)
@@ -207,7 +208,7 @@ class NanForInfiniteGradient(_Adam):
 
 
 class ZeroForInfinity(_Adam):
-    """Returns zero in place of infinite values."""
+    """Zero in place of infinite values."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

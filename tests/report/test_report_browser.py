@@ -62,6 +62,13 @@ class Browser:
         assert "</html>" in self.dom
         return self
 
+    def add_script(self, script):
+        """Add a script that the page's policy would refuse; it runs when the page has loaded."""
+        text = self.page.read_text(encoding="utf-8")
+        policy = re.search(r"<meta http-equiv=[^>]*>", text)[0]
+        added = f"<script>addEventListener('load', () => {{ {script} }});</script></body>"
+        self.page.write_text(text.replace(policy, "").replace("</body>", added), encoding="utf-8")
+
     def matrix(self):
         matrix = self.dom[self.dom.index('<table id="matrix">') :]
         return re.search(r"<tbody>(.*?)</tbody>", matrix, re.DOTALL)[1]
@@ -191,19 +198,38 @@ def test_link_to_a_case_in_a_folded_list_unfolds_the_list_and_the_case(browser):
 
 
 def test_elements_fit_on_a_narrow_screen(browser):
-    run = record(result(outcome=Outcome.FAIL))
-    narrow = browser(run)
-    text = narrow.page.read_text(encoding="utf-8")
-    measure = (
-        "<script>addEventListener('load', () => {"
+    narrow = browser(record(result(outcome=Outcome.FAIL)))
+    narrow.add_script(
         "document.querySelectorAll('details').forEach((details) => { details.open = true; });"
-        "document.title = document.documentElement.scrollWidth <= innerWidth ? 'fits' : 'wide'; });"
-        "</script></body>"
+        "document.title = document.documentElement.scrollWidth <= innerWidth ? 'fits' : 'wide';"
     )
-    policy = re.search(r"<meta http-equiv=[^>]*>", text)[0]
-    narrow.page.write_text(text.replace(policy, "").replace("</body>", measure), encoding="utf-8")
     # Chromium's windows are not narrower than this.
     assert "<title>fits</title>" in narrow.open("", "--window-size=500,900").dom
+
+
+def test_filter_changes_the_address_and_button_copies_the_command(browser, several):
+    page = browser(several)
+    page.add_script(
+        """
+        const form = document.getElementById("filter"), button = document.querySelector(".copy");
+        let copied = "";
+        const writeText = async (text) => { copied = text; };
+        Object.defineProperty(navigator, "clipboard", { value: { writeText } });
+        form.text.value = "b";
+        form.differs.checked = true;
+        form.dispatchEvent(new Event("input", { bubbles: true }));
+        button.click();
+        setTimeout(() => {
+          document.title = [location.hash, button.textContent, copied].join(" ");
+        });
+        """
+    )
+    assert page.open().shown_cases() == ["demo/adam/b"]
+    command = "onnxopt run cases/demo.yaml -k demo/adam/b -b other"
+    assert (
+        re.search("<title>(.*)</title>", page.dom)[1] == f"#text=b&amp;differs=1 Copied {command}"
+    )
+    assert page.console == []
 
 
 def test_hostile_names_are_inert(browser):

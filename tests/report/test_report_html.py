@@ -142,6 +142,19 @@ def test_failures_are_grouped_by_cause_with_the_change_of_the_formula():
     assert text.index("fail a") < text.index("fail b") < text.index("1 Adam: error: no kernel")
 
 
+def test_failure_condition_is_a_cause_with_its_cases():
+    condition = Cause("wrong wherever X has at least 33 elements", ("a", "b", "c", "d"))
+    run = record(
+        *(result(case, outcome=Outcome.FAIL) for case in "abcd"),
+        explanations=(Explanation("numpy", "Adam", (condition,)),),
+    )
+    source = rendered("html", run)
+    text = section(source, "failures")
+    assert "4 Adam: wrong wherever X has at least 33 elements fail a" in text
+    assert "1 more of this cause fail d" in text
+    assert 'class="change"' not in source
+
+
 def test_failure_shows_what_the_case_tests_its_attributes_and_inputs():
     content = CaseContent("T = 0.", (("Adam", "alpha=0.9"),), (("X", "float32[2]", "[1.5, 2]"),))
     text = section(

@@ -1,4 +1,4 @@
-"""An operator file, as a user may write it, with norms of whole tensors."""
+"""A user's operator file, with norms of whole tensors."""
 
 import numpy as np
 
