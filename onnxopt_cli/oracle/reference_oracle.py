@@ -69,7 +69,9 @@ _CONTRADICTION = (
     "the stored outputs differ from onnx's corrected reference in double precision by more than "
     "rounding: one of the two is wrong"
 )
+_TIMED_OUT = f"its condition estimate ends in {Outcome.TIMEOUT}"
 _MISSING_OUTPUTS = "store the outputs in a test directory"
+_MORE_TIME = "allow more time with --timeout"
 _MISSING_OPERATOR = "define the operator in a file for --operators"
 #: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
@@ -270,6 +272,8 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     remedy = _MISSING_OUTPUTS
     if reason.startswith(UNIMPLEMENTED):
         remedy = f"{_MISSING_OPERATOR}, or {_MISSING_OUTPUTS}"
+    elif reason.startswith(_TIMED_OUT):
+        remedy = f"{_MORE_TIME}, or {_MISSING_OUTPUTS}"
     return Expected({}, {}, unknown=f"{message}; {remedy}")
 
 

@@ -11,13 +11,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnxopt_cli.backends.host import Response
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.codec import (
     ValueReader,
     ValueWriter,
     read_json,
 )
+from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 
 CONDITIONED = ("--tolerance", "conditioned")
 BACKEND = """
@@ -606,6 +610,16 @@ def test_condition_estimate_of_an_endless_model_is_abandoned(onnxopt, tmp_path):
     assert (
         "runs more than 20000 nodes" in result.out
         or "condition estimate ends in timeout" in result.out
+    )
+
+
+def test_model_whose_estimate_takes_too_long_is_skipped_with_advice():
+    x = np.ones(1, np.float32)
+    response = Response(failure=Outcome.TIMEOUT, message="the worker did not respond within 60 s")
+    oracle = ReferenceOracle(Judging(), workers=lambda: lambda _model, _inputs: lambda: response)
+    expected = oracle.expected(Problem(endless(), {"x": x}, stored=None))()
+    assert expected.unknown.endswith(
+        "60 s; allow more time with --timeout, or store the outputs in a test directory"
     )
 
 
