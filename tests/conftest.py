@@ -36,8 +36,8 @@ def pytest_configure(config):
 
     Cache bytecode, in a folder of pytest if the environment disables the cache beside the sources:
     compiling takes a third of the time of a command. Use one BLAS thread, because the tests already
-    use all processors. Let Dask measure its workers less often, since the measurements take 5 % of
-    a processor for each worker.
+    use all processors. Let Dask measure its workers less often, because the measurements take 5 %
+    of a processor for each worker.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")

@@ -27,7 +27,7 @@ from onnxopt_cli.oracle.estimate.reference_values import (
     values_of_nodes,
 )
 
-# A backend that computes nodes by onnx's reference, except those that a fault changes.
+# A backend that computes nodes by onnx's reference, except nodes that a fault changes.
 BACKEND = """
 import time
 
@@ -310,7 +310,7 @@ def test_failing_case_of_a_log_is_examined_as_it_ran(tmp_path, monkeypatch, onnx
     # The inputs of the node have the dimensions that the options of the run set.
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
     assert [*onnx.load_tensor(case).dims] == [3, 4]
-    # Options on the command line precede those of the run.
+    # Options on the command line take precedence over the options of the run.
     onnxopt(*locate, "--dim", "rows=2")
     located = json.loads((tmp_path / "l.json").read_text())
     case = tmp_path / located["wrong"][0]["case"] / "test_data_set_0" / "input_0.pb"
@@ -481,7 +481,7 @@ def test_bodies_are_searched_up_to_a_number_of_nodes(locate, monkeypatch):
         graph = node("Loop", f"two yes {operand}", output, body=body)
     ran, found = locate(model_of([graph], two=np.array(2), yes=np.array(True)), "Right")
     assert (ran.code, found["not_judged"]) == (0, [])
-    # Without a limit, the walk has 15 nodes.
+    # Without a limit, the walk would have 15 nodes.
     assert found["nodes"] < 8
 
 

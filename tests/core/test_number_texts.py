@@ -26,7 +26,7 @@ def agrees(values, texts):
 def random_floats():
     random = np.random.RandomState(0)
     magnitudes = 10.0 ** random.uniform(-44, 38, 1000)
-    # Numbers with ties at the eighth digit, such as 1234567.25, are among the last ones.
+    # Numbers with ties at the eighth digit, such as 1234567.25, are among the last numbers.
     ties = random.randint(1, 2**24, 1000) / random.choice([2, 4, 8, 16], 1000)
     powers = [*2.0 ** np.arange(-140, 127), *10.0 ** np.arange(-40, 38)]
     return np.array([*magnitudes, *ties, *powers], np.float32)
@@ -73,7 +73,8 @@ def test_text_of_a_narrow_float_is_its_value_rounded_to_the_digits_of_the_text(n
     for texts in (map(str, values), map(repr, numbers.tolist()), map("%.8g".__mod__, numbers)):
         assert agrees(values, [*texts])
     tolerance = NumberText(name, values)
-    # Some of these numbers round to the value in its narrow type, others exceed its range.
+    # Some of the numbers round to the value in its narrow type, and others exceed the range of the
+    # type.
     for factor in (1.0123456789, 1.000123456789, 23.456789123):
         wrong = [f"{number:.9g}" for number in np.where(numbers == 0, 1e-9, numbers * factor)]
         distance, limit = tolerance.judged(numbers, np.array(wrong, object))

@@ -17,7 +17,7 @@ ADAM_INPUTS = {
     "H": np.array([0.0, 0.0], np.float32),
 }
 ADAM_ATTRIBUTES = {"alpha": 0.9, "beta": 0.999, "epsilon": 0.1}
-#: Computed by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
+#: The numbers were computed by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
 ADAM_X_NEW = np.array([0.975975, 1.024025], np.float32)
 
 
@@ -84,7 +84,7 @@ def doubled_adam(**attributes):
 
 
 def adam_in_function(call=None, *, attributes=(), defaults=None):
-    """Return a model with Adam in a function whose attribute rate is the operator's alpha.
+    """Return a model with Adam in a function, whose attribute rate becomes the operator's alpha.
 
     Args:
         call: attributes of the call.

@@ -115,7 +115,7 @@ class SlowAtD(Right):
 
 
 def write_demo(folder: Path) -> Path:
-    """Write ``demo.yaml`` with the cases ``demo/demo/a`` to ``f``, and ``vendor.py``."""
+    """Write ``vendor.py``, and ``demo.yaml`` with cases ``demo/demo/a`` to ``demo/demo/f``."""
     cases = (CASE.format(name=name, place=place) for place, name in enumerate(NAMES, start=1))
     (folder / "demo.yaml").write_text(_HEAD + "".join(cases))
     (folder / "vendor.py").write_text(_BACKENDS)

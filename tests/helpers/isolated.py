@@ -69,7 +69,7 @@ class Run:
         return self
 
     def survivors(self, seconds: float = 30) -> list[Process]:
-        """Return the processes of this run that have not ended after ``seconds``."""
+        """Return the processes of a run that have not ended after ``seconds`` seconds."""
         end = time.monotonic() + seconds
         while (processes := self._alive()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -143,7 +143,7 @@ def run_in_turn(
     plugin: Path = HOSTILE,
     prefix: Sequence[str] = (),
 ) -> Run:
-    """Run one backend that misbehaves in many ways, which is faster than a run for each.
+    """Run one backend that misbehaves in many ways, which is faster than a run for each way.
 
     The cases are ``first`` and, for each way, a case of its name and an ordinary case with the
     prefix ``after_``.

@@ -84,7 +84,7 @@ def same(one, other):
 
 @st.composite
 def arrays(draw):
-    """Draw tensors of any element type, bits and shape, with empty tensors and scalars."""
+    """Draw tensors of any element type, bits and shape, including empty tensors and scalars."""
     name = draw(st.sampled_from(sorted(DTYPES)))
     shape = draw(npst.array_shapes(min_dims=0, min_side=0, max_side=5))
     count = int(np.prod(shape))

@@ -2,9 +2,9 @@
 
 Only the availability of names is simulated, not the behaviour of the other system.
 
-As a program, ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command for which system
-calls fail, as in containers and on older kernels. The kernel's filter (seccomp) also applies to
-libraries and to all processes that the command starts.
+The program ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command for which system
+calls fail, as they do in containers and on older kernels. The kernel's filter (seccomp) also
+applies to libraries and to all processes that the command starts.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def record(*results, **fields):
 
 
 def rendered(form, run):
-    """Return the report of a run in a format."""
+    """Return the report of a run in a given format."""
     return "".join(render(form, RunView(run)))
 
 

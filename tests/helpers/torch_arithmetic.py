@@ -85,7 +85,7 @@ def _torch_reduced(function, tensor):
 
 
 def _torch_percentile(tensor, percent):
-    """Interpolate by the definition: PyTorch's quantile returns NaN next to infinity."""
+    """Interpolate by the definition, because PyTorch's quantile returns NaN next to infinity."""
     elements = tensor.reshape(-1).sort().values
     if elements.numel() == 0 or elements.isnan().any():
         return torch.tensor(torch.nan, dtype=tensor.dtype)

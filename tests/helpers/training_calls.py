@@ -62,7 +62,7 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
     for name in operator.tensors:
         tensor_dtype = common or draw(dtype)
         shift = draw(st.sampled_from([0, 0, 0, -3, 3]))
-        # H accumulates squares, so that its exponent is twice that of the other tensors.
+        # H accumulates squares, so its exponent is twice the exponent of the other tensors.
         size = exponent * (1 + (name == "H")) + shift
         inputs += [_tensor(random, tensor_dtype, shape, size, name == "H") for shape in shapes]
     call = bind(operator, inputs, complete_attributes(operator, attributes))
@@ -70,7 +70,7 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
 
 
 def shares(derived_output, output):
-    """Return error / bound of each element; inf if an expected NaN or Inf is missing."""
+    """Return the error / bound of each element; inf if an expected NaN or Inf is missing."""
     assert output.dtype == derived_output.expected.dtype
     assert output.shape == derived_output.expected.shape
     as_expected = (output == derived_output.expected) | (

@@ -1,4 +1,4 @@
-"""The ADMM operators, lowered and bounded: correct results pass, and wrong ones are rejected."""
+"""The ADMM operators, lowered and bounded: correct results pass, and wrong results are rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator
 
 
 def judge_of(call, factor=1.0):
-    """Return a function that tells whether outputs of a call are within the derived tolerance."""
+    """Return a function that returns whether outputs of a call are within the derived tolerance."""
     derived_outputs = {
         f"output {index}": output for index, output in enumerate(bound(call, factor))
     }

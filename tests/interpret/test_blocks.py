@@ -1,4 +1,4 @@
-"""Large tensors are computed and judged in blocks, with the same verdict as complete tensors."""
+"""Large tensors are computed and judged in blocks, with the same verdicts as complete tensors."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_elementwise_formulas_are_recognised():
 
 
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
-    """Check that the fast comparison agrees with the complete one.
+    """Check that the fast comparison agrees with the complete comparison.
 
-    Both comparisons examine the output, and an output just beyond its limits.
+    Both comparisons examine a given output, and an output just beyond the limits.
     """
     if not isinstance(error_bound, ErrorBound):
         return
@@ -182,7 +182,8 @@ def compare_parts(content, location, random, monkeypatch):
 def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
     """Judge outputs in blocks and as complete tensors, and compare the verdicts.
 
-    Complete tensors have limits of the widest type. Some outputs are correct, others are wrong.
+    The limits of complete tensors are computed in the widest type. Some outputs are correct, others
+    are wrong.
     """
     random = np.random.default_rng(3)
     outcomes = set()
@@ -205,7 +206,7 @@ def test_blocks_judge_fuzz_examples_like_complete_tensors(example, seed):
 
 @pytest.mark.slow
 def test_double_precision_changes_no_expected_value_of_the_suite(monkeypatch):
-    """With corrections near ties, results computed in double equal those of the widest type."""
+    """Results computed in double, and corrected near ties, equal those of the widest type."""
     compared = 0
     for case in collect([str(CASES)]).cases[::11]:
         content = case.load()
@@ -242,7 +243,7 @@ def test_extended_precision_is_used_near_ties_and_subnormal_numbers(name, monkey
 
 
 def normed(W, Z, U, *, percent):
-    """Reduce values that depend on another reduction, or on an undecided choice."""
+    """Formulas may reduce values that depend on another reduction, or on an undecided choice."""
     norm = np.sqrt(np.sum(W * W))
     largest = np.max(np.abs(Z) / norm)
     pruned = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)

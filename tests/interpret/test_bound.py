@@ -21,7 +21,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def call_of(name, *inputs, dtype=np.float32, rate=None, **attributes):
-    """Bind R, T and one tensor of each kind; plain numbers are of the given types."""
+    """Bind R, T and one tensor of each kind; plain numbers are converted to the given types."""
     operator = registry().named(name)
     R, T, *tensors = inputs
     arrays = [np.asarray(R, rate or dtype), np.asarray(T, np.int64)]
@@ -231,7 +231,7 @@ def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_number_inconclusiv
 def test_root_of_a_cancelled_mean_is_inconclusive():
     # beta * H is -1 and -3 before the square of G is added. The reformulation H + (1 - beta) *
     # (square - H) has the rounding errors of H and of the difference, which are a million times as
-    # large.
+    # large as the result.
     X_new, _, H_new = bound(
         call_of("Adam", 0.1, 0, [1.0] * 2, [1.0] * 2, [1.0] * 2, [-1e6, -3e6], beta=1e-6)
     )
@@ -367,7 +367,7 @@ def test_doubles_beyond_float32_must_not_be_converted_to_float32(name, size):
     assert X_new.expected.dtype == np.float64
     assert np.isfinite(X_new.expected).all()
     assert (X_new.limit < 1e-4 * np.abs(X_new.expected)).all()
-    # The second element is within the range of float32, and may be computed in float32.
+    # The second element is within the range of float32 and may therefore be computed in float32.
     assert X_new.limit[1] > 1e-9
 
 

@@ -1,4 +1,4 @@
-"""Reformulations stay within the error bound, and so does the evaluation in the wide type."""
+"""Reformulations, and the evaluation in the wide type, stay within the error bound."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
 
 
 def exact_outputs(call):
-    """Compute every output with 60 digits, with infinities and NaN."""
+    """Compute every output, including infinities and NaN, with 60 digits."""
     outputs = []
     with localcontext(prec=60, traps=[]):
         for group in call.groups:

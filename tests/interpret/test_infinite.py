@@ -84,7 +84,7 @@ def test_no_reformulation_is_rejected_for_infinite_inputs(operator, data):
     ids=lambda item: item[0],
 )
 def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
-    # Test a hundredth of the pairs, because all pairs would take minutes.
+    # A hundredth of the pairs are tested, because all pairs would take minutes.
     names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
     answer = onnxopt("run", *cases, "--isolation", "none", *backends)

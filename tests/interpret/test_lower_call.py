@@ -85,7 +85,8 @@ magnitudes = st.floats(-10, 3).map(lambda exponent: 10.0**exponent)
 
 @st.composite
 def tensors(draw, shape, *, positive=False):
-    # A seed shrinks as well as a list of elements, and results in more varied elements.
+    # Seeds are drawn instead of elements: a seed shrinks equally well, and results in more varied
+    # elements.
     random = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
     scale = draw(magnitudes)
     values = random.standard_normal(shape) * scale * random.choice([0, 1, 1, 1], shape)
@@ -94,14 +95,14 @@ def tensors(draw, shape, *, positive=False):
 
 @st.composite
 def narrowed(draw, shape):
-    """Draw a shape that broadcasts to another."""
+    """Draw a shape that broadcasts to another shape."""
     suffix = shape[draw(st.integers(0, len(shape))) :]
     return tuple(1 if draw(st.booleans()) else size for size in suffix)
 
 
 @st.composite
 def nodes(draw):
-    """Draw an operator, inputs and attributes of one node of it."""
+    """Draw an operator, and the inputs and attributes of a node of this operator."""
     operator = draw(st.sampled_from(TRAINING))
     single_shapes = st.sampled_from([(), (1,), (1, 1)])
     R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(
@@ -376,7 +377,7 @@ def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
         node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"
     }
     (sort,) = (node for node in nodes if node.op_type == "TopK")
-    # The tensor is extended by one element, since it may be empty.
+    # The tensor is extended by one element, because it may be empty.
     assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
     assert "Size" not in {node.op_type for node in nodes}
 

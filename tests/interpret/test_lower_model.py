@@ -399,7 +399,8 @@ def test_new_names_differ_from_every_name_in_the_model():
         {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
     )
     text = onnx.printer.to_text(plain)
-    # Occupy the names that were generated first: as an input, in a subgraph, and as a value_info.
+    # The names that were generated first are now used by an input, in a subgraph and by a
+    # value_info.
     taken, inner, annotated = made[::3], made[1::3], made[2::3]
     chain = "".join(f"{b} = Neg ({a})\n" for a, b in zip(["Z", *inner], [*inner, "b"], strict=True))
     text = text.replace(

@@ -1,4 +1,4 @@
-"""Every NumPy function of formulas has a bound and a lowering, which agree."""
+"""The error bound and the lowering of every NumPy function in formulas agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxopt_cli.operators.percentile import percentile
 #: The wide type on machines where long double is not wider than double.
 QUAD = QuadPrecDType()
 
-#: A number that is exact in float32, as attributes are.
+#: A number that float32 represents exactly, as it represents attributes.
 SHARE = float(np.float32(0.3))
 
 #: For each function, an expression of a rounded operand and a second operand.
@@ -170,8 +170,8 @@ def test_relative_error_of_1e_4_exceeds_the_bound(function):
 @each_function
 def test_lowered_function_stays_within_the_bound(runtime, function):
     rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
-    # The last four elements are at discontinuities. At some discontinuities both limits are correct
-    # results, at others only one limit is.
+    # The last four elements are at discontinuities. At some discontinuities, both limits are
+    # correct results; at the others, only one limit is correct.
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
     inputs = [np.array(3), X, Y]

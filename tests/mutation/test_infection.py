@@ -48,7 +48,7 @@ def sometimes_aliased_list(x):
 
 
 def infected(function, *arguments):
-    """Return the mutants of a function, the names of those infected, and the function's result."""
+    """Return the mutants of a function, the names of the infected mutants, and the result."""
     mutants = {mutant.name: mutant for mutant in code_mutants(function)}
     recorder = InfectionRecorder({name: [mutant] for name, mutant in mutants.items()})
     with recorder.recording():

@@ -274,7 +274,7 @@ def test_no_known_mistake_equals_the_formula(operator):
 @pytest.mark.slow
 @each_operator
 def test_named_mistakes_have_large_errors_for_some_input(operator):
-    # These mistakes only round to float32, so they have an effect on double tensors alone.
+    # The following mistakes round to float32, so they affect only double tensors.
     rounding = {
         "attributes combined in float32",
         "bias correction with powers rounded to float32",

@@ -1,4 +1,4 @@
-"""Generated mutants of formulas, and the detection of equivalent mutants."""
+"""Generation of mutants of formulas, and detection of equivalent mutants."""
 
 from __future__ import annotations
 

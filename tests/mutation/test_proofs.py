@@ -45,7 +45,7 @@ def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
         # The input K of TopK has one value, unlike that of Attention.
         ("", "Attention", 23, "K first batch for all"),
         ("", "Attention", 23, "K last axes exchanged"),
-        # Versions that broadcast the second input alone.
+        # Versions of operators that broadcast only the second input.
         ("", "Add", 6, "A and B exchanged"),
         ("", "Equal", 1, "A and B exchanged"),
         ("", "Reshape", 1, "shape without its sign"),

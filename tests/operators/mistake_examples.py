@@ -1,8 +1,8 @@
 """An example of each known mistake, computed by hand from its description, not from its code.
 
-A line contains the mistake's name, inputs and attributes, and outputs. Values that a line omits are
-those of the first line for the operator. An attribute with the value ``-`` is omitted from the
-node. Numbers are exact: fractions are not rounded.
+Each line contains a mistake's name, the inputs and attributes, and the outputs. If a line omits an
+input or attribute, the value in the operator's first line applies. An attribute with the value
+``-`` is omitted from the node. Numbers are exact: fractions are not rounded.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def test_penalties_of_all_layers_are_added_to_one_loss():
 def test_number_of_zeros_follows_from_the_rank_without_ties(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
     W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
-    # Exclude ranks that rounding decides: those within an ulp of an integer.
+    # Ranks within an ulp of an integer are excluded, because rounding decides them.
     rank = (size - 1) * np.longdouble(percent) / 100
     if abs(rank - np.rint(rank)) > 1e-12 or percent in (0, 100):
         assert np.count_nonzero(W_new == 0) == math.ceil(rank)
@@ -91,7 +91,7 @@ def test_update_agrees_with_the_published_code(data):
         near = np.abs(np.abs(z) - threshold) <= 1e-13 * threshold
         z[np.abs(z) < threshold] = 0
         Z_new, U_new = outputs[index], outputs[count + index]
-        # The result may differ by an ulp of double, since the sum is first rounded to the wide
+        # The result may differ by an ulp of double, because the sum is first rounded to the wide
         # type.
         assert np.array_equal(Z_new[~near] == 0, z[~near] == 0)
         assert np.allclose(Z_new[~near], z[~near], rtol=2.0**-52, atol=0)

@@ -1,4 +1,4 @@
-"""Every known mistake agrees with its description, by an example computed by hand."""
+"""Every known mistake agrees with its description, as an example computed by hand shows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def number(text):
 
 
 def fields(text):
-    """Return ``R=1/2 X=[1,2]`` as numbers and lists by name."""
+    """Return the numbers and lists in a text such as ``R=1/2 X=[1,2]``, by name."""
     examples = {}
     for field in text.split():
         name, _, value = field.partition("=")

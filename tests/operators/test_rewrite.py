@@ -34,7 +34,7 @@ def test_formatting_of_the_old_expression_does_not_matter():
 
 
 def test_expression_is_matched_by_structure_and_not_by_its_text():
-    # "a + b * b" is in the source, but is not an expression there.
+    # "a + b * b" occurs in the source, but is not an expression of the formula.
     with pytest.raises(ValueError, match=r"hypotenuse has no 'a \+ b \* b'"):
         rewrite(hypotenuse, {"a + b * b": "0"})
 

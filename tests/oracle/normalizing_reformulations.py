@@ -1,4 +1,4 @@
-"""Reformulations of normalizations in float32, and an unstable one.
+"""Reformulations of normalizations in float32, and an unstable implementation.
 
 A function of :data:`STATISTICS` returns the means and variances of rows of float32. A function of
 :data:`APPLICATIONS` normalizes by given statistics.
@@ -18,7 +18,7 @@ def pairwise_sum(x):
 
 
 def vectorized_sum(x, lanes=8):
-    """Sum as a vector unit does: each lane sequentially, then the lanes."""
+    """Sum as a vector unit does: the terms of each lane sequentially, then the lanes."""
     padded = np.pad(x, [(0, 0), (0, -x.shape[-1] % lanes)])
     return sequential_sum(
         sequential_sum(np.moveaxis(padded.reshape(len(x), -1, lanes), 1, -1))[..., 0]

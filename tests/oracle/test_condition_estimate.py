@@ -25,7 +25,7 @@ from onnxopt_cli.oracle.rounding.node_kinds import _LISTED
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
-    """Return a model of nodes (operator, inputs, attributes); the last one yields the outputs."""
+    """Return a model of nodes (operator, inputs, attributes); the last node yields the outputs."""
     names = [f"y{place}" for place in range(outputs)]
     protos = []
     for place, (name, operands, attributes) in enumerate(nodes):
@@ -138,7 +138,7 @@ def test_functions_called_by_a_published_body_may_cancel():
     assert not node_passes("Mish", {"x": f32(-20)}, [0])
 
 
-# Correct outputs that a simpler rule would reject, and a similar wrong output for each.
+# Correct outputs that a simpler rule would reject, each with a similar wrong output.
 SIMILAR_OUTPUTS = {
     "equal elements minus their mean": (
         ("GroupNormalization", {"num_groups": 1}),
@@ -324,7 +324,7 @@ def test_correct_output_passes_and_similar_wrong_output_fails(name):
     assert not passes_estimate(model, inputs, wrong)
 
 
-# Outputs of graphs of several nodes, and whether they pass.
+# Outputs of graphs of several nodes, each with whether it passes.
 GRAPHS = {
     # Near zero, the error of exp(x) - 1 is that of exp(x): one rounding of a number close to 1.
     "a small exponential minus one": (
@@ -845,7 +845,7 @@ def test_coarse_grid_does_not_widen_the_rounding_of_interpolated_values():
 
 @st.composite
 def windows(draw):
-    """Draw attributes of windows that all contain elements, and the elements."""
+    """Draw attributes of windows that each contain an element, and the elements of the input."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]
@@ -887,7 +887,7 @@ def test_fast_transposed_convolution_equals_the_reference_bitwise(drawn, biased)
     operands = list(inputs)[: 2 + biased]
     inputs = {name: inputs[name] for name in operands}
     model = model_of([("ConvTranspose", operands, attributes)], inputs)
-    # Padding shortens the output of ConvTranspose; some elements must be left.
+    # Padding shortens the output of ConvTranspose, so it must leave some elements.
     names = "strides", "kernel_shape", "dilations"
     strides, kernel, dilations = (np.array(attributes[name]) for name in names)
     sizes = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * dilations + 1
@@ -1134,7 +1134,8 @@ def test_error_of_a_short_sum_is_at_most_a_rounding_per_term(terms, cancels):
 
 
 def test_coordinates_of_16_bit_images_are_those_of_float32():
-    """The scales of Resize are float32; float16 could not tell two pixels of a wide image apart."""
+    """The scales of Resize are float32, because float16 cannot distinguish pixels of wide
+    images."""
     x = np.arange(2000).reshape(1, 1, -1).astype(np.float16) % 2
     inputs = {"x": x, "none": np.array([], np.float32), "scales": np.array([1, 1, 1.5], np.float32)}
     attributes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}

@@ -165,7 +165,7 @@ CASES = {
 
 @pytest.fixture(params=CASES, ids=str)
 def stored_cases(request, tmp_path):
-    """Write cases, and backends that return the first reading, the second and others."""
+    """Write cases, and backends with the first reading, the second reading and wrong results."""
     node, inputs, second = CASES[request.param]()
     graph = helper.make_graph(
         [node],

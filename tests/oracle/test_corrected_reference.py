@@ -108,7 +108,7 @@ def lrn(x, size, alpha, beta, bias):
 LRN = {"size": 3, "alpha": 0.5, "beta": 0.75, "bias": 1.5}
 VOLUME = np.cos(np.arange(2 * 5 * 3 * 2 * 2)).reshape(2, 5, 3, 2, 2)
 GELU = [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in sample_points(9)]
-#: Operator, version, inputs, attributes, right outputs.
+#: Each example has an operator, a version, inputs, attributes and right outputs.
 EXAMPLES = {
     "Erf of doubles": ("Erf", 22, [sample_points(9)], {}, [exact(mpmath.erf, sample_points(9))]),
     "Gelu of doubles": ("Gelu", 22, [sample_points(9)], {}, [np.array(GELU)]),
@@ -353,7 +353,7 @@ TREE = {
     "classlabels_strings": ["a\0", "b\0"],
 }
 KEYS = ["a", "a\0"]
-#: Operator, domain, version, inputs, attributes, the first output.
+#: Each example has an operator, a domain, a version, inputs, attributes and the first output.
 TEXT_EXAMPLES = [
     ("StringConcat", "", 22, [X, texts("b\0")], {}, ["a\0b\0", "ab\0", "\0b\0"]),
     ("StringSplit", "", 22, [texts("a\0 b\0", "")], {}, [["a\0", "b\0"], ["", ""]]),
@@ -467,7 +467,7 @@ def pools(draw):
 
 
 def windows_of(x, attributes):
-    """Yield each output's place, and the elements of its window: place (None: padding), value."""
+    """Yield the place of each output, and place (None for padding) and value of its elements."""
     rank = x.ndim - 2
     kernel, strides, dilations = (
         attributes[name] for name in ("kernel_shape", "strides", "dilations")
@@ -589,7 +589,7 @@ def test_truncated_integer_may_be_one_smaller_if_coordinates_are_rounded(length,
 
 
 def body_of(outputs):
-    """Return a body that doubles its state, and yields it as an output, too."""
+    """Return a body that doubles its state, and also yields the state as an output."""
     return helper.make_graph(
         [
             helper.make_node("Identity", ["going"], ["still"]),

@@ -1,4 +1,4 @@
-"""Sums of many exponentials pass in two passes or one, by logarithms, sequentially or pairwise."""
+"""Sums of many exponentials by any common algorithm are accepted."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def conditioned_output(model, inputs):
 
 
 def error_shares(model, inputs, value):
-    """Return error / tolerance of each element, the smallest of all right values."""
+    """Return the error / tolerance of each element, relative to the nearest right value."""
     # Tests compare many values with one output, whose condition estimate takes most of the time.
     output = conditioned_output(model.SerializeToString(), pickle.dumps(inputs))
     shares = np.full(np.shape(value), np.inf)
@@ -310,8 +310,8 @@ def test_transposed_convolution_by_fourier_passes(stride):
 
 
 def test_errors_of_elements_that_a_stride_omits_are_accepted():
-    # The large elements contribute only to outputs that the stride omits; a Fourier transform
-    # spreads their errors to all outputs.
+    # The large elements contribute only to outputs that the stride omits, but a Fourier transform
+    # spreads the errors of large elements to all outputs.
     x = np.full((1, 1, 16, 16), 1e-3, np.float32)
     x[:, :, 1::2, 1::2] = 1000 * np.random.default_rng(0).standard_normal((1, 1, 8, 8))
     w = np.zeros((1, 1, 3, 3), np.float32)
@@ -391,7 +391,7 @@ def test_frame_of_odd_length_has_a_larger_tolerance_because_of_chirps():
 def test_small_relative_error_of_a_convolution_fails_in_nearly_all_elements():
     w = np.ones((1, 1, 3, 3), np.float32)
     fails = []
-    # The shapes of the published cases.
+    # The following shapes are those of the published cases.
     for height, stride, pads in ((5, 1, 0), (5, 1, 1), (7, 2, 0), (7, 2, 1), (5, 2, 1)):
         x = np.arange(height * 5, dtype=np.float32).reshape(1, 1, height, 5)
         padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])

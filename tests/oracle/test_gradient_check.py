@@ -16,7 +16,7 @@ from onnxopt_cli.suites.gradients import GradientCase, any_of, positive
 
 TENSOR = {"X": any_of(2, 3)}
 OPERANDS = {"X": any_of(2, 3), "W": any_of(3)}
-# Operators that the suite lacks: operator, inputs, attributes, sources.
+# Nodes of operators that the suite lacks: operator, inputs, attributes, sources.
 OTHER_OPERATORS = [
     *[(name, TENSOR) for name in ("Asinh", "Atan", "Celu", "Ceil", "Cosh", "Floor", "HardSigmoid")],
     *[(name, TENSOR) for name in ("HardSwish", "Identity", "Round", "Selu", "Sign")],

@@ -130,7 +130,7 @@ def test_reformulations_pass_if_elements_differ_by_an_ulp(kind, length, ratio):
 
 
 def with_outlier(x):
-    """Let the first element of each row be an outlier."""
+    """Make the first element of each row an outlier."""
     x[..., 0] = 25
     return x
 
@@ -235,7 +235,7 @@ def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype
     expected = case.branch.expected.astype(np.float64)
     for wrong in (-expected, expected / 2, np.full(expected.shape, np.nan)):
         assert case.branch.wrong(wrong.astype(dtype)).mean() > 0.9
-    # If there are few elements, all errors may be zero; assume at least half a rounding.
+    # At least half a rounding is assumed, because all errors may be zero if there are few elements.
     least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
     largest = max(least, *map(case.error, values.values()))
     assert case.branch.wrong(expected + 10 * largest).mean() >= 0.95
@@ -251,7 +251,7 @@ def by_given_statistics(dtype, ratio):
 
 
 def shares_of_given_statistics(operands, value):
-    """Return error / tolerance of each element of a BatchNormalization by given statistics."""
+    """Return the error / tolerance of the elements of a BatchNormalization by given statistics."""
     names = ["x", "scale", "bias", "mean", "variance"]
     kind = helper.np_dtype_to_tensor_dtype(operands[0].dtype)
     infos = [

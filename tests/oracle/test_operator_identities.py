@@ -1,4 +1,4 @@
-"""Identities that preserve only absolute accuracy pass within their roundings, and are named."""
+"""Results of identities with only absolute accuracy pass within their roundings, with a note."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_of(*nodes, dtype=np.float32, opset=24):
 
 
 def passes(right, value):
-    """Return which elements match a right value within its tolerance."""
+    """Return a mask of the elements that match a right value within its tolerance."""
     matches = np.zeros(np.shape(value), bool)
     for expected, limit in right:
         wide = expected.astype(np.float64)

@@ -107,7 +107,7 @@ def test_rounding_of_a_subnormal_sum_under_a_root_does_not_yield_nan():
 
 
 def accepts(operator, inputs, attributes, values):
-    """Return which values are accepted for the first output."""
+    """Return for each of the given values whether it is accepted for the first output."""
     model = model_of(operator, inputs, **attributes)
     dtype = next(iter(inputs.values())).dtype
     return [
@@ -178,7 +178,7 @@ def test_quotients_by_norms_of_doubles_may_be_scaled(exponent):
 
 
 def test_a_square_that_underflows_is_not_rounded_up():
-    """Squares of 1e-29 are rounded to 0, never up to a number that is larger than they are."""
+    """Squares of 1e-29 are rounded to 0, never up to a larger number."""
     x = row(3e-30, 4e-30)
     results = [[[5e-30]], [[0]], [[7.07e-30]], [[1e-29]]]
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, True, False, False]
@@ -191,7 +191,7 @@ def test_norm_of_equal_terms_may_be_summed_sequentially():
 
 
 def test_norms_of_doubles_are_judged_as_doubles():
-    """The published body converts to float32 before the root, because it takes integers, too."""
+    """The published body takes the root in float32, because its operand may be an integer."""
     x = row(3, 4, dtype=D)
     results = [[[5]], [[5 * (1 + 1e-7)]]]
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, False]
@@ -201,7 +201,7 @@ def test_norms_of_doubles_are_judged_as_doubles():
 
 
 def test_double_is_inconclusive_if_a_perturbation_overflows():
-    """Some runs overflow, and two terms may move identically in all others."""
+    """Some runs overflow, and two terms may move identically in all remaining runs."""
     largest = np.finfo(D).max
     inputs = {"x": row(0.5, -7, -0.5, dtype=D)[None], "w": row(largest, 1, largest, dtype=D)[None]}
     assert accepts("Conv", inputs, {}, [[[[-7]]], [[[0]]], [[[1e300]]]]) == [True, True, True]

@@ -21,12 +21,12 @@ def by_tanh(x):
 
 
 def by_clamped_exponential(x):
-    """Clamp as approximations do: at the ends, the distance from 0 or 1 is 8 roundings."""
+    """Clamp sigmoid as approximations do: the ends differ from 0 and 1 by 8 roundings."""
     return by_exponential(np.clip(x, -14.5, 14.5))
 
 
 def clamped_tanh(x):
-    """Clamp as approximations do: at the ends, the distance from 1 is 10 roundings."""
+    """Clamp tanh as approximations do: the ends differ from -1 and 1 by 10 roundings."""
     return np.tanh(np.clip(x, -7.5, 7.5))
 
 

@@ -118,8 +118,8 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
 ) -> None:
     chain = _HEADER + _MODELS["chain"]
     not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
-    # Of the runs for each of the two reformulations, only the one in the model's own types begins
-    # at the inputs.
+    # For each of the two reformulations, only the run in the model's own types begins at the
+    # inputs.
     assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )
@@ -219,7 +219,7 @@ def test_products_are_summed_in_the_order_of_their_terms(columns):
 
 @pytest.mark.parametrize("size", [4, 1 << 12])
 def test_initializers_are_doubles_in_a_wide_run(size, monkeypatch):
-    """Large initializers are converted at each use, others once."""
+    """Large initializers are converted at each use, and other initializers once."""
     monkeypatch.setattr("onnxopt_cli.oracle.evaluator._MAX_WIDENED_ELEMENTS", 1 << 10)
     weights = numpy_helper.from_array(np.full(size, 0.1, np.float32), "w")
     body = helper.make_graph(
@@ -373,7 +373,7 @@ def test_scores_of_trees_after_probit_are_not_judged():
 
 
 def test_operands_broadcast_along_a_stated_axis_are_not_judged():
-    # The reference of onnx would add the elements of b along the last axis.
+    # onnx's reference would add the elements of b along the last axis.
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 6]>
         g (float[2,3,3] a, float[3] b) => (float[2,3,3] y) {
             y = Add<axis = 1, broadcast = 1>(a, b)
@@ -469,7 +469,7 @@ def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatc
         for pairs in zip(first.right, second.right, strict=True):
             for one, other in zip(*pairs, strict=True):
                 np.testing.assert_array_equal(one, other)
-    # Runs that take different branches are repeated one after the other.
+    # Runs that take different branches of control flow are repeated one after the other.
     differ = "branch" in name
     assert (count_together > len(runs) - count_together) == differ
 

@@ -174,7 +174,7 @@ def test_reductions_are_computed_in_float32(name, compute, dtype):
 @pytest.mark.parametrize("count", [2, 3, 6, 40])
 @pytest.mark.parametrize("operator", ["Sum", "Mean"])
 def test_tensors_may_be_added_one_after_another(operator, count, dtype):
-    """A chain of Add nodes rounds each partial sum, in any order; most terms cancel here."""
+    """Chained Add nodes round each partial sum, in any order; most of the tested terms cancel."""
     random = np.random.default_rng(count)
     operands = random.standard_normal((count, 300))
     operands[-1] = (1 + 0.01 * random.standard_normal(300)) * -operands[:-1].sum(axis=0)

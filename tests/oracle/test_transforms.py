@@ -76,7 +76,7 @@ ALGORITHMS = {"sums": by_sums, "matrix": by_matrix, "radix": by_radix, "chirp": 
 
 
 def lines(count):
-    """Return signals: noise without and with a large mean, growing, a tone, and an impulse."""
+    """Return signals: noise without and with a large mean, growing noise, a tone, an impulse."""
     random = np.random.default_rng(count)
     noise = random.standard_normal((2, count)) + 1j * random.standard_normal((2, count))
     tone = np.cos(2 * np.pi * np.arange(count) * (count // 3) / count)

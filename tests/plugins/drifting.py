@@ -39,7 +39,7 @@ class WideAfterTwo:
 
 
 class WithoutLoop:
-    """Does not support Loop, and rejects a model that it has prepared before."""
+    """A backend that does not support Loop, and rejects a model that it has prepared before."""
 
     def run(self, model, inputs):
         if any(node.op_type == "Loop" for node in model.graph.node):

@@ -10,7 +10,7 @@ print("standard output is not the protocol's")  # noqa: T201 - that is the point
 
 
 class Copies:
-    """Computes Identity, and prints text that shows the environment."""
+    """A backend that computes Identity, and prints text that shows its environment."""
 
     unsupported = "no kernel"
 
@@ -26,7 +26,7 @@ class Copies:
 
 
 class AnotherRuntime(Copies):
-    """A runtime that requires NumPy 1."""
+    """A backend that requires NumPy 1."""
 
     def run(self, model, inputs):
         import onnxruntime
@@ -75,7 +75,7 @@ class RunsOutOfMemory(Copies):
 
 
 class SeesOurs(Copies):
-    """Reports which modules of onnxopt it can import."""
+    """A backend that reports which modules of onnxopt it can import."""
 
     def copy(self, x):
         import importlib.util

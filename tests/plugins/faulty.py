@@ -13,7 +13,7 @@ NUMPY = resolve_backend("numpy")
 
 
 class Faulty:
-    """Computes the right outputs, and returns them modified."""
+    """A backend that computes the right outputs, and returns modified outputs."""
 
     def __init__(self, change):
         self.change = change
@@ -121,14 +121,14 @@ class SharedHeads:
 
 
 class HeadsModulo(SharedHeads):
-    """Assigns head i of the query to head i mod n of n heads of keys."""
+    """A backend that assigns head i of the query to head i mod n of n heads of keys."""
 
     def key_heads(self, heads, count):
         return heads % count
 
 
 class HeadsByKeyHeads(SharedHeads):
-    """Divides the index of the query's head by the number of heads of keys."""
+    """A backend that divides the index of the query's head by the number of heads of keys."""
 
     def key_heads(self, heads, count):
         return np.minimum(heads // count, count - 1)
@@ -142,7 +142,7 @@ class HeadsByTwo(SharedHeads):
 
 
 class SumsInSingle:
-    """Adds the terms of ReduceSum and MatMul one by one, in float32."""
+    """A backend that adds the terms of ReduceSum and MatMul one by one, in float32."""
 
     def sum_type(self, operand):
         return np.float32

@@ -16,7 +16,7 @@ MANY_OUTPUTS = 100_000
 
 
 class ReturnsTooMuch(Misbehaves):
-    """Returns additional outputs in the bad case."""
+    """A backend that returns additional outputs in the bad case."""
 
     def __init__(self, surplus):
         self.surplus = surplus
@@ -33,7 +33,7 @@ returns_long_text = ReturnsTooMuch(lambda: [np.array(["x" * 5_000_000], object)]
 
 
 class SpeaksWhileIdle(Well):
-    """Sends a byte shortly after the bad case, from a thread that starts before any case."""
+    """A backend that sends a byte shortly after the bad case, from a thread started earlier."""
 
     def __init__(self):
         self.is_triggered = threading.Event()
@@ -60,7 +60,7 @@ class SpeaksDuringALaterCase(SpeaksWhileIdle):
 
 
 class SpeaksAtTheEnd(Well):
-    """Sends a byte at shutdown."""
+    """A backend that sends a byte at shutdown."""
 
     def close(self):
         speak(b"o")
@@ -70,7 +70,7 @@ class SpeaksAtTheEnd(Well):
 
 
 class RespondsAhead(Well):
-    """Sends responses to cases before it receives them."""
+    """A backend that sends responses to cases before it receives the cases."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:

@@ -1,7 +1,7 @@
 """Backends that misbehave, each in one way, at the bad case (or always).
 
-A case is one Momentum node. A backend misbehaves if `R` is at least BAD, and otherwise computes the
-right outputs.
+A case is one Momentum node. In the bad case, `R` is at least BAD. In other cases, a backend
+computes the right outputs.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class SaysWhoItIs(Well):
 
 
 class Waits(Well):
-    """Needs 0.2 s for each case."""
+    """A backend that needs 0.2 s for each case."""
 
     def run(self, model, inputs):
         time.sleep(0.2)
@@ -285,7 +285,7 @@ class DiesAfterTheResponse(Well):
 
 
 class ReusesItsBuffer(Well):
-    """Returns the same array each time, with new content."""
+    """A backend that returns the same array each time, with new content."""
 
     buffers: tuple = ()
 
@@ -320,7 +320,7 @@ class RespondsAgainMuchLater(Well):
 
 
 class NeverReads(Well):
-    """Responds once, and stops before it reads the next request."""
+    """A backend that responds once, and stops before it reads the next request."""
 
     has_run = False
 
@@ -341,7 +341,7 @@ class Hangs(Well):
 
 
 class SegfaultsOften(Well):
-    """Dies at every 20th case of its process."""
+    """A backend that dies in every 20th case of its process."""
 
     def __init__(self):
         self.calls = 0

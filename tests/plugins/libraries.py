@@ -25,7 +25,7 @@ _STATES = {"Adam": 2, "Adagrad": 1, "Momentum": 1}
 
 
 class _Library:
-    """Splits the inputs of a node into groups and assembles the outputs."""
+    """An adapter that splits the inputs of a node into groups and assembles the outputs."""
 
     operator = "Adam"
     defaults = MappingProxyType({})
@@ -34,7 +34,7 @@ class _Library:
         (node,) = model.graph.node
         if node.op_type != self.operator:
             raise NotImplementedError(node.op_type)
-        # Raises an exception for a node that breaks the operator's signature.
+        # This call raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
         attributes = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()

@@ -20,7 +20,7 @@ def _dask_worker():
 
 
 class KillsTheMachine(Well):
-    """Kills the Dask worker at the bad case."""
+    """A backend that kills the Dask worker in the bad case."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:

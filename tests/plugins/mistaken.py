@@ -83,7 +83,7 @@ class StandardAfterTheFirst(Right):
 
 
 class CountsRuns(Right):
-    """Uses the number of its runs as T."""
+    """A backend that uses the number of its runs as T."""
 
     def __init__(self):
         self.runs = 0
@@ -94,7 +94,7 @@ class CountsRuns(Right):
 
 
 class ReturnsInNodeOrder(Right):
-    """Returns the outputs in the order of the node, even if that of the graph differs."""
+    """A backend that returns outputs in the node's order, even if the graph's order differs."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -142,7 +142,8 @@ class TransposesCancel(Optimized):
 
 
 class ZeroAbsorbs(Optimized):
-    """Replaces a product with a constant zero by zero, even if the other factor is not finite."""
+    """A backend that replaces a product with a constant zero by zero, whatever the other factor
+    is."""
 
     def optimize(self, graph):
         zeros = {

@@ -35,7 +35,7 @@ class ReferenceAsPlugin(Backend):
 
 
 class NeedsInstance:
-    """A backend with ordinary methods, so that it must be instantiated."""
+    """A backend with ordinary methods, which must therefore be instantiated."""
 
     def prepare(self, model, device):
         return ReferenceAsPlugin.prepare(model, device)

@@ -24,7 +24,7 @@ class Panic(BaseException):
 
 
 class NoTraining:
-    """Supports all operators except the training operators."""
+    """A runtime that supports all operators except the training operators."""
 
     fault = RuntimeFault
 
@@ -102,7 +102,7 @@ class Sleeps:
 
 
 class NeedsDefaultDomain:
-    """Rejects a model that does not import ai.onnx."""
+    """A runtime that rejects a model that does not import ai.onnx."""
 
     def run(self, model, inputs):
         if not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
@@ -111,7 +111,7 @@ class NeedsDefaultDomain:
 
 
 class Only:
-    """Supports one operator and one element type; subclasses define the error for all others."""
+    """A runtime with one operator and one element type; subclasses define the error for others."""
 
     operator = "Identity"
     dtype = np.dtype(np.float32)

@@ -24,7 +24,7 @@ _BETWEEN = {
 
 
 class _Adam:
-    """Computes each tensor in its own type, and scalars derived from R and T in double."""
+    """A backend that computes each tensor in its own type, and scalars of R and T in double."""
 
     def run(self, model, inputs):
         if len(model.graph.node) == 1:
@@ -103,7 +103,7 @@ class TensorFlow(_Adam):
 
 
 class TensorFlowBesideInfinity(_Adam):
-    """Computes the averages as TensorFlow does, but only where an operand is infinite."""
+    """A backend that computes averages as TensorFlow does where an operand is infinite."""
 
     def averages(self, G, V, H, alpha, beta):
         pairs = zip(

@@ -30,7 +30,7 @@ instance = Negate()
 
 
 class Raises:
-    """Raises the error of its constructor."""
+    """A backend that raises the error given to its constructor."""
 
     def __init__(self, error):
         self.error = error
@@ -47,7 +47,7 @@ exits = Raises(SystemExit(3))
 
 
 class Vandal:
-    """Modifies the model and the dict of inputs."""
+    """A backend that modifies the model and the dict of inputs."""
 
     def run(self, model, inputs):
         del model.graph.node[:]

@@ -102,7 +102,7 @@ def kill_supervisor():
     time.sleep(60)
 
 
-# The program that replaces the worker's process, which already has children.
+# The program that replaces the program of the worker's process, which already has children.
 KILLS_SUPERVISOR = """
 import os, signal, time
 if not os.fork():
@@ -174,7 +174,7 @@ class KillsSupervisorWhileItStarts(Well):
 
 
 class KillsSupervisorAtTeardown(Misbehaves):
-    """Leaves a daemon behind at shutdown."""
+    """A backend that leaves a daemon behind at shutdown."""
 
     def misbehave(self):
         atexit.register(self.leave)

@@ -58,14 +58,14 @@ class Ones(Zeros):
 
 
 class Nothing:
-    """Returns no output at all."""
+    """A backend that returns no output."""
 
     def run(self, model, inputs):
         return []
 
 
 class RaisesAtEverything:
-    """Rejects every model with a plausible message."""
+    """A backend that rejects every model with a plausible message."""
 
     def run(self, model, inputs):
         message = "not a valid model"
@@ -87,7 +87,7 @@ class WrongAdam:
 
     def run(self, model, inputs):
         node = model.graph.node[0]
-        # Raises an exception for a node that breaks the operator's signature.
+        # This call raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
         defaults = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6}
         attributes = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
@@ -128,7 +128,7 @@ class RefusesDoubles(WrongAdam):
 
 
 class Relu:
-    """Supports only Relu of float32."""
+    """A backend that supports only Relu of float32."""
 
     def run(self, model, inputs):
         (value,) = inputs.values()

@@ -20,7 +20,7 @@ MAXIMA = "float[N, M] X => float[N, 1] Y", "ReduceMax <axes = [1]> (X)"
 
 
 def drawn(seed, shape):
-    """Draw floats, of which some are 0, halves or NaN."""
+    """Draw floats, some of which are 0, halves of integers, or NaN."""
     random = np.random.default_rng(seed)
     x = random.normal(size=shape).astype(np.float32)
     x[random.random(shape) < 0.15] = np.nan
@@ -29,7 +29,7 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change):
-    """Return a node that a backend has run, whose output a function changes.
+    """Return a node that a backend has run with an output that a function changes.
 
     Args:
         signature: the inputs and the output, and the node.
@@ -58,7 +58,7 @@ def node(signature, number, change):
 
 
 def proven(signature, change):
-    """Return the best condition of nodes with wrong outputs if new nodes confirm it, in words."""
+    """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
     samples = [node(signature, number, change) for number in range(40)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     for condition in conditions.ranked()[:4]:

@@ -280,7 +280,7 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
 
 
 def test_merged_explanations_count_the_cases_of_all_shards(workplace, onnxopt):
-    # Both shards have errors, but one shard has all wrong values.
+    # Both shards have errors, but only one of them has wrong values.
     (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
     run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *IN_PROCESS, *LONG_EXPLAIN)
     for part in ("1", "2"):
@@ -339,7 +339,7 @@ def test_mistakes_are_judged_by_the_tolerances_of_the_run(workplace, onnxopt):
     answer = onnxopt(*run, "--log", "run.jsonl")
     assert "consistent with 'epsilon inside the square root'" in answer.out
     assert "consistent with 'epsilon inside" in onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out
-    # A tolerance for all cases.
+    # The tolerance is the same for all cases.
     far = "  - {name: far, attributes: {epsilon: 0.1}, inputs: {R: 0.1, T: 1, "
     far += "X: [1000.0, 500.0], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}}\n"
     (workplace / "steps.yaml").write_text(steps(2, 3, more=far))
@@ -704,7 +704,7 @@ def test_generated_inputs_refute_accidental_conditions(
     run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
-    # A condition that describes a range with one limit may lack the support of generated inputs.
+    # Generated inputs may not support a condition that describes a range with one limit.
     assert found["causes"] or " < " in condition
     for cause in found["causes"]:
         assert re.match(words, cause["found"]), cause["found"]
@@ -799,8 +799,8 @@ def test_condition_is_reported_beside_a_known_mistake(workplace, onnxopt):
 
 @pytest.mark.parametrize(("others", "named"), [(3, True), (4, False)])
 def test_mistake_that_reproduces_few_cases_is_not_named(workplace, onnxopt, others, named):
-    # For T < 1 the backend has the mistake "beta at every T", which is visible only there. For
-    # larger T its mistake is unknown.
+    # For T < 1, the backend has the mistake "beta at every T", which is visible only for these T.
+    # For larger T, the backend has an unknown mistake.
     plugin = FAULTY.replace("run(inputs)", "run(inputs | {{'T': abs(inputs['T'])}})")
     (workplace / "once.py").write_text(plugin.format("inputs['T'] > 0"))
     above = "".join(

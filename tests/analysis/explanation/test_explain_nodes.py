@@ -38,7 +38,7 @@ from onnxopt_cli.run.reproduce import elements_alike, unlike_node_mistake
 
 
 def explanation(onnxopt, workplace, body, operator):
-    """Run the cases of an operator on a wrong backend, and return the output as one line."""
+    """Run the cases of an operator on a wrong backend, and return the output in one line."""
     plugin = f"""
 from onnx import helper
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -80,7 +80,7 @@ def test_conditions_of_generated_nodes_are_not_accidental():
     for meeting, others in product(range(31), repeat=2):
         if supports_condition(meeting, others):
             # The probabilities assume that a quarter of the nodes that meet the condition is right,
-            # or that a quarter of the others is wrong.
+            # or that a quarter of the nodes that do not meet it is wrong.
             assert 0.75**meeting < 0.05
             assert 0.75**others < 0.05
 
@@ -305,7 +305,7 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
 
 
 def test_only_nodes_that_a_mistake_changes_support_its_condition():
-    # Nodes without a zero pass, but the mistake would not change their outputs either.
+    # Nodes without a zero pass, and the mistake would not change their outputs.
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
     )
@@ -626,7 +626,7 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
         if search._accepted:
             (statement,) = search._accepted
             assert statement.traits == (is_float,)
-            # The nodes that are generated for the next statement include short floats.
+            # The nodes that are generated for the next statement include 16-bit floats.
             search._samples += nodes(8, is_float, failed=False)
 
     monkeypatch.setattr(search, "_examine_cases", lambda: None)
@@ -725,7 +725,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """With other numbers for integers, limits would be stated for integers alone."""
+    """If nodes of integers had other numbers, limits would be stated for integers alone."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():
@@ -769,7 +769,7 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
 
 @pytest.mark.parametrize("has_backend", [False, True])
 def test_limits_of_numbers_require_generated_nodes(has_backend):
-    """Some number separates a few failing cases from the others by accident."""
+    """Some number separates a few failing cases from the passing cases by accident."""
     number = NodeNumber("alpha", 1.1)
     samples = [
         NodeSample(f"case{place}", None, {}, [], [], failed=place < 4, numbers={number: place})

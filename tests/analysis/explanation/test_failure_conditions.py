@@ -1,4 +1,4 @@
-"""Failure conditions of injected faults: stated exactly, or not at all."""
+"""The failure condition of an injected fault is stated exactly or not at all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def suite_calls(name):
 def scaled_where(output, holds):
     """Return a fault that scales elements of an output where a predicate of their group is true.
 
-    The function takes the call, the number of the group and its tensors.
+    The predicate takes the call, the number of the group and the group's tensors.
     """
 
     def fault(call):
@@ -94,7 +94,7 @@ def condition_of(name, fault):
 
 
 def elements_meeting(condition, each, labels):
-    """Return which of the labelled elements of a sample meet all parts of a condition."""
+    """Return a mask of the labelled elements of a sample that meet all parts of a condition."""
     table, _ = features(each.call, each.expected, labels.astype(np.int16))
     with np.errstate(all="ignore"):
         holds = [part.test(table[part.feature]) for part in condition.conditions]
@@ -175,9 +175,9 @@ def test_exceptions_cover_all_passing_cases(name, output, holds, where):
 
 
 def plain_elements(call, output, may_have_several_values):
-    """Return where an output is finite, larger than its tolerance and, if required, unique.
+    """Return a mask of elements that are finite, exceed their tolerance and may have to be unique.
 
-    An output is not unique if there is a second right value, or if its tolerance exceeds 0.1 %.
+    An element is not unique if there is a second right value, or if its tolerance exceeds 0.1 %.
     """
     count = len(call.groups)
     begin = list(call.operator.outputs).index(output) * count
@@ -252,7 +252,8 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
     for failing, meeting, others in supported:
         # This is the probability that all failing inputs meet a condition that has no effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # This is the probability that all others pass if a tenth of such inputs fails.
+        # This is the probability that all inputs which do not meet the condition pass, if a tenth
+        # of such inputs fails.
         assert 0.9**others < 0.05
 
 
@@ -261,7 +262,7 @@ def test_failures_wherever_a_condition_holds_are_not_accidental():
     assert (20, 40) in supported
     for meeting, others in supported:
         # The probabilities assume that a quarter of the inputs that meet the condition passes, or
-        # that a tenth of the others fails.
+        # that a tenth of the inputs that do not meet it fails.
         assert 0.75**meeting < 0.05
         assert 0.9**others < 0.05
 

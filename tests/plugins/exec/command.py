@@ -88,7 +88,7 @@ def end():
 
 
 def once(action):
-    """Perform an action at the first case only, across all processes."""
+    """Perform an action only in the first case of all processes."""
 
     def at_first(request, payload):
         marker = Path(sys.argv[2])
@@ -154,7 +154,7 @@ def die(_request, _payload):
 
 
 def leave_daemons(_request, _payload):
-    """Leave a process that outlives its parent, and kill the supervisor, which would end it."""
+    """Leave a process that outlives its parent, and kill the supervisor that would end it."""
     status = Path(f"/proc/{os.getppid()}/status").read_text()
     supervisor = int(status.partition("PPid:")[2].split()[0])
     if not os.fork():
