@@ -17,15 +17,15 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run import executors
 from onnxopt_cli.suites import catalogue
 
-# A property that is violated usually fails for many inputs of some kind, and a few examples of each
-# kind are sufficient.
+# If a property is violated, it usually fails for many inputs of some kind, so a few examples of
+# each kind are sufficient.
 settings.register_profile(
     "few", deadline=None, suppress_health_check=list(HealthCheck), max_examples=25
 )
 settings.load_profile("few")
 
-# The tests may have been started with signals ignored, as by & and nohup. Child processes inherit
-# ignored signals but not handlers, so install handlers.
+# The tests may have been started with signals ignored, as & and nohup do. Child processes inherit
+# ignored signals, but not handlers, so handlers are installed.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -50,7 +50,7 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# Packages in which only tests marked as slow start processes.
+# In these packages, only tests that are marked as slow start processes.
 _QUICK_PACKAGES = frozenset(
     {
         "cases",
@@ -68,7 +68,7 @@ _QUICK_PACKAGES = frozenset(
 
 
 def pytest_collection_modifyitems(items):
-    """Mark quick tests, for runs after every edit: they take a minute and start no processes."""
+    """Mark quick tests for runs after every edit: they take a minute and start no processes."""
     for item in items:
         if item.path.parent.name in _QUICK_PACKAGES and not item.get_closest_marker("slow"):
             item.add_marker("quick")
@@ -89,7 +89,7 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """Cache suites: creating conformance or pairwise takes two seconds."""
+    """Cache suites, because creating conformance or pairwise takes two seconds."""
     write = catalogue.yaml_files
     cached_write = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ def _suites_are_written_once():
 
 @pytest.fixture(autouse=True)
 def _same_path_afterwards(monkeypatch):
-    """Restore the import path: tests may contain plugins with equal names."""
+    """Restore the import path, because tests may contain plugins with equal names."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -122,7 +122,7 @@ def onnxopt(request, capsys, monkeypatch):
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
     if not request.node.get_closest_marker("isolated"):
-        # Patch the module, not the name onnxopt_cli.run, which is a function.
+        # The module is patched, not the name onnxopt_cli.run, which is a function.
         monkeypatch.setattr(executors, "HAS_WORKERS", False)
 
     def call(*arguments: str | Path) -> Answer:
@@ -140,6 +140,6 @@ def onnxopt(request, capsys, monkeypatch):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """Return an empty folder, which is the current folder."""
+    """Return an empty folder, which becomes the current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
 # Adapters are files that run in environments of their own, not modules of the package.
 FILES = sorted({*PACKAGE.rglob("*.py")} - {*(PACKAGE / "adapters").iterdir()})
 
-#: Each part may import itself and the parts above it.
+#: Each part of the package may import itself and the parts above it in this list.
 ORDER = [
     {"errors", "core"},
     {"config"},
@@ -33,15 +33,16 @@ ORDER = [
     {"cli", "pytest_plugin", "pytest_cases"},
 ]
 
-#: Parts that commands use only through _api. Other parts may be imported by commands, for example
-#: to name cases, operators and backends.
+#: Parts that commands use only through _api. Commands may import the other parts directly, for
+#: example to name cases, operators and backends.
 BEHIND_API = {"analysis", "run"}
 
-#: Packages that only the named parts may import.
+#: Packages that only the stated parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
-#: Parts of onnx in C++, which an invalid model can crash, and the modules that may use them. The
-#: first module calls them in a separate process, the others in workers or for trusted models.
+#: Parts of onnx in C++, which an invalid model can crash, with the modules that may use them. The
+#: first module calls these parts in a separate process, and the others call them in workers or for
+#: trusted models.
 NATIVE = {
     "checker",
     "compose",
@@ -60,7 +61,7 @@ MAY_USE_NATIVE = {
     "backends/onnxruntime_backend.py": {"parser"},
 }
 
-#: Packages that are imported on use, not when a module is loaded.
+#: Packages that are imported when they are needed, not when a module is loaded.
 LAZY = ("distributed", "onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
 
 
@@ -79,7 +80,7 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """Return each module that a file imports, and whether it does so when the file is loaded."""
+    """Return each module that a file imports, and whether loading the file imports it."""
     tree = parsed(path)
     found = []
     immediate: list[ast.AST] = [tree]
@@ -169,7 +170,7 @@ def test_folders_have_at_most_20_modules():
 
 
 def test_names_of_public_classes_are_unique():
-    # The skeletons are templates of other packages.
+    # The skeletons are templates of other packages, so the rules do not apply to them.
     counts = Counter(
         node.name
         for path in FILES

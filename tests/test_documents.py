@@ -1,4 +1,4 @@
-"""The documents: links, names of files and functions, and the output of commands."""
+"""The documents are correct: links, names of files and functions, and the output of commands."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ NOT_RUN = {
     "security.md 0": "needs Docker",
     "training.md 0": "takes minutes; tests/run/test_workload.py runs its parts",
 }
-#: Parts of commands that are documented as failing.
+#: Parts of commands that fail, according to the documents.
 FAILING = (
     "third_step.yaml",
     "python:ci/my_backend.py",
@@ -91,7 +91,7 @@ FEWER = {
     "ci.md 1": ("-k", "/momentum/m", "-k", "/momentum/T_", "-k", "pairwise/momentum/pair_1"),
     "mutation-analysis.md 1": ("--operator", "Softmax"),
 }
-#: The backend of the documents' examples, with an error that is explained quickly.
+#: The backend in the examples of the documents, with an error that is explained quickly.
 BACKEND = """
 from onnxopt_cli.backends.reference import NumpyBackend
 
@@ -115,8 +115,12 @@ def commands_of(text):
 
 
 def pattern_of(output):
-    """Return a pattern that matches an output; times may differ, and a line of dots is any text."""
-    # The time of explanations is printed only if they took long.
+    """Return a pattern that matches an output.
+
+    Times may differ, and a line of dots matches any text. Times may differ, and a line of dots
+    matches any text.
+    """
+    # The time of explanations is printed only if the search for them took long.
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
     parts = re.split(r"^\.\.\.$", output, flags=re.MULTILINE)
     patterns = [
@@ -134,7 +138,7 @@ def test_excluded_blocks_exist():
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in NOT_RUN])
 def test_commands_print_the_documented_output(name, tmp_path):
     document, text = BLOCKS[name]
-    # The files whose content the document shows, and files that it assumes to exist.
+    # The files whose content the document shows, and files that the document assumes to exist.
     (tmp_path / "cases").symlink_to(REPOSITORY / "cases")
     for folder in ("ci", "out"):
         (tmp_path / folder).mkdir()

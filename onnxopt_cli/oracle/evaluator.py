@@ -102,7 +102,7 @@ class ReferenceModel:
         # current run.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
-            donor.proto if donor else _without_initializers(model, wide=wide)
+            donor.proto if donor else _without_initializers(model, like, wide=wide)
         )
         self._evaluator = self._evaluator_class(expanded, functions or {}, donor)(self.proto)
 
@@ -118,7 +118,7 @@ class ReferenceModel:
 
         changed = {*expanded, *functions}
         expansions = [type(name, (OpRunExpand,), {}) for name in expanded]
-        new_operators = [*expansions, *operators()]
+        new_operators = _by_name(operators()) | _by_name(expansions)
         outermost, arrays, visits, wide = self.proto, self.arrays, self.visits, self.wide
 
         class VisitedEvaluator(ReferenceEvaluator):
@@ -138,8 +138,9 @@ class ReferenceModel:
                 self._is_deferred = is_graph and not VisitedEvaluator.open_functions
                 VisitedEvaluator.open_functions += is_function
                 loaded = _typed_function(proto, wide=wide) if is_function else proto
+                # The constructor of the reference would check each class of new operators.
                 try:
-                    super().__init__(loaded, **settings | {"new_ops": new_operators})
+                    super().__init__(loaded, **settings | {"new_ops": None})
                 finally:
                     VisitedEvaluator.open_functions -= is_function
 
@@ -156,6 +157,7 @@ class ReferenceModel:
             def _init(self) -> None:
                 if self._is_deferred:
                     return
+                self.new_ops_ = new_operators
                 nodes = self.nodes_
                 is_outermost = self.proto_ is outermost
                 ready = (
@@ -439,8 +441,17 @@ def _initializers(
     return {name: widened_value(array) for name, array in arrays.items()}
 
 
-def _without_initializers(model: onnx.ModelProto, *, wide: bool) -> onnx.ModelProto:
+def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
+    """Return classes of operators by domain and name; of several, the first."""
+    return {(cls.op_domain, cls.__name__): cls for cls in reversed(classes)}  # type: ignore[attr-defined]
+
+
+def _without_initializers(
+    model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
+) -> onnx.ModelProto:
     """Return a model without the dense initializers of its graph, and with bound functions."""
+    if like and wide and not like.wide:
+        return widened(like.proto)
     graph = onnx.GraphProto(name=model.graph.name)
     for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(graph, field).extend(getattr(model.graph, field))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,10 +202,25 @@ def _write_index(attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _outside("the write index", write_indices, 0, cache.shape[axis] - update.shape[axis])
 
 
-def _recurrent_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
-    sequences, lengths = operands[0], operands[4]
+def _recurrent_operands(gates: int, attributes: _Attributes, operands: Sequence[Any]) -> str:
+    x, w, r, b, lengths, *states, p = operands[:8]
     batch_first = attributes.get("layout", 0) == 1
-    steps, batch = (sequences.shape[axis] for axis in ((1, 0) if batch_first else (0, 1)))
+    steps, batch = (x.shape[axis] for axis in ((1, 0) if batch_first else (0, 1)))
+    directions = 2 if attributes.get("direction") == b"bidirectional" else 1
+    hidden = attributes.get("hidden_size", r.shape[-1])
+    rows = gates * hidden
+    state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
+    shapes = {
+        "W": (w, (directions, rows, x.shape[-1])),
+        "R": (r, (directions, rows, hidden)),
+        "B": (b, (directions, 2 * rows)),
+        "initial_h": (states[0], state),
+        "initial_c": (states[1], state),
+        "P": (p, (directions, 3 * hidden)),
+    }
+    for name, (operand, shape) in shapes.items():
+        if operand is not None and operand.shape != shape:
+            return f"{name} of shape {operand.shape} instead of {shape}"
     return _of_other_length("sequence lengths", lengths, batch) or _outside(
         "the sequence length", lengths, 0, steps
     )
@@ -315,6 +331,8 @@ def _slope(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 def _class_labels(attributes: _Attributes, _operands: Sequence[Any]) -> str:
     labels = [name for name in attributes if name.startswith("classlabels_")]
+    if len(labels) > 1:
+        return f"both {' and '.join(sorted(labels))}, of which one and only one must be defined"
     return "" if labels else "no class labels"
 
 
@@ -459,7 +477,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{
         ("", name): _of_classes for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
     },
-    **{("", name): _recurrent_lengths for name in ("GRU", "LSTM", "RNN")},
+    **{
+        ("", name): partial(_recurrent_operands, gates)
+        for name, gates in {"GRU": 3, "LSTM": 4, "RNN": 1}.items()
+    },
     **{("", name): _position_in_sequence for name in ("SequenceAt", "SequenceErase")},
     **{("", name): _split_lengths for name in ("Split", "SplitToSequence")},
     **{("", name): _window_size for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},

@@ -257,18 +257,21 @@ def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
 def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are not stored and cannot be computed.
 
-    The case is at fault if its node breaks the signature of an operator, or if onnx rejects its
-    model or inputs. In all other cases, onnxopt is unable to compute the outputs.
+    The case is at fault if its node breaks the signature of an operator, if onnx rejects its model
+    or inputs, or if onnx's corrected reference rejects the operands of a node. In all other cases,
+    onnxopt is unable to compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
     message = f"expected result: {output} cannot be computed: {reason}"
-    from onnxopt_cli.oracle.estimate.condition_estimate import UNIMPLEMENTED
+    from onnxopt_cli.oracle.estimate.condition_estimate import REJECTED, UNIMPLEMENTED
 
     if breaks_signature(model, inputs):
         return Expected({}, {}, message)
     if fault := model_fault(model) or input_fault(model, inputs):
         return Expected({}, {}, f"{message}; onnx rejects the model: {fault}")
+    if reason.startswith(REJECTED):
+        return Expected({}, {}, f"{message}; if they are valid, {_MISSING_OUTPUTS}")
     remedy = _MISSING_OUTPUTS
     if reason.startswith(UNIMPLEMENTED):
         remedy = f"{_MISSING_OPERATOR}, or {_MISSING_OUTPUTS}"

@@ -126,7 +126,8 @@ def _widen(message: Message, types: Mapping[int, int]) -> None:
         return
     if isinstance(message, TypeProto.Tensor | TypeProto.SparseTensor):
         message.elem_type = types.get(message.elem_type, message.elem_type)
-    elif isinstance(message, AttributeProto) and not message.ref_attr_name:
+        return
+    if isinstance(message, AttributeProto) and not message.ref_attr_name:
         if message.name in _TYPE_ATTRIBUTES:
             message.i = types.get(message.i, message.i)
         elif message.name in _CONSTANT_ATTRIBUTES and types is DOUBLE:

@@ -32,7 +32,7 @@ def test_example_of_the_document_prints_failures(tmp_path):
 
 
 def test_string_of_a_case_is_its_id():
-    # pytest-xdist needs test names that are equal in all processes.
+    # With pytest-xdist, names of tests must be equal in all processes.
     assert [str(case) for case in onnxopt.load_cases("spec", operators=["Adam"])] == [
         "spec/adam/adam", "spec/adam/adam_multiple",
     ]  # fmt: skip
@@ -41,7 +41,7 @@ def test_string_of_a_case_is_its_id():
 @pytest.mark.slow
 def test_examples_pass_strict_type_checking(tmp_path):
     # The project's configuration is strict except for this option. The option is set in the file,
-    # because mypy checks all of onnxopt again if it is called with other options.
+    # because mypy would check all of onnxopt again if it were called with other options.
     for index, text in enumerate(EXAMPLES):
         (tmp_path / f"example{index}.py").write_text(f"# mypy: warn-return-any\n{text}")
     done = subprocess.run(
@@ -103,7 +103,7 @@ def test_check_raises_with_the_differences_and_keeps_the_backend(tmp_path):
             onnxopt.check(case, backend)
         assert isinstance(raised.value, onnxopt.NotConformingError)
         assert raised.value.result.case == case.id
-        # The traceback shows only the line of the test.
+        # The traceback contains only the line of the test.
         visible_entries = raised.traceback.filter(raised)
         assert [entry.path for entry in visible_entries] == [Path(__file__)]
     assert len(failing) > 1

@@ -1,4 +1,4 @@
-"""The public names exist, are fast to import, and are not hidden by subpackages."""
+"""The public names exist, can be imported fast, and are not hidden by subpackages."""
 
 from __future__ import annotations
 

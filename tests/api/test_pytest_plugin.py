@@ -1,4 +1,4 @@
-"""Cases as items of pytest."""
+"""Cases are items of pytest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import pytest
 from places import PLUGINS, REPOSITORY
 
-# Imported here because pytester removes modules that a test imports, and some cannot be imported
+# Imported late, because pytester removes modules that a test imports, and some cannot be imported
 # twice.
 import onnxopt_cli.analysis.explanation.explain  # noqa: F401
 
@@ -21,7 +21,7 @@ ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
 
 @pytest.fixture(autouse=True)
 def user_test(pytester):
-    """Write a test file of the user; its test runs beside the cases."""
+    """Write a test file as a user would; its test runs beside the cases."""
     pytester.makepyfile(
         "import sys\ndef test_mine():\n    assert 'onnxopt_cli._api' not in sys.modules"
     )
@@ -82,7 +82,7 @@ def test_each_backend_has_separate_tests(pytester):
     backends = ("--onnxopt-backend", "numpy", "--onnxopt-backend", WRONG)
     result = pytester.runpytest(*ADAM, *backends)
     result.assert_outcomes(passed=1, failed=1, deselected=1)
-    # A backend that is named twice, as in addopts and on the command line, is tested once.
+    # A backend that is named twice, in addopts and on the command line, is tested once.
     pytester.runpytest(*ADAM, *backends[:2] * 2).assert_outcomes(passed=1, deselected=1)
 
 

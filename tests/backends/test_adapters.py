@@ -1,4 +1,4 @@
-"""Adapters: environments from packages in a local folder, and the adapters of onnxopt."""
+"""Adapters: environments that are created from a local folder, and the adapters of onnxopt."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(model, inputs):
         raise RuntimeError("acme has no kernel for it")
     return [inputs[name] for name in model.graph.node[0].input]
 """
-# A replacement for npm, which writes the same files.
+# A program that replaces npm, and writes the same files.
 NPM = """\
 import json, sys
 from pathlib import Path
@@ -118,7 +118,7 @@ LOCK = "acme==1.2\nonnx==1\nnumpy==1\n"
 
 
 def write_wheel(folder, name, version, files, requires=()):
-    """Write a wheel with files in site-packages."""
+    """Write a wheel that installs files into site-packages."""
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -132,7 +132,7 @@ def write_wheel(folder, name, version, files, requires=()):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A folder of wheels; the wheel of onnx makes the tests' packages importable."""
+    """A folder of wheels; the wheel named onnx makes the packages of the tests importable."""
     folder = tmp_path_factory.mktemp("wheels")
     installed = sorted({*filter(os.path.isdir, sys.path)} - {str(Path.cwd())})
     paths = [path for path in installed if Path(path).name == "site-packages"]
@@ -190,7 +190,7 @@ def version_of(log):
 
 @pytest.mark.slow
 def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, monkeypatch):
-    # Settings of pip for other installations.
+    # The user has settings of pip for other installations.
     monkeypatch.setenv("PIP_TARGET", str(place / "elsewhere"))
     monkeypatch.setenv("PIP_USER", "1")
     first = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "--log", "first.jsonl")

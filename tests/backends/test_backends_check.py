@@ -1,4 +1,4 @@
-"""``onnxopt backends check``: each rule detects a backend that breaks it."""
+"""The command ``onnxopt backends check``: each rule detects a backend that breaks the rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from onnxopt_cli.backends.check.protocol_check import (
 )
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome
 
-#: The rules that each mode of exec/identity.py breaks; an ellipsis stands for consequences.
+#: The rules that a backend breaks in each mode of exec/identity.py; an ellipsis stands for further
+#: rules, broken as a consequence.
 BREAKING_COMMANDS = {
     "fields": ["ignores unknown fields"],
     "chatter": ["runs further cases, and writes nothing without a request", ...],
@@ -121,7 +122,7 @@ def test_forged_response_breaks_the_rule(workplace):
         "                pass\n"
         "        time.sleep(30)\n"
     )
-    # In a process of its own the requests are numbered from 1.
+    # In a process of its own, the requests are numbered from 1.
     done = run_command("backends", "check", "python:forger.py:Forger")
     assert (done.returncode, done.stderr) == (1, "")
     assert "its process sent something other than the result of a rule" in done.stdout

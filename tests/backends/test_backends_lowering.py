@@ -1,4 +1,4 @@
-"""Running a model, lowered to primitive operators, on a backend that lacks an operator."""
+"""If a backend lacks an operator, a model is lowered to primitive operators and run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Returned(NamedTuple):
 
 
 class Fake:
-    """A backend without training operators, which counts its requests."""
+    """A backend that lacks the training operators, and counts its requests."""
 
     name = "fake"
     version = ""

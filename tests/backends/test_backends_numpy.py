@@ -68,7 +68,7 @@ def test_numpy_runs_formula_between_other_operators():
 
 
 def test_numpy_corrects_errors_of_the_reference_and_adds_missing_operators():
-    """MaxPool counts its indices in the whole input; onnx's reference lacks GlobalLpPool."""
+    """MaxPool numbers its indices over the whole input, and onnx's reference lacks GlobalLpPool."""
     x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
     pool = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2], pads=[1, 1, 0, 0])
     norm = helper.make_node("GlobalLpPool", ["x"], ["n"])

@@ -22,7 +22,8 @@ from onnxopt_cli.errors import BackendUnavailable, UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-#: An opset with all the types below that the oldest supported ONNX Runtime accepts.
+#: An opset that the oldest supported ONNX Runtime accepts, and that has all the types used in this
+#: file.
 OPSET, IR_VERSION = 21, 10
 ONES = {"x": np.array([1, 2, 3], np.float32)}
 
@@ -235,7 +236,7 @@ def test_unavailable_provider_is_not_replaced():
 
 
 def test_provider_that_does_not_load_is_not_replaced(monkeypatch):
-    # Without CUDA's libraries, onnxruntime-gpu lists the provider, then drops it.
+    # If the libraries of CUDA are missing, onnxruntime-gpu lists the provider but does not use it.
     monkeypatch.setattr(
         onnxruntime,
         "get_available_providers",

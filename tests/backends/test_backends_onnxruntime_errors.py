@@ -95,8 +95,8 @@ def cell_inputs(dtype=np.float32):
     return {"x": np.ones((1, 1, 1), dtype), "w": np.ones((1, 3, 1), dtype)}
 
 
-#: For each known message: models for which ONNX Runtime raises it, with the inputs and the name of
-#: the unknown operator.
+#: For each known message: a function that creates models for which ONNX Runtime raises the message,
+#: the inputs, and the name of the unknown operator.
 MESSAGES = {
     "an operator, or a domain": [
         (adam(), ADAM_INPUTS, f"{TRAINING}:Adam"),

@@ -34,7 +34,7 @@ def converted(value, element_type=TensorProto.FLOAT):
 
 
 class HasArray:
-    """Like a tensor of another framework."""
+    """A value that is like a tensor of another framework."""
 
     def __array__(self, dtype=None, copy=None):
         return np.array([1, 2], np.float32)

@@ -375,7 +375,7 @@ def test_command_does_not_survive_its_parent():
         [sys.executable, "-c", DIES_AFTER_STARTING],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
-        # Kill the command too: otherwise the wait for its end would block.
+        # The command is killed too, because the wait for its end would otherwise block.
         stderr=subprocess.DEVNULL,
         text=True,
         check=False,
@@ -390,5 +390,5 @@ def test_command_does_not_survive_its_parent():
 
 
 def children():
-    """Process ids of this process's children; multiprocessing may have left some."""
+    """Return the ids of this process's children; some may be left over from multiprocessing."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

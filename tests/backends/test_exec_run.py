@@ -1,4 +1,4 @@
-"""``onnxopt run`` on commands, through the command line itself."""
+"""The command ``onnxopt run`` with backends that are commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``opset=auto``: a backend receives models in older opsets, with the same meaning."""
+"""With ``opset=auto``, a backend receives models in older opsets that have the same meaning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.backends.older_opsets import older_models
 
-# A backend that has opset 13 only.
+# A backend that supports only opset 13.
 BACKEND = """\
 from onnx.reference import ReferenceEvaluator
 
@@ -60,16 +60,17 @@ def offered(*arguments, **options):
     ("versions", "arguments", "options"),
     [
         ([14, 13, 7], ("Relu", ["x"], 22), {}),
-        # Opset 13 added bfloat16, opset 14 integers.
+        # Opset 13 added bfloat16, and opset 14 added integers.
         ([14, 13], ("Relu", ["x"], 22), {"element_type": TensorProto.BFLOAT16}),
         ([14], ("Relu", ["x"], 22), {"element_type": TensorProto.INT32}),
         # Before opset 13, Softmax reshaped its input to a matrix.
         ([13], ("Softmax", ["x"], 22), {"axis": 1}),
         ([13], ("Softmax", ["x"], 22), {}),
-        # Schemas before opset 10 lack ceil_mode. Nodes without the attribute have its default, 0.
+        # Schemas before opset 10 lack ceil_mode. In nodes without the attribute, it has the default
+        # 0.
         ([19, 11, 10, 7], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 0}),
         ([19, 11, 10], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 1}),
-        # In opset 18, the axes became an input.
+        # In opset 18, the attribute axes became an input.
         ([], ("ReduceMean", ["x", "axes"], 18), {}),
         ([13, 11], ("ReduceMean", ["x"], 18), {}),
         ([], ("Gelu", ["x"], 20), {}),

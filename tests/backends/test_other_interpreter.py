@@ -22,7 +22,7 @@ cases:
     inputs: {input: [1.5, -2.0]}
     outputs: {output: [1.5, -2.0]}
 """
-#: An interpreter with the oldest packages, where CI has made one.
+#: An interpreter with the oldest supported packages; it exists only where CI has created it.
 OLDEST = os.environ.get("ONNXOPT_OLDEST_PYTHON", "")
 
 
@@ -115,7 +115,7 @@ def test_runtimes_that_cannot_share_an_environment_run_side_by_side(workplace, o
 
 
 def imported(path, seen):
-    """Return the files of onnxopt that a file imports outside of functions, recursively."""
+    """Return the files of onnxopt that a file imports at the top level, recursively."""
     for node in ast.parse(path.read_text()).body:
         module = node.module if isinstance(node, ast.ImportFrom) else ""
         module_path = REPOSITORY / f"{(module or '').replace('.', '/')}.py"

@@ -37,7 +37,7 @@ def demo(workplace):
 
 @pytest.fixture
 def run(onnxopt, demo):
-    """Run the case, in this process by default; return its result with the exit code."""
+    """Run the case, by default in this process; return the result and the exit code."""
 
     def call(backend, *options, isolation="none"):
         options = (*options, "--isolation", isolation, "--report", "json=r.json")

@@ -1,4 +1,4 @@
-"""Any error while a case is read makes only that case invalid."""
+"""Any error that occurs while a case is read makes only that case invalid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model files without test data: their inputs, and results of running them."""
+"""Model files without test data: how their inputs are chosen, and the results of running them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(path, nodes, inputs, outputs, initializers=(), opset=17):
 
 
 def save_sum(path, *shapes):
-    """Save a model that adds its inputs of some shapes, as a PyTorch or Paddle exporter does."""
+    """Save a model that adds its inputs, in the form that PyTorch's and Paddle's exporters use."""
     inputs = [(f"x{index}", TensorProto.FLOAT, shape) for index, shape in enumerate(shapes)]
     node = helper.make_node("Sum", [name for name, _, _ in inputs], ["y"])
     return save(path, [node], inputs, [("y", TensorProto.FLOAT, [None] * len(shapes[0]))])
@@ -240,7 +240,7 @@ class Backend:
 
 
 def stored_values(folder):
-    """Return the first input and the output of a test directory, read by onnx."""
+    """Return the first input and the output of a test directory, as onnx reads them."""
     paths = (folder / "test_data_set_0" / f"{kind}_0.pb" for kind in ("input", "output"))
     return [numpy_helper.to_array(onnx.load_tensor(path)) for path in paths]
 

@@ -75,7 +75,7 @@ def test_unknown_corpus_is_rejected_with_the_valid_names():
 
 
 def stand_in(*cases):
-    """Replace onnx's slow collection by one that makes a few cases of one node."""
+    """Replace onnx's slow collection of cases with one that makes a few cases of one node."""
     collected = []
 
     def collect():
@@ -100,7 +100,7 @@ def stand_in(*cases):
 
 @pytest.fixture
 def node_collections(monkeypatch, tmp_path):
-    """Use only two node cases and a separate cache; yield the log of collections."""
+    """Use only two node cases and a cache of its own; yield the log of collections."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])
@@ -123,7 +123,7 @@ def node_collections(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    # The made cases are not named in onnx's sources.
+    # The sources of onnx do not name the cases that this test makes.
     monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
     corpora._origin.cache_clear()
     yield log
@@ -192,7 +192,7 @@ def alter_unseen(cache):
 
 
 def sign(cache):
-    """Write the current times and digest of the altered entry to the index."""
+    """Write the current times and digest of the altered entry into the index."""
     alter_unseen(cache)
     status, data = (cache / "cases").stat(), (cache / "cases").read_bytes()
     (cache / "cases").write_bytes(data)
@@ -243,7 +243,7 @@ def test_modified_cache_is_rebuilt(node_collections, tmp_path, attack):
     assert len(node_collections) == 2
     assert list(after) == list(before)
     assert all(same(dict(after[test].stored), dict(before[test].stored)) for test in before)
-    # The rebuilt cache is valid.
+    # At this point the cache has been rebuilt and is valid.
     read_all("onnx-node")
     assert len(node_collections) == 2
     assert sorted(path.name for path in cache.iterdir()) == ["cases", "index.json"]
@@ -338,7 +338,7 @@ def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
 
 
 def test_concurrent_runs_share_one_cache(node_collections, tmp_path, monkeypatch):
-    # All runs start to write before the first one has finished.
+    # All runs begin to write before the first run has finished.
     barrier = threading.Barrier(4)
     write = corpora._write_cases
 

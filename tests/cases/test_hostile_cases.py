@@ -37,8 +37,8 @@ NORMAL = "{random: {normal: {}, seed: 1}, dtype: %s, shape: [%d]}"
 PLAIN_TENSOR = "{dtype: %s, data: [1.5]}"
 
 
-# Linux includes the memory of the process that starts a command in the memory of the command. A
-# test process may use more than a gigabyte, so a small process starts the command.
+# On Linux, the peak memory of a command includes the memory of the process that started it. A
+# process that runs tests may use more than a gigabyte, so a small process starts the command.
 MEASURE = """
 import json, os, subprocess, sys
 place, *command = sys.argv[1:]
@@ -50,7 +50,7 @@ with open(place, "w") as file:
 
 
 class Run:
-    """A finished ``onnxopt``: exit code, output and the largest memory of one of its processes."""
+    """A command that has ended: exit code, output, and the largest memory of a process."""
 
     def __init__(self, place: Path, *arguments: str, limit: int = 0) -> None:
         report = place / "report.json"
@@ -84,7 +84,7 @@ def shape_of_gigabytes():
 
 
 def endless_loop():
-    """A Loop that passes its condition, true, to the next iteration."""
+    """A Loop that passes its condition, which is true, to the next iteration."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])],
         "b",
@@ -139,7 +139,7 @@ def test_small_model_with_huge_demands_affects_only_its_case(
 @pytest.mark.slow
 def test_case_with_the_maximum_of_elements_stays_within_the_memory_limit(tmp_path):
     memory = 1 << 30
-    # Only X is large; the types differ.
+    # Only X is large, and the types differ.
     small_tensors = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
     text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *small_tensors)
     (tmp_path / "c.yaml").write_text(text)
@@ -190,7 +190,7 @@ def test_a_hundred_of_a_thousand_faults_are_shown(workplace, onnxopt):
 
 
 class Bomb:
-    """An object that runs a command when it is unpickled."""
+    """An object that runs a command when the object is unpickled."""
 
     def __reduce__(self):
         return (os.mkdir, ("unpickled",))

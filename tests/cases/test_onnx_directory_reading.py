@@ -40,7 +40,7 @@ def complaints(root):
 
 
 def complaint(tmp_path, inputs, types=None):
-    """Return the only fault of a directory whose inputs are these messages."""
+    """Return the only fault of a directory with the given messages as inputs."""
     types = {"x": FLOAT} if types is None else types
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", identity(types), inputs, [value] * len(types))

@@ -1,4 +1,4 @@
-"""Writing ONNX test directories: the layout, the bytes, and reading them back."""
+"""Writing ONNX test directories: the layout, the bytes, and reading the directories back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def content(values, types, **others):
 
 
 def read(folder):
-    # Only the types that onnx's Identity supports.
+    # These are the types that onnx's Identity supports.
     return read_case(data_set_files(folder, 0))
 
 

@@ -35,7 +35,7 @@ NUMBERS = {name: number for name, number in TensorProto.DataType.items() if numb
 
 
 def parse_value(data, declared):
-    """Return the name and the value in a serialized message."""
+    """Return the name and the value that a serialized message contains."""
     message = parse_message(data, message_class(declared))
     return name_of(message), value_of(message, declared)
 
@@ -81,7 +81,7 @@ def test_onnx_reads_written_tensors(array):
     declared = tensor_type(element_number_of(array), array.shape)
     read_array = numpy_helper.to_array(message_of("x", array, declared))
     if array.dtype == object:
-        # onnx's reader uses a NumPy type that drops trailing null characters.
+        # The reader of onnx uses a NumPy type that drops trailing null characters.
         stripped = [text.rstrip("\0") for text in array.ravel()]
         assert [text.rstrip("\0") for text in read_array.ravel()] == stripped
     else:

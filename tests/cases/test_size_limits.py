@@ -1,4 +1,4 @@
-"""Logs over the size limit are rejected; audits work without shared memory."""
+"""Logs over the size limit are rejected, and audits work without shared memory."""
 
 from __future__ import annotations
 

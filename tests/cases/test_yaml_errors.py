@@ -1,4 +1,4 @@
-"""Faults of case files are reported together, each with line, case and field."""
+"""Faults of case files are reported together, each with its line, case and field."""
 
 # ruff: noqa: E501 - each expected message is on one line
 
@@ -22,18 +22,18 @@ ATTRIBUTES = "alpha, beta, epsilon, norm_coefficient, norm_coefficient_post"
 
 
 def case(fields):
-    """Return a file with one case, on line 4, that has a name and these fields."""
+    """Return a file with one case, on line 4, that has a name and the given fields."""
     return f"{HEAD}cases: [{{name: c, {fields}}}]"
 
 
 def adam(**changes):
-    """Return a file with a valid case of Adam and changes; an empty change omits a field."""
+    """Return a file with a valid case of Adam after changes; an empty change omits a field."""
     fields = {"inputs": ADAM_INPUTS} | changes
     return case(", ".join(f"{name}: {value}" for name, value in fields.items() if value))
 
 
 def inputs(**changes):
-    """Return a file with a valid case of Adam and changed inputs."""
+    """Return a file with a valid case of Adam in which inputs are changed."""
     values = {"R": "0.1", "T": "0", "X": "[1, 2]", "G": "[1, 2]", "V": "[1, 2]", "H": "[1, 2]"}
     values |= changes
     return adam(inputs="{" + ", ".join(f"{k}: {v}" for k, v in values.items() if v) + "}")
@@ -323,6 +323,9 @@ def other(fields):
         (other("operator: Scaler, domain: ai.onnx.ml, inputs: {X: [1.0]}"), [
             "4: case c: found no outputs, expected this field, because onnx infers no type for Y"
         ]),
+        (other("operator: MatMul, inputs: {A: [1.0], B: [1.0, 2.0]}"), [
+            "4: case c: rejected by onnx: Inference error(s): (op_type:MatMul): [ShapeInferenceError] Incompatible dimensions for matrix multiplication"
+        ]),
         (other("operator: Relu, inputs: {X: [1.0]}, outputs: {Y: [1.0, 2.0]}"), [
             "4: case c: outputs: rejected by onnx: Inference error(s): (op_type:Relu): [ShapeInferenceError] Inferred shape and existing shape differ in dimension 0: (1) vs (2)"
         ]),
@@ -344,7 +347,7 @@ def other(fields):
             f"{HEAD}tolerance: {{Z: {{ulp: 1}}}}\ncases: [{{name: c, inputs: {ADAM_INPUTS}}}]",
             ["4: tolerance.Z: found an unknown output, expected one of H_new, V_new, X_new"],
         ),
-        # The graph around the node.
+        # The following errors concern the graph around the node.
         (adam(graph="{inputs: [G, G]}"), [
             "4: case c: graph.inputs: found a list of 2, expected each of them once"
         ]),

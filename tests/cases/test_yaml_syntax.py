@@ -23,7 +23,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request, monkeypatch):
-    """Both parsers of PyYAML: libyaml and its own."""
+    """Each of PyYAML's two parsers: libyaml, and the parser in Python."""
     monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
     return request.param
 
@@ -74,7 +74,7 @@ def test_alias_bomb_is_rejected_without_expansion():
     assert len(errors) == 9 + 80
 
 
-# Parse in a separate process, because a parser that reads to the end crashes.
+# The text is parsed in a separate process, because a parser that reads it to the end crashes.
 NESTED = """
 import sys, yaml
 from onnxopt_cli.cases.yaml import yaml_syntax as syntax

@@ -1,4 +1,4 @@
-"""Written case files are readable, and read back bit for bit."""
+"""Written case files are readable, and their values are read back bit for bit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def arrays(draw):
         parts = np.where(np.isnan(parts), parts.dtype.type("nan"), parts)
         return parts.view(dtype).reshape(shape)
     if "int" in name:
-        # Types of less than a byte do not use all bits of a byte.
+        # Types with fewer than 8 bits do not use all bits of a byte.
         return data if dtype.kind in "iu" else data.astype(np.int8).astype(dtype)
     if name.startswith(("float4_", "float6_")):
         return data.astype(np.float32).astype(dtype)

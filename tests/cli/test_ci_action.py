@@ -32,7 +32,7 @@ def step(name):
 
 
 def arguments_of_step(tmp_path, name, program, inputs):
-    """Run the script of a step as GitHub does; return the arguments it passes to a program."""
+    """Run the script of a step as GitHub does; return the arguments passed to a program."""
     programs = tmp_path / "programs"
     programs.mkdir()
     stand_in = programs / program
@@ -66,8 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # click keeps the names of the help option of the first context, so state the names of the
-    # group.
+    # click keeps the names of the help option of the first context, so the names of the group are
+    # stated here.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
@@ -121,7 +121,8 @@ def test_report_is_uploaded_even_if_the_run_fails():
     upload = step("Upload the report")
     assert upload["if"] == "always()"
     assert upload["with"]["path"] == step("Run onnxopt")["env"]["REPORT"]
-    # The first step names the report, so that it has a name even if a later step fails.
+    # The first step determines the name of the report, so that the report has a name even if a
+    # later step fails.
     assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
 
 
@@ -190,7 +191,8 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # No job runs "newest", which is part of the matrix, or "coverage", which checks nothing.
+    # No job runs "newest", because it is part of the matrix, or "coverage", because it checks
+    # nothing.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

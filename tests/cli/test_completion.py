@@ -11,7 +11,7 @@ import sys
 import pytest
 from places import REPOSITORY
 
-# Bash calls this function when the user presses tab; compopt works only then.
+# Bash calls this function when the user presses the tab key; only then can compopt be used.
 SCRIPT = """\
 compopt() { shift; echo "<$1>"; }
 eval "$SOURCE"

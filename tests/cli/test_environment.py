@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
-# Creates a folder that no user can enter. Root drops the capabilities that let it enter anyway.
+# Creates a folder that no user can enter. Root gives up the capabilities with which root could
+# enter the folder.
 CLOSED_FOLDER = """
 mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
 $bound"""
@@ -85,7 +86,8 @@ def call_on_terminal(place, *arguments, **settings):
         try:
             data = os.read(reader, 65536)
         except OSError:
-            # Linux raises this error when the last writer has closed the terminal.
+            # Linux raises this error when the last program that had the terminal open for writing
+            # has closed it.
             break
         printed += data
     os.close(reader)
@@ -194,7 +196,7 @@ def test_characters_beyond_the_encoding_are_escaped(place, settings):
     assert listed.returncode == 2
 
 
-# The sleeps are short, because a signal that arrives just before a sleep is handled after the
+# The sleeps are short, because a signal that arrives just before a sleep is handled only after the
 # sleep.
 NEVER_STARTS = """\
 import pathlib, time
@@ -333,8 +335,8 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     assert list(temporary.iterdir()) == []
 
 
-# onnx makes its cases too fast for a signal to arrive meanwhile. The corpus of this test never
-# ends.
+# onnx makes its cases so fast that no signal can arrive meanwhile. The corpus of this test, by
+# contrast, never ends.
 NEVER_ENDING_CORPUS = """\
 from itertools import count
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Code that another user may have written does not run, unless the user has named it."""
+"""Code that another user may have written does not run, unless the user has named the code."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_code_of_another_user_that_a_file_names_is_rejected(place, onnxopt, fore
 
 @pytest.fixture
 def layout(place):
-    """Write a configuration with one backend, and files that mark that they ran."""
+    """Write a configuration with one backend, whose files leave a mark when they run."""
 
     def write(backend, *files, **options):
         lines = ["[backends.mine]", f"backend = {json.dumps(backend)}"]
@@ -207,7 +207,7 @@ def test_files_writable_by_all_users_are_rejected(place, onnxopt, mode):
     if mode == 0o777:
         require_rejection(onnxopt("run", "-q"), place, "onnxopt.toml")
         return
-    # In a sticky folder such as /tmp, other users can create files but not replace this one.
+    # In a sticky folder such as /tmp, other users can create files but cannot replace this file.
     assert onnxopt("run", "-q").code == 0
     os.link(place / "onnxopt.toml", place / "sub" / "onnxopt.toml")
     require_rejection(onnxopt("run", "-q"), place, "hard link")
@@ -247,7 +247,7 @@ def test_file_of_a_parent_folder_is_used_only_in_a_repository(place, onnxopt, mo
     assert not is_used()
     (place / ".git").mkdir()
     assert is_used()
-    # Any user could have made the folder a repository.
+    # Any user could have turned the folder into a repository.
     place.chmod(0o1777)
     assert not is_used()
     place.chmod(0o755)

@@ -1,4 +1,4 @@
-"""``onnxopt generate`` and the built-in suites."""
+"""The command ``onnxopt generate``, and the built-in suites."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_case
             assert actual.tobytes() == np.asarray(expected).tobytes()
         for actual, expected in zip(content.stored.values(), outputs, strict=True):
             assert actual.dtype == expected.dtype
-            # The only difference is rounding: onnx computes in float32, from attributes in double.
+            # The only difference is rounding: onnx computes in float32, with attributes in double.
             np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
 
 
@@ -106,8 +106,8 @@ def test_suite_is_written_as_one_directory_per_case(name):
 def use_part(monkeypatch):
     """Return a function that makes ``some_NAME`` a suite of every nth case of a suite.
 
-    Writing and reading all cases of the large suites takes half a minute. The templates of a suite
-    take up to 10 s, so they may be limited to one operator.
+    Writing and reading all cases of the large suites takes half a minute. Creating the templates of
+    a suite takes up to 10 s, so they may be limited to one operator.
     """
 
     def add(name, step, only=None):
@@ -177,8 +177,8 @@ def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, ste
 )
 def test_conformance_suite_is_small_and_describes_each_case(suite, domain):
     cases = suite_cases(suite)
-    # This number of cases runs in seconds. Adam has the most, 380, for its many attributes and
-    # states.
+    # Runs of this number of cases take seconds. Adam has the largest number of cases, 380, because
+    # it has many attributes and states.
     assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators

@@ -1,4 +1,4 @@
-"""Conventions of other test runners: selection, last failures first, resuming, hints, progress."""
+"""Conventions of other test runners that the command follows, such as last failures first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_last_failures_run_alone_or_first(demo, onnxopt):
         "demo/demo/plain_not",
     ]
     onnxopt(*run, "-k", "other", "-q")
-    # --lf selects by the last outcome of each case, even if that was in an earlier run.
+    # The option --lf uses the last outcome of each case, even if it is from an earlier run.
     assert onnxopt(*run, "--lf", "-q").out.count("FAIL ") == 3
     first = re.findall(r"^FAIL (\S+)", onnxopt(*run, "--ff", "-q").out, re.MULTILINE)
     assert [name.rpartition("/")[2] for name in first] == [
@@ -275,7 +275,7 @@ def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, sugge
     assert suggestion in " ".join(answer.err.split())
 
 
-# This operator has the fewest mutants.
+# This operator is used because it has the fewest mutants.
 PENALTY = """\
 onnxopt: 1
 suite: penalty

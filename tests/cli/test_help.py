@@ -31,7 +31,7 @@ def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, op
     assert max(map(len, lines)) <= 80
     examples = [line.strip() for line in lines if line.startswith("  onnxopt ")]
     assert any(example.startswith(" ".join(["onnxopt", *words])) for example in examples)
-    # The usage names arguments and does not list options.
+    # The usage line names arguments, but lists no options.
     assert answer.out.count("[PATH|SUITE|ID]...") <= 1
 
 

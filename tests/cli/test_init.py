@@ -1,4 +1,4 @@
-"""``onnxopt init`` writes the files of a project."""
+"""The command ``onnxopt init`` writes the files of a project."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
     assert answer.code == 0, answer.err
     configured = parse_specification(load_configuration().backend(name))
     expected = parse_specification(text)
-    # The paths may be spelled differently: the configuration makes them relative to this folder.
+    # The paths may be spelled differently, because the configuration makes them relative to this
+    # folder.
     assert configured.options == expected.options
     assert configured.attribute == expected.attribute
     assert configured.name == expected.name
@@ -97,8 +98,8 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # click keeps the names of the help option of the first context, so state the names of the
-    # group.
+    # click keeps the names of the help option of the first context, so the names of the group are
+    # stated here.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params
@@ -138,7 +139,7 @@ def test_workflow_of_a_folder_in_a_repository_is_at_its_root(workplace, onnxopt,
     (job,) = yaml.safe_load((workplace / WORKFLOW).read_text())["jobs"].values()
     assert job["defaults"]["run"]["working-directory"] == "parts/a b"
     assert job["steps"][-1]["with"]["path"] == "parts/a b/onnxopt-report"
-    # The package of the project is installed.
+    # The package of the project is installed, so it can be imported.
     assert job["steps"][2]["run"].split()[-1] == "."
     assert SETTINGS.is_file()
     assert EXPECTED.is_file()

@@ -1,4 +1,4 @@
-"""``onnxopt lower`` writes a complete model file, or no file and an error."""
+"""The command ``onnxopt lower`` writes a complete model file or, after an error, no file."""
 
 from __future__ import annotations
 

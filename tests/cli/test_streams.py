@@ -162,7 +162,8 @@ def test_ctrl_c_during_explanations_loses_no_verdict(place):
     )  # fmt: skip
     lines = iter(process.stdout)
     assert any("FAIL" in line for line in lines)
-    # The case has been printed; the search for an explanation has begun and takes long.
+    # At this point the case has been printed, and the search for an explanation has begun, which
+    # takes long.
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     printed, messages = process.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""Wrong usage is reported with a correction, and exits with the documented code."""
+"""Wrong usage is reported with a correction, and the command exits with the documented code."""
 
 from __future__ import annotations
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import starmap
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
-from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
+from onnxopt_cli.oracle.estimate.condition_estimate import REJECTED, all_readings
 from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.excluded_inputs import EXCLUDED, excluded_input
 from onnxopt_cli.suites.operators.generated_node import attribute_message
@@ -43,13 +44,19 @@ def model_of(nodes, inputs, opset=24):
 
 def fault_of(operator, operands, attributes):
     """Return why the only node of a model has no defined result; empty if it has one."""
+    reason = rejection(operator, operands, attributes)
+    return reason if reason.startswith(EXCLUDED) else ""
+
+
+def rejection(operator, operands, attributes):
+    """Return why the condition of a node cannot be estimated; empty if it can."""
     inputs = {f"x{i}": value for i, value in enumerate(operands) if value is not None}
     names = [f"x{i}" if value is not None else "" for i, value in enumerate(operands)]
     node = helper.make_node(operator, names, ["y"], **attributes)
     try:
         all_readings(model_of([node], inputs), inputs)
     except NoReferenceError as error:
-        return str(error) if str(error).startswith(EXCLUDED) else ""
+        return str(error)
     return ""
 
 
@@ -132,6 +139,15 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
         ("ScatterElements", [X[0], integers([1, 1]), X[1, :2]], {}, "two different updates"),
         ("ScatterND", [X[0], integers([[1], [-3]]), X[1, :2]], {}, "two different updates"),
         ("QuantizeLinear", [X, np.float32(0)[...]], {}, "scale 0"),
+        (
+            "RNN",
+            [SEQUENCES, *WEIGHTS],
+            {"hidden_size": 2},
+            "W of shape (1, 3, 4) instead of (1, 2, 4)",
+        ),
+        ("RNN", [SEQUENCES, *WEIGHTS, X[:1]], {}, "B of shape (1, 4) instead of (1, 6)"),
+        ("GRU", [SEQUENCES, *WEIGHTS], {}, "W of shape (1, 3, 4) instead of (1, 9, 4)"),
+        ("LSTM", [SEQUENCES, *WEIGHTS], {}, "W of shape (1, 3, 4) instead of (1, 12, 4)"),
     ],
 )
 def test_inputs_without_a_defined_result_are_excluded(operator, operands, attributes, excluded):
@@ -224,6 +240,29 @@ def test_undefined_elements_within_a_larger_model_do_not_exclude_it():
 def test_classifier_without_class_labels_is_excluded(operator):
     node = helper.make_node(f"{operator}Classifier", ["x"], ["y", "z"], domain="ai.onnx.ml")
     assert "no class labels" in excluded_input(node, [X], opset=1, is_model=True)
+    attributes = {"classlabels_ints": [0, 1], "classlabels_strings": ["a", "b"]}
+    node.attribute.extend(starmap(helper.make_attribute, attributes.items()))
+    fault = excluded_input(node, [X], opset=1, is_model=True)
+    assert "both classlabels_ints and classlabels_strings" in fault
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes"),
+    [
+        ("QuantizeLinear", [X, X[:, 1]], {"axis": 1}),
+        ("ConvInteger", [IMAGES.astype(np.uint8), np.ones((2, 2, 1, 1), np.uint8)], {}),
+        ("InstanceNormalization", [WEIGHTS[0], X[0], X[0]], {}),
+        ("Einsum", [X, X], {"equation": "ij,jk->ik"}),
+        ("ScatterND", [X, integers([[0]]), X[:1, :3]], {}),
+    ],
+)
+def test_reference_rejects_operands_that_do_not_fit(operator, operands, attributes):
+    assert rejection(operator, operands, attributes).startswith(f"{REJECTED}: ValueError: ")
+
+
+def test_array_beyond_the_limits_of_numpy_is_not_rejected():
+    reason = rejection("Expand", [X[:1, :1], integers([2**62, 2])], {})
+    assert reason.startswith("onnx's reference does not run it")
 
 
 @pytest.mark.parametrize("operator", ["SequenceErase", "SequenceInsert"])

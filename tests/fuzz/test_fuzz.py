@@ -1,4 +1,4 @@
-"""Search for failures of backends with an injected error: found, shrunk and kept as cases."""
+"""Searches for failures of backends with an injected error, which are shrunk and kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counting:
         return resolve_backend("numpy").prepare(model).run(inputs)
 """
 
-# The corrected reference has the right default of each version, so that this is the only mistake.
+# The corrected reference uses the right default of each version, so that this is the only mistake.
 WITHOUT_ATTRIBUTES = """
 from onnxopt_cli.oracle.evaluator import native_outputs
 
@@ -64,7 +64,7 @@ def contents(folder):
 @pytest.fixture
 def fuzz(onnxopt, workplace):
     def call(backend, *options, explain=False):
-        # Skip the search for known mistakes, which would take most of the time.
+        # The search for known mistakes is skipped, because it would take most of the time.
         if not explain:
             options = (*options, "--no-explain")
         return onnxopt("fuzz", "-b", backend, "--operator", "Momentum", *options)
@@ -205,7 +205,7 @@ def test_wrong_type_and_wrong_shape_are_two_failures(fuzz):
     assert "2 distinct failures" in answer.out
     cases = kept_cases("fuzz")
     assert list(cases) == ["momentum_another_shape", "momentum_float64_for_float32"]
-    # The summary lists both by cause.
+    # The summary lists both failures by cause.
     listed = answer.out.partition("2 distinct failures")[2]
     assert sorted(re.findall(r"momentum_\w+", listed)) == list(cases)
     assert re.search(r"Momentum, .+: [12] \(momentum_", listed), listed
@@ -264,7 +264,7 @@ def test_seed_reproduces_the_kept_files(fuzz):
     backend = injected("WrongBeyondFive")
     options = ("--isolation", "none", "--examples", "30", "--seed", "3")
     answers = [fuzz(backend, *options, "-o", folder) for folder in ("one", "two", "three")]
-    # The first run loads modules whose constants hypothesis tries in later runs.
+    # The first run loads modules that contain constants, which hypothesis would try in later runs.
     assert contents("two") == contents("three")
     assert answers[1].out.splitlines()[0] == answers[2].out.splitlines()[0]
 
@@ -386,7 +386,8 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     assert "as in onnx.reference" in shapes
     assert "as in onnx.reference" in doubles
     assert "'several tensors returned in float32', as in onnx.reference" in adam.out
-    # tests/test_documents.py covers Momentum, whose findings docs/mutation-analysis.md shows.
+    # Momentum is covered by tests/test_documents.py, because docs/mutation-analysis.md shows its
+    # findings.
     onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "7", "--no-explain")
     cases = kept_cases("fuzz")
     assert {"adam_float64_for_float32", "adam_float32_for_float64"} <= set(cases)

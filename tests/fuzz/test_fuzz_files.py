@@ -1,4 +1,4 @@
-"""scripts/fuzz_files.py detects each kind of violation that it is written for."""
+"""The script fuzz_files.py detects each kind of violation that it should detect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
 
-# Each mutated file is in a folder whose name is its number. The number selects the injected defect.
+# Each mutated file is in a folder that is named after the file's number. The number selects the
+# injected defect.
 INJECTED = """
 import os, sys, time
 sys.path.insert(0, "scripts")

@@ -25,7 +25,7 @@ def call_of(name, *inputs, dtype="float32", **attributes):
 
 
 def deviating(call, name):
-    """Return the outputs of a named known mistake for a node."""
+    """Return a node's outputs under a known mistake, given by its name."""
     return next(
         known_mistake
         for known_mistake in known_mistakes(call.operator)

@@ -1,4 +1,4 @@
-"""Small models for the tests of backends, made with onnx's own helpers only."""
+"""Small models for tests of backends, made only with onnx's own helpers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def value(name, dtype=FLOAT, shape=("n",)):
 def model(
     nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_version=8, constants=()
 ):
-    """Return a model that imports version 1 of the domains."""
+    """Return a model that imports version 1 of the given domains."""
     imports = [helper.make_opsetid("", opset)]
     imports += [helper.make_opsetid(domain, 1) for domain in domains]
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(constants))

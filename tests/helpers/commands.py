@@ -1,4 +1,4 @@
-"""Run ``onnxopt`` in a separate process."""
+"""Runs ``onnxopt`` in a separate process."""
 
 from __future__ import annotations
 

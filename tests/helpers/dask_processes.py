@@ -1,4 +1,4 @@
-"""A Dask scheduler and workers on loopback, started manually as in docs/cluster.md."""
+"""A Dask scheduler and workers on loopback, which are started by hand as in docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ class DaskProcesses:
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
-        # The file exists before its content is complete.
+        # The file exists before its content has been written completely.
         until(lambda: self.file.exists() and self.file.stat().st_size)
         self.address = json.loads(self.file.read_text())["address"]
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def add(self, *options: str, begins_with: str = "") -> subprocess.Popen[bytes]:
-        """Start a worker; its interpreter and those of its children first execute some code."""
+        """Start a worker.
+
+        The worker's interpreter, and the interpreters of its children, first execute the given
+        code. Its interpreter, and the interpreters of its children, first execute the given code.
+        """
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()
         (first / "sitecustomize.py").write_text(begins_with)
@@ -55,7 +59,7 @@ class DaskProcesses:
             process.wait()
 
     def sidecars(self) -> list[str]:
-        """Return the folders of runs that remain on workers."""
+        """Return the folders of runs that still exist on workers."""
         return [str(path) for path in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):

@@ -8,7 +8,7 @@ from pathlib import Path
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 _HEAD = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
-#: A case with the name and the first element of X.
+#: Text of a case, given its name and the first element of X.
 CASE = """\
   - name: {name}
     attributes: {{alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}}

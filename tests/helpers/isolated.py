@@ -1,4 +1,4 @@
-"""Run the command as a process on backends that misbehave, and find processes that survive."""
+"""Run the command as a process with backends that misbehave, and find processes that survive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coeff
 
 
 def write_cases(folder: Path, rates: dict[str, float]) -> None:
-    """Write a file with a case for each name; backends misbehave at rates of 0.5 and more."""
+    """Write a file with a case for each name; backends misbehave if the rate is at least 0.5."""
     text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
     for name, rate in rates.items():
         text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"
@@ -39,7 +39,7 @@ class Process:
 
 @dataclass
 class Run:
-    """A command that is running or has ended."""
+    """A command that is running or that has ended."""
 
     process: subprocess.Popen[str] | subprocess.CompletedProcess[str]
     mark: str
@@ -58,7 +58,7 @@ class Run:
         return self.read()
 
     def read(self) -> Run:
-        """Read the report of the command."""
+        """Read the report that the command has written."""
         if self.report.exists():
             for result in json.loads(self.report.read_text())["results"]:
                 name = result["case"].removeprefix("demo/demo/")
@@ -101,8 +101,8 @@ def start(
 ) -> Run:
     """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
 
-    ``prefix`` is a command that runs ``onnxopt``. By default there is one worker, since starting a
-    second one would take most of the time, and failures are not explained.
+    The argument ``prefix`` is a command that runs ``onnxopt``. By default, there is one worker,
+    because starting a second worker would take most of the time, and failures are not explained.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
     process = subprocess.Popen(

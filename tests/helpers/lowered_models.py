@@ -1,4 +1,4 @@
-"""Models with Momentum nodes, and properties of every lowered model."""
+"""Models with Momentum nodes, and properties that every lowered model has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALLING = f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]> g (INPUTS)
 
 
 def momentum(*operands, **attributes):
-    """Return the results of the formula; exact in float32 for the numbers of these tests."""
+    """Return the results of the formula, which are exact in float32 for the tests' numbers."""
     operator = registry().named("Momentum")
     defaults = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
     operands = [np.asarray(operand) for operand in operands]

@@ -1,4 +1,4 @@
-"""Operators with a test's own formula, and their lowered nodes."""
+"""Operators with formulas that tests define, and the lowered nodes of such operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxopt_cli.operators.operator import Operator, Scalar
 
 
 def operator_of(formula, outputs):
-    """Return an operator of T, X and Y."""
+    """Return an operator with the inputs T, X and Y."""
     return Operator(
         name="Made",
         domain="made.here",

@@ -1,4 +1,4 @@
-"""ONNX test directories for tests, made with onnx's own helpers only."""
+"""ONNX test directories for tests, made only with onnx's own helpers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensor_type(dtype=TensorProto.FLOAT, shape=None):
 
 
 def identity(inputs, initializers=()):
-    """Return a model that returns its inputs, given as {name: type}, under the names out_<name>."""
+    """Return a model that returns its inputs, {name: type}, under the names out_<name>."""
     names = [name for name in inputs if name not in {tensor.name for tensor in initializers}]
     return helper.make_model(
         helper.make_graph(
@@ -42,7 +42,7 @@ def as_bytes(message):
 
 
 def make_directory(folder: Path, model=None, inputs=(), outputs=(), number=0):
-    """Write a test directory; messages and bytes are written unchanged."""
+    """Write a test directory. Messages and bytes are written without changes."""
     data_set = folder / f"test_data_set_{number}"
     data_set.mkdir(parents=True)
     if model is not None:

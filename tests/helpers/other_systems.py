@@ -1,6 +1,6 @@
 """Simulate other systems by removing modules and functions that they lack.
 
-Only the availability of names is simulated, not the behaviour of the other system.
+The simulation removes names, but does not simulate the behaviour of the other system.
 
 The program ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command for which system
 calls fail, as they do in containers and on older kernels. The kernel's filter (seccomp) also
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from places import REPOSITORY
 
-# Import the packages that depend on the platform before the platform changes.
+# The packages that depend on the platform are imported before the platform is changed.
 _BEFORE = """
 import ctypes, multiprocessing, selectors, shutil, socket, subprocess, sysconfig, tempfile, uuid
 sysconfig.get_config_vars()
@@ -89,7 +89,7 @@ SYSTEMS = tuple(name for name in _WITHOUT if name != "ARM without quads")
 
 
 def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command and its workers in a folder as on another system, one of SYSTEMS."""
+    """Run the command and its workers in a folder, as on another system in SYSTEMS."""
     start = folder / f"python of {system}"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(_WITHOUT[system])
@@ -104,7 +104,7 @@ def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.Complete
     )
 
 
-#: System calls by number on x86-64.
+#: Numbers of system calls on x86-64.
 CALLS = {
     "vfork_or_fork": 56,
     "getrlimit": 97, "setrlimit": 160, "prlimit64": 302, "sched_getaffinity": 204, "flock": 73,
@@ -121,7 +121,7 @@ CALLS = {
     "unlinkat": 263, "rmdir": 84, "poll": 7, "epoll_wait": 232, "umask": 95, "sendmsg": 46,
     "sched_getscheduler": 145, "getpriority": 140, "pidfd_send_signal": 424, "kcmp": 312,
 }  # fmt: skip
-#: Whether this machine uses these numbers and can filter system calls.
+#: True if this machine uses these numbers and can filter system calls.
 AVAILABLE = sys.platform == "linux" and platform.machine() == "x86_64"
 
 _LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -134,7 +134,7 @@ _FIRST_ARGUMENT = 16
 def forbid(number: int, calls: list[str]) -> None:
     """Make system calls of this process and its descendants fail with an error.
 
-    ``fork`` stands for the creation of processes that are copies of their parent.
+    The name ``fork`` stands for the creation of processes that are copies of their parent.
     """
     program = []
 

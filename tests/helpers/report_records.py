@@ -1,4 +1,4 @@
-"""Records of runs for tests of reports: ordinary ones, and one with hostile names."""
+"""Records of runs for tests of reports: ordinary records, and a record with hostile names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.report_files import render
 from onnxopt_cli.report.view.run_view import RunView
 
-#: Texts that names, messages and values may contain.
+#: Hostile texts, which names, messages and values may contain.
 HOSTILE = (
     "<script>document.title='owned'</script>",
     '"><img src=x onerror="document.title=\'owned\'">',
@@ -46,7 +46,7 @@ HOSTILE = (
 
 
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
-    """Return the diff of an output of two elements; by default the second is wrong."""
+    """Return the diff of an output with two elements, of which by default the second is wrong."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
     error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
     returned = np.array(actual, dtype=np.float32)
@@ -54,7 +54,7 @@ def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
 
 
 def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):
-    """Return a result of Adam, with wrong outputs if it fails."""
+    """Return a result of Adam; a failing result has wrong outputs."""
     right = [diff(name, actual=(1.0, 2.0)) for name in ("V_new", "H_new")]
     diffs = ()
     if outcome in (Outcome.PASS, Outcome.FAIL):
@@ -69,7 +69,7 @@ def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fiel
 
 
 def record(*results, **fields):
-    """Return the record of a run with these results."""
+    """Return the record of a run with the given results."""
     names = dict.fromkeys(result.backend for result in results)
     usual = {
         "versions": {"onnxopt": "1.2.3", "python": "3.11"},

@@ -1,7 +1,7 @@
-"""Interval arithmetic that encloses every evaluation which rounds each operation once.
+"""Interval arithmetic that encloses the results of all evaluations that round each operation once.
 
-The bound on the error of lowered graphs is independent of onnxopt's error bound: a formula that is
-called with intervals yields an enclosure of all results of evaluating it in the same order. The
+The resulting bound on the error of lowered graphs is independent of onnxopt's error bound: a
+formula that is called with intervals encloses the results of all evaluations in the same order. The
 error of an operation is at most half a unit in the last place of the type in which the lowering
 documents the operation (one unit for powers, as in C libraries).
 """
@@ -48,7 +48,7 @@ class Interval(NDArrayOperatorsMixin):
         return Interval(low, high, typed(branches))
 
     def rounded_to(self, dtype):
-        """Convert to a type; points that the type represents exactly remain points."""
+        """Convert an interval to a type; points that the type represents exactly remain points."""
         with np.errstate(all="ignore"):
             held = (self.low == self.high) & (self.low.astype(dtype) == self.low)
         wider = self.rounded(dtype)

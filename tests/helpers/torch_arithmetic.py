@@ -1,4 +1,4 @@
-"""Formulas on tensors of PyTorch: correct results, rounded by independent code."""
+"""Formulas on tensors of PyTorch, which give correct results that independent code has rounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 
 def computed_by_torch(call):
-    """Compute a node on PyTorch's tensors with PyTorch's type promotion."""
+    """Compute a node on tensors of PyTorch, with PyTorch's type promotion."""
     rate = scalar_dtype(call)
     results = call.apply(
         lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
@@ -38,7 +38,10 @@ def computed_by_torch(call):
 
 @dataclass(frozen=True, eq=False)
 class _TorchOperand(NDArrayOperatorsMixin):
-    """A tensor of PyTorch, or a plain number, as an operand of a formula; see NumPy's dispatch."""
+    """A tensor of PyTorch, or a plain number, as an operand of a formula.
+
+    The class implements NumPy's dispatch protocols.
+    """
 
     tensor: Any
 
@@ -56,7 +59,7 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: Functions that accept a mix of tensors and numbers only in operator form.
+#: For these functions, only the form as an operator accepts tensors together with numbers.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,

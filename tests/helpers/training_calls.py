@@ -1,4 +1,4 @@
-"""Nodes drawn at random, and error / tolerance of their outputs."""
+"""Randomly drawn nodes, and error / tolerance of their outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.operators.registry import registry
 
-#: The operators of ai.onnx.preview.training, which take R and T.
+#: The operators of ai.onnx.preview.training that have the inputs R and T.
 TRAINING = tuple(operator for operator in registry().operators if operator.counts)
 each_training_operator = pytest.mark.parametrize(
     "operator", TRAINING, ids=lambda operator: operator.name
@@ -81,7 +81,7 @@ def shares(derived_output, output):
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
     exact = as_expected & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
     used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
-    # NaN or the opposite infinity may also be accepted.
+    # The tolerance may also accept NaN or the opposite infinity.
     return (
         used
         if derived_output.otherwise is None
@@ -102,7 +102,7 @@ def _tensor(random, dtype, shape, exponent, positive):
 
 
 def _nearly_cancelled(call):
-    """Return the call with an X that approximately equals the step, so that X_new cancels."""
+    """Return the call with an X that is approximately equal to the step, so that X_new cancels."""
     groups = []
     for group, moved in zip(call.groups, evaluate(call), strict=False):
         with np.errstate(all="ignore"):

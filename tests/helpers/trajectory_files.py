@@ -1,4 +1,4 @@
-"""Trajectories for tests: case files, and the cases that are read from them."""
+"""Trajectories for tests: case files, and the cases that the files contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two cases of Momentum, and correct and wrong backends."""
+"""Two cases of Momentum, with correct and wrong backends for them."""
 
 CASE = """\
 onnxopt: 1

@@ -1,4 +1,4 @@
-"""Case files for tests: writing, reading, and results."""
+"""Functions that write and read case files, and return the results of cases."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ cases:
 
 
 def read_text(folder: Path, text: str, name: str = "file.yaml"):
-    """Write a file, of the suite ``s`` by default, and read it."""
+    """Write a case file, by default of the suite ``s``, and read it."""
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     return read_yaml_file(path)
 
 
 def problems_of(folder: Path, text: str) -> list[str]:
-    """Return the problems of a file as ``line: message``."""
+    """Return the problems of a file in the form ``line: message``."""
     _, problems = read_text(folder, text)
     start = f"{folder / 'file.yaml'}:"
     assert all(problem.where.startswith(start) for problem in problems)
@@ -50,7 +50,7 @@ def only_case(folder: Path, text: str):
 
 
 def identity(value: str, output: str | None = None, dtype: str = "") -> str:
-    """Return a file with one case: Identity, with this value as input and output."""
+    """Return a file with one case of Identity that has the given value as input and output."""
     return (
         "onnxopt: 1\nsuite: s\ncases:\n- name: c\n  operator: Identity\n"
         f"  inputs: {{input: {value}}}\n  outputs: {{output: {output or value}}}\n"

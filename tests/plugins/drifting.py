@@ -1,4 +1,4 @@
-"""Backends with an error in one step that accumulates over a trajectory."""
+"""Backends that make an error in one step, which accumulates over a trajectory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def computed(model, inputs):
 
 
 class Drifting:
-    """X_new is too large by a factor of 1.0001."""
+    """Returns an X_new that is too large by a factor of 1.0001."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -21,7 +21,7 @@ class Drifting:
 
 
 class LateDrifting:
-    """From T = 37 on, one element of X_new is wrong."""
+    """Returns an X_new with a wrong element, from T = 37 on."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -31,7 +31,7 @@ class LateDrifting:
 
 
 class WideAfterTwo:
-    """From T = 3 on, X_new is a double."""
+    """Returns X_new as a double, from T = 3 on."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -48,7 +48,7 @@ class WithoutLoop:
 
 
 class SameBuffer:
-    """Returns the same memory at every call."""
+    """Returns the same array at every call."""
 
     def __init__(self):
         self.kept = {}

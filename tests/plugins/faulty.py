@@ -75,7 +75,7 @@ read_only_arrays = each(read_only)
 
 
 class InTurn:
-    """Acts as the backend at the position in WAYS that the rate states."""
+    """Acts as the backend whose position in WAYS is the rate R."""
 
     def run(self, model, inputs):
         name = os.environ["WAYS"].split()[int(inputs["R"])]
@@ -83,16 +83,16 @@ class InTurn:
 
 
 def unpacked(x, heads):
-    """Return the heads of packed rows along an axis of their own."""
+    """Return packed rows with an additional axis for the heads."""
     batch, length, size = x.shape
     return x.reshape(batch, length, heads, size // heads).swapaxes(1, 2)
 
 
 class SharedHeads:
-    """Computes attention that has no inputs but query, keys and values, without a mistake."""
+    """Computes attention correctly, if the only inputs are query, keys and values."""
 
     def key_heads(self, heads, count):
-        """Return, for each head of the query, the index of its head of keys below ``count``."""
+        """Return the index of the key head for each query head; an index is below ``count``."""
         return heads // (len(heads) // count)
 
     def run(self, model, inputs):
@@ -135,7 +135,7 @@ class HeadsByKeyHeads(SharedHeads):
 
 
 class HeadsByTwo(SharedHeads):
-    """Divides the index of the query's head by two, also if there are other numbers of heads."""
+    """Divides the index of the query's head by two, whatever the numbers of heads."""
 
     def key_heads(self, heads, count):
         return heads // 2 % count if len(heads) > count else heads
@@ -161,7 +161,7 @@ class SumsInSingle:
 
 
 class SumsInOwnType(SumsInSingle):
-    """Adds the terms in the type of the operands."""
+    """Adds the terms in the type of the operands instead of float32."""
 
     def sum_type(self, operand):
         return operand.dtype

@@ -51,7 +51,7 @@ class SpeaksWhileIdle(Well):
 
 
 class SpeaksDuringALaterCase(SpeaksWhileIdle):
-    """Sends the byte of SpeaksWhileIdle while the next case runs."""
+    """Sends the same byte as SpeaksWhileIdle, but while the next case runs."""
 
     def run(self, model, inputs):
         if self.is_triggered.is_set():

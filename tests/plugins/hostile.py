@@ -1,4 +1,4 @@
-"""Backends that misbehave, each in one way, at the bad case (or always).
+"""Backends that misbehave in the bad case or always, each in one way.
 
 A case is one Momentum node. In the bad case, `R` is at least BAD. In other cases, a backend
 computes the right outputs.
@@ -47,7 +47,7 @@ class Misbehaves(Well):
 
 
 class InTurn(Well):
-    """Misbehaves as another backend at each bad case; `R` is the number of that backend.
+    """Misbehaves at each bad case like another backend, whose number is `R`.
 
     The environment variable WAYS lists names in `backends`; the first has the number 1.
     """
@@ -70,7 +70,7 @@ _receive = codec.MessageReader.receive
 
 
 def receive(reader, read_into):
-    """Read a request as the worker does, and remember its number for forged responses."""
+    """Read a request as the worker does, and store its number for forged responses."""
     if NeverReads.has_run:
         os.kill(os.getpid(), signal.SIGSTOP)
     message, payload = _receive(reader, read_into)
@@ -90,7 +90,7 @@ def hello_number():
 
 
 def channel():
-    """Find the socket to the runner, as a malicious backend would."""
+    """Find the socket to the runner, as a malicious backend would do."""
     for descriptor in range(3, 256):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -105,7 +105,7 @@ def frame(message, payload=b""):
 
 
 def forged_response(number=None):
-    """Return a response without outputs to a request, by default to the last one."""
+    """Return a response without outputs to a request, by default to the last request."""
     number = REQUEST_IDS[-1] if number is None else number
     fields = {"outputs": [], "lowered": False, "opset": 0, "changed": [], "seconds": 0.0}
     return {"id": number, **fields}
@@ -154,7 +154,7 @@ def flood():
 
 
 def reserve_too_much():
-    """Allocate memory without using it, so that none of it becomes resident."""
+    """Allocate memory without writing to it, so that none of it becomes resident."""
     KEPT_BUFFERS.append(np.zeros(8 << 30, np.uint8))
 
 
@@ -163,7 +163,7 @@ def leave_child():
 
 
 def leave_daemon():
-    """Leave a process with its own session and without a parent."""
+    """Leave a process behind that has a session of its own and no parent."""
     start = f"import subprocess; subprocess.Popen([{SLEEP!r}, '300'], start_new_session=True)"
     subprocess.run([sys.executable, "-c", start], check=True)
 
@@ -261,7 +261,7 @@ class HangsAtTeardown(Well):
 
 
 class SaysWhoItIs(Well):
-    """Raises an exception with its process id."""
+    """Raises an exception whose message is the process id."""
 
     def run(self, _model, _inputs):
         raise ValueError(os.getpid())
@@ -299,7 +299,7 @@ class ReusesItsBuffer(Well):
 
 
 class RespondsAgainMuchLater(Well):
-    """Repeats the response to the bad case during a later one, from a thread started before."""
+    """Repeats the response to the bad case during a later case, from an earlier thread."""
 
     def __init__(self):
         self.bad_case_ran = threading.Event()
@@ -330,12 +330,12 @@ class NeverReads(Well):
 
 
 class Hangs(Well):
-    """Never responds, and has a child."""
+    """Never responds, and has a child process."""
 
     def run(self, _model, _inputs):
         subprocess.Popen([SLEEP, "300"], start_new_session=True)
-        # Sleep briefly, because Python handles a signal that arrives just before a sleep after the
-        # sleep.
+        # Sleep briefly, because Python handles a signal that arrives just before a sleep only after
+        # the sleep.
         while True:
             time.sleep(0.02)
 

@@ -1,8 +1,8 @@
 """Adam, Adagrad and SGD as public libraries write them, behind an adapter to ONNX's nodes.
 
 Each step is transcribed from the library. The adapter passes the node's attributes, and T as the
-library's own count of steps; attributes without a corresponding argument are ignored. Tensors are
-computed in their own types. Scalars that derive from rates and counts are computed in double.
+library's own count of steps; attributes that correspond to no argument are ignored. Tensors are
+computed in their own types. Scalars that are derived from rates and counts are computed in double.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hostile import BAD, Well
 
 
 def _dask_worker():
-    """Return the parent of the sidecar, the topmost process with its command."""
+    """Return the parent of the sidecar: the topmost process with the sidecar's command."""
     process, worker = os.getpid(), None
     while process > 1:
         command = Path(f"/proc/{process}/cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""Backends with known and unknown mistakes, with wrong optimizers, and one that rejects models."""
+"""Backends with known mistakes, unknown mistakes or wrong optimizers; one rejects models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class InsideTheRoot(Right):
 
 
 class InManyWays(InsideTheRoot):
-    """Has epsilon inside the root, and also fails in ways that explanations must ignore."""
+    """Adds epsilon inside the square root, and also fails in ways that explanations must ignore."""
 
     def run(self, model, inputs):
         try:
@@ -61,7 +61,7 @@ class InManyWays(InsideTheRoot):
 
 
 class OnlyAtTwo(InsideTheRoot):
-    """Is wrong only for T = 2, unlike every known mistake."""
+    """Returns wrong outputs only for T = 2, unlike every known mistake."""
 
     def run(self, model, inputs):
         if int(inputs["T"]) == 2:
@@ -103,7 +103,7 @@ class ReturnsInNodeOrder(Right):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """Has one mistake, and rejects the cases that would distinguish it from another."""
+    """Has a mistake, and rejects the cases that would distinguish it from another mistake."""
 
     def run(self, model, inputs):
         if len({inputs[name].shape for name in "XGVH"}) > 1:
@@ -112,7 +112,7 @@ class RefusesBroadcasting(InsideTheRoot):
 
 
 class Strange(Right):
-    """Has a mistake that is not in the catalogue."""
+    """Has a mistake that is not among the known mistakes."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -120,7 +120,7 @@ class Strange(Right):
 
 
 class Optimized:
-    """Runs a model after a change of its graph."""
+    """Changes the graph of a model and runs the model."""
 
     def run(self, model, inputs):
         changed = deepcopy(model)
@@ -129,7 +129,7 @@ class Optimized:
 
 
 class TransposesCancel(Optimized):
-    """Removes two Transpose nodes in a row, for any two permutations."""
+    """Removes two consecutive Transpose nodes, whatever their permutations."""
 
     def optimize(self, graph):
         producers = {output: node for node in graph.node for output in node.output}

@@ -20,7 +20,7 @@ class RuntimeFault(Exception):
 
 
 class Panic(BaseException):
-    """An error that is not a subclass of Exception, like the exceptions of Rust panics."""
+    """An error that does not derive from Exception, like the exceptions of Rust panics."""
 
 
 class NoTraining:
@@ -57,7 +57,7 @@ class HasAMethod(NoTraining):
 
 
 class LacksHalfOfIt(NoTraining):
-    """Lacks Momentum only at the rate 0.5."""
+    """Fails with an error about an unknown Momentum, but only at the rate 0.5."""
 
     def run(self, model, inputs):
         if inputs.get("R") == np.float32(0.5):
@@ -168,7 +168,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheTensor(Only):
-    """Like OpenCV, raises an error that names the unknown layer by the name of its output."""
+    """Raises an error that names the unknown layer by its output, as OpenCV does."""
 
     def run(self, model, inputs):
         self.output = model.graph.node[0].output[0]
@@ -180,7 +180,7 @@ class NamesTheTensor(Only):
 
 
 class LacksAdamInOtherWords(Only):
-    """The model check accepts the training operators, but the evaluation lacks them."""
+    """Accepts the training operators in the model check, but lacks them in the evaluation."""
 
     def refuse(self, operator):
         if operator in TRAINING:

@@ -1,7 +1,6 @@
-"""Adam as public libraries compute it, with epsilon where ONNX adds it; and some wrong variants.
+"""Adam as public libraries compute it, with epsilon where ONNX adds it; and wrong variants.
 
-The formulations of the libraries are correct. Where a library computes Inf - Inf, the result is
-NaN.
+The formulations of the libraries are correct. If a library computes Inf - Inf, the result is NaN.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class PyTorchWithTensorRates(PyTorch):
 
 
 class TensorFlow(_Adam):
-    """``m += (g - m) * (1 - beta1)``."""
+    """Averages as ``m += (g - m) * (1 - beta1)``."""
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
@@ -119,7 +118,7 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted unless it is nearly 1."""
+    """Averages as ``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if below 1."""
 
     def decayed(self, X, norm_coefficient_post):
         if abs(1 - norm_coefficient_post) < 0.5:
@@ -128,14 +127,14 @@ class Keras(TensorFlow):
 
 
 class Logarithmic(_Adam):
-    """``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
+    """Bias correction as ``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
 
     def rest(self, decay, T):
         return -np.expm1(T * np.log(decay)) if decay > 0 else super().rest(decay, T)
 
 
 class Fused(_Adam):
-    """``fma(-p, x, x)``, and the averages in the same way."""
+    """Decay as ``fma(-p, x, x)``, and averages in the same way."""
 
     def averages(self, G, V, H, alpha, beta):
         return (
@@ -148,7 +147,7 @@ class Fused(_Adam):
 
 
 def fused(a, b, c):
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     b, c = np.broadcast_arrays(b, c)
     dtype = np.result_type(b, c)
     if dtype == np.float32:
@@ -160,8 +159,8 @@ def fused(a, b, c):
 def _exact(a, b, c):
     if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    # Python rounds the quotient of integers once. Fraction would first reduce the quotient, which
-    # is slow.
+    # Python rounds the quotient of integers once. The class Fraction would first reduce the
+    # quotient, which is slow.
     (a_top, a_bottom), (b_top, b_bottom), (c_top, c_bottom) = (
         float(number).as_integer_ratio() for number in (a, b, c)
     )
@@ -177,21 +176,21 @@ def lerp(start, end, weight):
 
 
 class ForgetsSmall(_Adam):
-    """Averages that ignore the gradient."""
+    """Computes averages that ignore the gradient."""
 
     def averages(self, G, V, H, alpha, beta):
         return super().averages(G * 0, V, H, alpha, beta)
 
 
 class AlwaysNan(_Adam):
-    """NaN for every new parameter."""
+    """Returns NaN for every new parameter."""
 
     def decayed(self, X, norm_coefficient_post):
         return X * np.nan
 
 
 class NanForInfinity(_Adam):
-    """NaN in every element of every tensor that has an infinite element."""
+    """Returns NaN in every element of every tensor that has an infinite element."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -200,7 +199,7 @@ class NanForInfinity(_Adam):
 
 
 class NanForInfiniteGradient(_Adam):
-    """NaN in V where the gradient is infinite, which no reformulation yields."""
+    """Returns NaN in V where the gradient is infinite, which no reformulation does."""
 
     def averages(self, G, V, H, alpha, beta):
         V, H = super().averages(G, V, H, alpha, beta)
@@ -208,7 +207,7 @@ class NanForInfiniteGradient(_Adam):
 
 
 class ZeroForInfinity(_Adam):
-    """Zero in place of infinite values."""
+    """Returns zero in place of infinite values."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

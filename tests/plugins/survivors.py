@@ -1,4 +1,4 @@
-"""Backends that try to leave a process or a folder behind in the bad case."""
+"""Backends that try to leave a process or a folder behind at the bad case."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hostile
 from hostile import SLEEP, Misbehaves, Well, misbehaving
 
-#: An argument by which a test finds processes whose environment is empty.
+#: An argument of the started processes, by which a test finds them even if their environment is
+#: empty.
 MARK = next((name for name in os.environ if name.startswith("ONNXOPT_TEST_")), "")
 BEGAN = time.monotonic()
 
 
 def begin_daemon():
-    """Fork; return True in an orphan with a session of its own."""
+    """Fork; return True in the child, an orphan with a session of its own."""
     if child := os.fork():
         os.waitpid(child, 0)
         return False
@@ -72,7 +73,7 @@ def multiply():
 
 
 def revive():
-    """Run two processes, each of which replaces the other when it ends."""
+    """Start two processes, each of which replaces the other when the other ends."""
     partner = os.fork() or os.getppid()
     while True:
         beat()
@@ -86,7 +87,7 @@ def revive():
 
 
 def lose_main_thread():
-    """End the first thread while another one runs: the process then looks dead."""
+    """End the first thread while another thread runs, so that the process looks dead."""
 
     def go_on():
         while True:
@@ -200,7 +201,7 @@ def dig():
 
 
 def lock_up():
-    """Leave folders that their owner has no permission to read."""
+    """Leave folders behind that their owner is not permitted to read."""
     inner = temporary() / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "file").touch()
@@ -210,7 +211,7 @@ def lock_up():
 
 
 def link():
-    """Replace the worker's folder by a link, and leave links in other folders."""
+    """Replace the worker's folder with a link, and leave links in other folders."""
     precious = Path("precious").absolute()
     own_folder = temporary()
     (own_folder / "file").symlink_to(precious / "file")
@@ -221,7 +222,7 @@ def link():
 
 
 def replace():
-    """Replace the worker's folder by a link."""
+    """Replace the worker's folder with a link."""
     temporary().rmdir()
     temporary().symlink_to(Path("precious").absolute())
     os._exit(0)

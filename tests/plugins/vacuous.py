@@ -8,7 +8,7 @@ from onnxopt_cli.operators.call import sole_call
 
 
 def _like_output(value, inputs):
-    """Return the input most similar to an output, broadcast to the output's shape if known."""
+    """Return the input most similar to an output, broadcast to the output's known shape."""
     tensor = value.type.tensor_type
     dtype = tensor_dtype_to_np_dtype(tensor.elem_type)
     shape = tuple(dim.dim_value for dim in tensor.shape.dim) if tensor.HasField("shape") else None
@@ -36,7 +36,7 @@ class Echo:
 
 
 class Zeros:
-    """Returns zeros of the right shape."""
+    """Returns zeros in the right shape."""
 
     number = 0.0
 
@@ -46,13 +46,13 @@ class Zeros:
 
 
 class NaNs(Zeros):
-    """Returns NaN of the right shape."""
+    """Returns NaN in the right shape."""
 
     number = np.nan
 
 
 class Ones(Zeros):
-    """Returns ones of the right shape."""
+    """Returns ones in the right shape."""
 
     number = 1.0
 
@@ -73,7 +73,7 @@ class RaisesAtEverything:
 
 
 class SaysSkip:
-    """Raises NotApplicable, which is reserved for the lowering."""
+    """Raises NotApplicable, which only the lowering should raise."""
 
     def run(self, model, inputs):
         from onnxopt_cli.errors import NotApplicable
@@ -83,7 +83,7 @@ class SaysSkip:
 
 
 class WrongAdam:
-    """PyTorch's Adam: it computes wrong numbers, but rejects exactly the invalid models."""
+    """Computes Adam as PyTorch does, which is wrong, but rejects exactly the invalid models."""
 
     def run(self, model, inputs):
         node = model.graph.node[0]
@@ -118,7 +118,7 @@ class WrongAdam:
 
 
 class RefusesDoubles(WrongAdam):
-    """Rejects every model with a double, valid or not; computes WrongAdam in float32."""
+    """Rejects every model with a double, valid or not; otherwise computes WrongAdam in float32."""
 
     def run(self, model, inputs):
         if any(value.dtype == np.float64 for value in inputs.values()):

@@ -1,4 +1,4 @@
-"""Runs name backends that agree with each other in failing cases."""
+"""Reports on a run name backends that agree with each other in failing cases."""
 
 import numpy as np
 import pytest

@@ -38,7 +38,7 @@ def test_name_stands_for_the_backend_in_every_output(demo, onnxopt):
         "numpy",
     }
     assert (demo / "failing" / "acme").is_dir()
-    # Reports show the specification only in commands and in the list of options.
+    # Reports show the specification of a backend only in commands and in the list of options.
     again = f"onnxopt run demo.yaml -k demo/demo/c -b {ACME}"
     for form in formats:
         text = (demo / f"out.{form}").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.run.batches import BatchExecutor
 
-# Element-wise operators, subgraphs, sequences, optionals, strings and functions.
+# Models of element-wise operators, subgraphs, sequences, optionals, strings and functions.
 OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
 # Backends: ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins``
 # fails for joined models.
@@ -57,7 +57,7 @@ def misjoins(model, inputs):
 
 
 def outcomes(log, backend):
-    """Return outcome, message and size of the batch of each case of a backend in a log."""
+    """Return outcome, message and batch size of each case on a backend, from a log."""
     records = map(json.loads, Path(log).read_text().splitlines())
     results = [record["result"] for record in records if record["record"] == "end"]
     return {
@@ -90,7 +90,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         assert all(row == (*alone[case][:2], row[2]) for case, row in in_batches.items()), backend
         assert not any(batch for *_, batch in alone.values())
         batched = [outcome for outcome, _, batch in in_batches.values() if batch]
-        # Only a pass is accepted from a batch.
+        # A result from a batch is accepted only if it is a pass.
         assert {*batched} <= {"pass", "vacuous"}
         if backend in {"ort", "right"}:
             assert len(batched) > len(alone) // 2
@@ -135,7 +135,7 @@ def test_wrong_size_of_batches_is_an_error(value, onnxopt):
 
 
 class Backend:
-    """Returns inputs as outputs; ``fault`` returns the response to other models, or None."""
+    """A backend that returns inputs as outputs; ``fault`` returns another response, or None."""
 
     specification, name, version = parse_specification("fake"), "fake", ""
     ahead = 1
@@ -152,7 +152,7 @@ class Backend:
 
 
 def responses(executor, operators):
-    """Submit a case of each operator, which may be joined unless it is Reject; return responses."""
+    """Submit a case of each operator, joinable except Reject, and return the responses."""
     waiting = []
     for operator in operators:
         value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])

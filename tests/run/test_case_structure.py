@@ -57,7 +57,7 @@ def test_case_whose_stored_output_has_another_shape_is_invalid(run):
 
 
 def test_case_whose_stored_output_has_another_rank_is_invalid(run):
-    # Inference does not know the number of axes.
+    # Shape inference does not know the number of axes.
     text = """g (float[2,2] x, bool[m] k) => (float[p] y) {
         i = NonZero(k) j = Squeeze(i) y = ReduceSum(x, j) }"""
     inputs = {"x": f32(2, 2), "k": np.array([False, True])}
@@ -175,7 +175,7 @@ def test_model_that_fails_the_full_check_is_invalid(run, name):
 
 
 def test_check_knows_the_defaults_of_function_bodies(run):
-    # Inference of MeanVarianceNormalization uses the body, without the default of axes.
+    # Inference of MeanVarianceNormalization uses the function body, without the default of axes.
     text = "g (float[1,1,1,2] x) => (float[1,1,1,2] y) { y = MeanVarianceNormalization (x) }"
     x = np.array([[[[1, 3]]]], np.float32)
     model = onnx.parser.parse_model(HEAD + text)

@@ -131,7 +131,7 @@ def in_workers(onnxopt):
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process; the reference oracle still uses workers."""
+    """Run backends in this process, although the reference oracle still uses workers."""
     return lambda *arguments: onnxopt(*arguments, "--isolation", "none")
 
 
@@ -275,7 +275,7 @@ def test_declared_math_widens_tolerances_of_products_and_is_reported(
     assert result.code == 0, result.out
     assert f"judged as math={math}" in result.out.replace("\n", " ")
     assert json.loads(badge.read_text())["message"] == f"1 pass, math={math}"
-    # Each backend is judged by its own math option.
+    # Each backend is judged under its own option math.
     result = onnxopt(*run, f"{backend(name)},math={math}", "-b", backend(name))
     assert result.code == 1
     assert "1 pass" in result.out
@@ -374,7 +374,7 @@ def test_model_without_a_condition_estimate_is_reported_with_the_reason(onnxopt,
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Use an empty cache, and return a function that finds the only entry in it."""
+    """Use an empty cache; return a function that finds the only entry of the cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
 
@@ -386,7 +386,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def widen(path):
-    """Enlarge the tolerance in a cache entry, without changing its size and modification time."""
+    """Enlarge the tolerance in a cache entry, but keep its size and modification time."""
     times, data = path.stat(), path.read_bytes()
     line, _, payload = data.partition(b"\n")
     reader = ValueReader(payload)
@@ -399,7 +399,7 @@ def widen(path):
 
 
 def sign(path):
-    """Enter the present size, times and hash of a cache entry in the index."""
+    """Write the present size, times and hash of a cache entry into the index."""
     index = path.parent / "index.json"
     status = path.stat()
     signature = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
@@ -416,8 +416,8 @@ def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, c
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # Only the user could sign a changed entry. The test signs the entry, to show that the entry is
-    # used.
+    # Nobody but the user could sign a changed entry. The test itself signs the entry, to show that
+    # a signed entry is used.
     widen(cache())
     sign(cache())
     assert onnxopt(*run).code == 0
@@ -637,7 +637,7 @@ def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt,
 
 
 def cast_to_half(folder):
-    """A product of halves: float32 inside, one rounding to float16."""
+    """A product of halves, computed in float32 and rounded once to float16."""
     values = {"a": np.array([1.5, 2.25], np.float16), "b": np.array([3.0, 1.125], np.float16)}
     return single(folder, "Mul", values, values["a"] * values["b"])
 

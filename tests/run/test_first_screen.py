@@ -19,7 +19,7 @@ from onnxopt_cli.report.view.result_view import ResultView
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
-# The fault depends on T, which is the number of the case.
+# The injected error depends on T, which is the number of the case.
 WRONG_BACKENDS = """
 
 class ThreeFaults(Right):
@@ -90,7 +90,7 @@ class IgnoresAntialias:
 
 @pytest.fixture
 def screen(workplace, onnxopt):
-    """Return a function that runs a number of cases, in which T counts from 1."""
+    """Return a function that runs the given number of cases, in which T counts from 1."""
     (workplace / "vendor.py").write_text(BACKEND + WRONG_BACKENDS)
 
     def call(count, backend, *options):
@@ -122,7 +122,7 @@ def test_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
     assert any("MemoryError: no room for" in title for title in titles)
     assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3
     assert re.findall(r"cause \d, the simplest of (\d+)", answer.out) == ["40", "39", "39"]
-    # The first example may show three elements; each further one shows only its worst element.
+    # The first example may show three elements; each further example shows only its worst element.
     assert len(re.findall(r"^│   \[\d", answer.out, re.MULTILINE)) <= 3 + 1
     # The example of the wrong values is the case with the large error.
     assert "FAIL demo/demo/plain50 on" in answer.out
@@ -235,7 +235,7 @@ def test_screen_in_a_pipe_has_no_colour(screen, monkeypatch, columns):
 
 @pytest.fixture(scope="module")
 def double():
-    """A wrong result of float64, some elements of which have the maximum number of digits."""
+    """A wrong result of float64 in which some elements have the maximum number of digits."""
     cases = onnxopt.load_cases("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     (result,) = onnxopt.run(

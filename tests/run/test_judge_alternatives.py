@@ -1,4 +1,4 @@
-"""Outputs are examined by the correct result that they match, which may be an alternative."""
+"""Outputs are compared with the correct result that they match, which may be an alternative."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small cases are judged in several processes, with the same results as in one."""
+"""Small cases are judged in several processes, and the results equal those of a single process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Evaluations alternate between two results: the first gives the expected result, the second the
+# Evaluations alternate between two results: the first is the expected result, the second the
 # output.
 ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"

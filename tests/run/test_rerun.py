@@ -1,4 +1,4 @@
-"""``--rerun`` distinguishes flaky cases from those that always fail."""
+"""The option ``--rerun`` distinguishes flaky cases from cases that always fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def demo(workplace):
 
 
 def flaky(path):
-    """Return outcome and description of the flaky cases in a JSON report."""
+    """Return outcome and description of the flaky cases that a JSON report contains."""
     results = json.loads(path.read_text())["results"]
     return {
         result["case"]: (result["outcome"], result["flaky"])

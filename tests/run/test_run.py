@@ -22,7 +22,7 @@ from onnxopt_cli.operators.registry import registry
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, without explanations; other folders test both."""
+    """Run backends in this process, without explanations, which other folders test."""
 
     def call(command, *arguments):
         options = ("--isolation", "none", "--no-explain") * (command == "run")
@@ -116,7 +116,7 @@ def test_rejection_case_with_a_valid_node_is_invalid(demo, onnxopt):
     [((2,), np.float32, "invalid"), ((3,), np.float32, "pass"), ((2,), np.float64, "pass")],
 )
 def test_rejection_of_wrong_declared_types_is_correct(workplace, onnxopt, shape, dtype, outcome):
-    """The node is valid; ONNX Runtime rejects the types that the graph declares."""
+    """The node is valid, but ONNX Runtime rejects the types that the graph declares."""
     pytest.importorskip("onnxruntime")
     momentum = registry().named("Momentum")
     inputs = [np.float32(0.1), np.int64(1), *np.ones((3, 2), np.float32)]
@@ -350,14 +350,14 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
         numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
         message = message.format(*worst["index"], *numbers)
     assert result["message"].startswith(message)
-    # A panel shows wrong values as rows and omits the message that states them.
+    # A panel shows wrong values as rows, so it omits the message that states them.
     assert (message in answer.out) == (backend == "Scribbler")
     assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # The headline contains the message. The list of causes and the details also contain it, except
-    # for wrong values.
+    # The headline contains the message. Except for wrong values, the list of causes and the details
+    # contain it, too.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 
@@ -450,7 +450,7 @@ def test_error_names_the_line_of_the_backend_that_raised_it(demo, onnxopt):
     (demo / "vendor.py").write_text("import numpy as np\n" + (demo / "vendor.py").read_text())
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Raises", "--report", "json=out.json")
     results = json.loads((demo / "out.json").read_text())["results"]
-    # NumPy raised the error; the line shown is the one in the backend that called NumPy.
+    # NumPy raised the error, but the line shown is the line of the backend that called NumPy.
     assert {result["printed"] for result in results} == {f"raised at {demo}/vendor.py:4"}
 
 

@@ -1,4 +1,4 @@
-"""The reference of trajectories agrees with explicit loops."""
+"""The reference for trajectories agrees with explicit loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 40
 
 
 def single(value):
-    """Return a number rounded to float32, like an attribute or a float32 input."""
+    """Return a number rounded to float32, as attributes and float32 inputs are."""
     return WIDE_TYPE(np.float32(value))
 
 

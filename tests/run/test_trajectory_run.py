@@ -1,4 +1,4 @@
-"""``onnxopt run`` on trajectories, as steps and as a loop, with correct and wrong backends."""
+"""The command ``onnxopt run`` on trajectories, as steps and as a loop, right and wrong."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
-    # ONNX Runtime rejects the unchanged model and then runs the lowered one.
+    # ONNX Runtime rejects the unchanged model, and then runs the lowered model.
     assert len(prepared) == 2
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 

@@ -34,8 +34,8 @@ from onnxopt_cli.suites.collect import collect
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")
 CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
-# Backends that are right in some trajectories, some cases of zeros and masks, and some cases that
-# move data.
+# Backends that are right only in some trajectories, some cases of zeros and masks, and some cases
+# that move data.
 SOMETIMES_RIGHT = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
 
 
@@ -44,7 +44,7 @@ def backend(name):
 
 
 def run(onnxopt, folder, *arguments):
-    """Return the results of a run by backend, from the JSON report, and the finished command."""
+    """Return the results of a run by backend, from the JSON report, and the ended command."""
     path = folder / "run.json"
     if "--isolation" not in arguments:
         arguments = ("--isolation", "none", *arguments)
@@ -104,7 +104,8 @@ def test_rejections_of_a_backend_with_wrong_numbers_are_not_vacuous(onnxopt, tmp
     rejections = [result for result in results if "/refuses_" in result["case"]]
     assert outcomes(rejections) == {"pass": len(rejections)}
     assert outcomes(results)["fail"] > 20
-    # No backend can be wrong about an output without elements, so this pass is not vacuous.
+    # No backend can return a wrong output if the output has no elements, so this pass is not
+    # vacuous.
     empty = [result for result in results if result["case"].endswith("/empty")]
     assert outcomes(empty) == {"pass": 1}
 
@@ -209,7 +210,8 @@ def test_nontrivial_scalar_output_is_not_vacuous(onnxopt, workplace):
     actual = {
         name: [result["outcome"] for result in results] for name, results in by_backend.items()
     }
-    # The pass of "first" is vacuous: this backend only returns an element of its input.
+    # The pass in the case "first" is vacuous, because this backend only returns an element of its
+    # input.
     assert actual == {"total": ["pass", "error", "pass"], "first": ["fail", "fail", "vacuous"]}
 
 
@@ -247,7 +249,7 @@ def test_correct_zeros_are_not_vacuous_if_the_backend_computes_another_case(onnx
     assert outcomes(results["Relu"]) == {"pass": 2}
     assert outcomes(results["Zeros"]) == {"vacuous": 1, "fail": 1}
     assert "it does not compute another case" in results["Zeros"][0]["message"]
-    # If the case has no probe, a correct output is a pass.
+    # If no probe exists for the case, a correct output is a pass.
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
     results, _ = run(onnxopt, workplace, "relu.yaml", *backends)
     assert outcomes(results["Zeros"]) == {"pass": 1}
@@ -362,7 +364,7 @@ def test_pass_is_not_vacuous_if_large_numbers_absorb_small_ones(onnxopt, workpla
 
 
 class EndedExecutor:
-    """An executor of an interrupted run."""
+    """An executor whose run has been interrupted."""
 
     name, version, ahead = "ended", "", 1
 

@@ -52,7 +52,7 @@ def batch(images):
 
 
 def step_inputs(batch, optimizer=MOMENTUM):
-    """Return the inputs of a first step, whose states are zero, in every regime."""
+    """Return, for every regime, the inputs of a first step, whose states are zero."""
     generator = np.random.default_rng(5)
     values = {
         "R": np.array(1, np.float32),
@@ -82,7 +82,7 @@ def loss_in_double(parameters, batch):
 
 
 def descent(outputs, inputs, name):
-    """Return the difference made by the first step of momentum at rate 1, without weight decay."""
+    """Return how the first step of momentum changes the weights at rate 1, without weight decay."""
     decay = np.float64(np.float32(1e-4)) * inputs[name]
     return np.float64(inputs[name]) - outputs[f"{name}_new"] - decay
 

@@ -1,4 +1,4 @@
-"""The quick tier, and the rows of the matrix."""
+"""The quick tier of a scoreboard, and the rows of the matrix."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from two_cases import BACKEND, CASE
 
 from onnxopt_cli.scoreboard.safe_names import anchor, base_name, file_name
 
-#: Hostile labels, and labels that differ only in letter case or punctuation.
+#: The labels are hostile, or differ only in letter case or punctuation.
 LABELS = (
     *(text for text in HOSTILE if len(text) <= 60 and text.isprintable()),
     *("ORT", "ort", "Ort!", "con", "..", "index", "ümlaut", "日本", "ort-2"),
@@ -37,7 +37,7 @@ class Partly:
 
 
 class Page(HTMLParser):
-    """The addresses, ids, scripts and text of a page."""
+    """Collects the addresses, ids, scripts and text of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -64,7 +64,7 @@ def pages_of(site):
 
 @pytest.fixture
 def site(onnxopt, workplace):
-    """Return a function that makes a scoreboard of labels and backends, and returns its site."""
+    """Return a function that makes a scoreboard from labels and backends, and returns the site."""
     (workplace / "demo.yaml").write_text(CASE)
     (workplace / "demo.py").write_text(BACKEND)
     (workplace / "raises.py").write_text(RAISES)

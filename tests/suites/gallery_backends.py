@@ -1,4 +1,4 @@
-"""The gallery's rows with right outputs, and backends with and without the defects."""
+"""The rows of the gallery with right outputs, and backends with and without the defects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected_outputs(problem):
 
 
 def with_defect(row, output):
-    """Return an output with the wrong element, shape or type of a row."""
+    """Return an output in which an element, the shape or the type has the wrong value of a row."""
     if isinstance(row.wrong, dict):
         if "shape" in row.wrong:
             return np.resize(output, row.wrong["shape"]).astype(output.dtype)
@@ -53,7 +53,7 @@ def with_defect(row, output):
 
 @cache
 def rows_by_graph():
-    """Return the first row of each case, with its right outputs, by the graph of its model."""
+    """Return the first row of each case with the right outputs, by the graph of the model."""
     rows = {}
     for row, case in gallery_rows():
         problem = case.load()
@@ -65,7 +65,7 @@ def rows_by_graph():
 
 
 class Right:
-    """Returns the right outputs."""
+    """A backend that returns the right outputs."""
 
     def run(self, model, inputs):
         row, outputs = self.row_of(model)
@@ -82,7 +82,7 @@ class Right:
 
 
 class Defective(Right):
-    """Returns the right outputs, changed by the defect that the row of the gallery describes."""
+    """A backend that returns the right outputs, changed by the defect of a gallery row."""
 
     def returned(self, row, outputs):
         outputs = {**outputs, row.output: with_defect(row, outputs[row.output])}

@@ -13,7 +13,7 @@ from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
-# Dimensions in which a result may be wrong, as predicates of a call and one of its groups.
+# Dimensions in which a result may be wrong; each is a predicate of a call and one of its groups.
 DIMENSIONS = {
     **{f"rank {rank}": lambda _, group, rank=rank: group[0].ndim == rank for rank in range(8)},
     "one element": lambda _, group: group[0].shape == (1,),
@@ -35,7 +35,7 @@ DIMENSIONS = {
 
 
 def broadcasts_to_square(group, shape):
-    """Return whether a tensor of a shape broadcasts to the first tensor, a 3 by 3 matrix."""
+    """Return whether a tensor of a shape can be broadcast to the first tensor, a 3-by-3 matrix."""
     return group[0].shape == (3, 3) and any(array.shape == shape for array in group[1:])
 
 

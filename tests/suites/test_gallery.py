@@ -1,4 +1,4 @@
-"""The gallery of defects: its rows, and the suite that shows them."""
+"""The gallery of defects: its rows, and the suite that shows the defects."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_right_values_are_published_or_computed_independently(runtime):
 
 
 def test_outputs_of_own_cases_are_right():
-    # With a parameter for each case, every process that collects tests would read the cases.
+    # If each case were a parameter, every process that collects tests would read the cases.
     for case in own_cases():
         assert gallery_oracle.case_difference(case) <= 1.0, case.id
 
@@ -122,7 +122,7 @@ def test_targets_follow_from_backends(target, backends, expected):
 
 # The plugin returns no outputs for nodes that are random or must be rejected.
 NOT_RETURNED = {"dropout_training_mode", "pad_negative", "adagrad_enlarging_operands"}
-# ONNX publishes outputs of four digits.
+# The outputs that ONNX publishes have four digits.
 ROUNDED = {"averagepool_ceil_window_in_padding", "gridsample_bicubic"}
 
 
@@ -164,7 +164,7 @@ def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
 
 
 def reference_with_wrong_value(wrong):
-    """Return the runtime onnx-reference with a single row, about LRN, and another wrong value."""
+    """Return the runtime onnx-reference with a single row: LRN with another wrong value."""
     (runtime,) = (runtime for runtime in runtimes() if runtime.adapter == "onnx-reference")
     (row,) = (row for row in runtime.defects if row.operator == "LRN")
     return replace(runtime, defects=(replace(row, wrong=wrong),))

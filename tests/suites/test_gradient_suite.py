@@ -1,4 +1,4 @@
-"""The suite ``gradient``: numpy passes it, and wrong derivatives fail it."""
+"""The suite ``gradient``: the backend numpy passes it, and wrong derivatives fail it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def negative_second(rule):
 
 
 def of_elementwise(derivative):
-    """Return a rule that computes the gradient of x from the node, g, x and y."""
+    """Return a rule that computes the gradient of x from the node, its gradient, x and y."""
 
     def change(_rule):
         return lambda node: [derivative(node, node.gradient, node.inputs[0], node.outputs[0])]
@@ -95,7 +95,7 @@ def of_elementwise(derivative):
 
 
 def with_attributes(**attributes):
-    """Return a rule that reads other attributes than those of the node."""
+    """Return a rule that reads attributes other than those of the node."""
 
     def change(rule):
         def wrong(node):
@@ -107,7 +107,8 @@ def with_attributes(**attributes):
     return change
 
 
-#: Wrong rules: the operator, the change of its rule, and a case that rejects it.
+#: Wrong rules, each with the operator, a change of the operator's rule, and a case that rejects the
+#: change.
 WRONG_RULES = {
     "Sub adds": ("Sub", negative_second, "sub"),
     "Mul by its own operand": ("Mul", exchanged, "mul"),
@@ -170,7 +171,7 @@ def test_wrong_rule_fails(monkeypatch, mistake):
 
 
 def first_of_the_axis(self, gradient, shape, name):
-    """Take the first element along broadcast axes instead of their sum."""
+    """Use the first element along broadcast axes instead of the sum."""
     own_shape = self.shape(name)
     lead = len(shape) - len(own_shape)
     for axis in range(len(shape)):
@@ -180,7 +181,7 @@ def first_of_the_axis(self, gradient, shape, name):
 
 
 def only_the_last_use(self, op_type, *inputs, **attributes):
-    """Drop the earlier gradient where two are added."""
+    """Drop the earlier gradient where two gradients are added."""
     if op_type == "Add" and len(inputs) == 2 and inputs[0].startswith("gradient_"):
         return inputs[1]
     return WRITE_NODE(self, op_type, *inputs, **attributes)
@@ -217,7 +218,7 @@ def mean_of_y(self, backward, nodes, y, variables, values):
 
 
 def test_substituted_values_are_used(monkeypatch):
-    """A backend that differentiates at the values of the graph fails."""
+    """A backend fails if it differentiates at the values of the graph."""
 
     def at_the_values_of_the_graph(_self, function):
         return function.nodes, function.y, {name: name for name in function.xs}
@@ -229,7 +230,8 @@ def test_substituted_values_are_used(monkeypatch):
         assert fails(name)
 
 
-#: Mistakes of a backward pass: class, method, its replacement, and cases that reject it.
+#: Mistakes of a backward pass: the class, the method, the replacement of the method, and cases that
+#: reject it.
 WRONG_PASSES = {
     "broadcast axes are not summed": (
         DifferentiatedNode,

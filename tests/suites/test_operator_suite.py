@@ -1,4 +1,4 @@
-"""The suite ``operators``: generated nodes are valid, reproducible, and the same as files."""
+"""The suite ``operators``: generated nodes are valid, reproducible, and equal those in files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_tensor_is_inserted_at_every_position():
         problem = draw_boundary("SequenceInsert", name).problem
         expected = list(problem.inputs["input_sequence"])
         position = int(problem.inputs["position"])
-        # list.insert counts negative positions as SequenceInsert does.
+        # The method list.insert interprets negative positions as SequenceInsert does.
         expected.insert(position, problem.inputs["tensor"])
         np.testing.assert_equal(problem.stored["output_sequence"], expected)
 
@@ -94,7 +94,7 @@ def test_integers_at_boundaries_do_not_overflow(operator):
         dtype = node.values[0].dtype
         if dtype.kind not in "iu":
             continue
-        # Python's integers are exact.
+        # The integers of Python are exact.
         exact = compute(*(value.astype(object) for value in node.values))
         limits = np.iinfo(dtype)
         within = (exact >= limits.min) & (exact <= limits.max)
@@ -133,7 +133,7 @@ def test_narrowed_integers_change_the_result(bits):
             values=[narrow(value, bits) for value in node.values],
             attributes={key: narrow(value, bits) for key, value in node.attributes.items()},
         )
-        # The reference rejects categories that are no longer distinct.
+        # After this change some categories are equal, and the reference rejects equal categories.
         with suppress(IndexError):
             if all(map(same, outputs(narrowed), outputs(node))):
                 unchanged.append((operator, name))
@@ -175,7 +175,7 @@ def test_each_axis_of_a_table_is_long_in_some_case():
         assert {axis for shape in shapes for axis, n in enumerate(shape) if n > 64} == {0, 1}
 
 
-# Attributes without an effect on defined results, or that onnx's reference does not implement.
+# Attributes that have no effect on defined results, or that onnx's reference does not implement.
 NEVER_SET = {
     ("CastLike", "round_mode"),
     ("Constant", "sparse_value"),

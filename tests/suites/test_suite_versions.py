@@ -1,4 +1,4 @@
-"""Versions of suites: stated, recorded and pinned."""
+"""Versions of suites are stated, recorded and pinned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.suites.catalogue import suites
 
 CASES = Path(__file__).parents[2] / "cases"
-# The fields that define a case. The description is excluded, and the outputs follow from the
-# fields.
+# The fields that define a case. The description is not one of them, and the outputs follow from
+# these fields.
 FIELDS = ("name", "attributes", "inputs", "graph", "steps", "rejects")
 DIGESTS = Path(__file__).parent / "suite_digests.json"
 
@@ -55,7 +55,7 @@ def plain(node):
 
 
 def test_cases_change_only_with_the_version_of_their_suite():
-    """After a new version and ``onnxopt generate``, this file as a script records the digests."""
+    """Record the digests of a new version: run as a script after ``onnxopt generate``."""
     recorded = json.loads(DIGESTS.read_text())
     assert suite_digests() == recorded, "increase the version of the suite that has changed"
 

@@ -1,4 +1,4 @@
-"""Faults of backends and their reports, with the command and its worker processes."""
+"""Faults of backends are reported, when the command runs with worker processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def demo(tmp_path):
 
 
 def check(demo, backend, outcome, says, *options, code=1):
-    """Run the backend; only the bad case may be affected, and no process may remain."""
+    """Run the backend; only the bad case may be affected, and no process may be left over."""
     run = run_to_end(demo, backend, *options)
     assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
     assert says in run.results["bad"]["message"], run.results["bad"]["message"]
@@ -94,8 +94,8 @@ def test_dying_backend_fails_one_case_as_crash(faults, way, says):
 
 def test_backend_that_dies_after_its_response_is_one_crash(demo):
     run = run_to_end(demo, "DiesAfterTheResponse")
-    # The case runs again, because its thread may be a leak. On a slow machine the backend dies
-    # later, between cases or during the next one.
+    # The case runs again, because the thread of its backend could be a leak. On a slow machine, the
+    # backend dies later: between two cases or during the next case.
     (failure,) = [result for result in run.results.values() if result["outcome"] != "pass"]
     assert failure["outcome"] == "crash"
     assert "ended with exit code 3" in failure["message"]

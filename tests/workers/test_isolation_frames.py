@@ -60,13 +60,13 @@ class Connection:
 
 
 def travel(frame, chunk=1 << 20):
-    """Read a message in chunks; return its JSON and payload."""
+    """Read a message that arrives in chunks; return its JSON and its payload."""
     connection, reader = Connection(b"".join(frame), chunk), MessageReader()
     message, payload = reader.receive(connection.recv_into)
     assert reader.empty
     with pytest.raises(EOFError):
         reader.receive(connection.recv_into)
-    # The conversation removes these fields.
+    # The conversation removes these fields from a message.
     message.pop("id", None)
     message.pop("bytes", None)
     return message, payload

@@ -1,4 +1,4 @@
-"""Runs with worker processes: order, limits, interruption, and that no process is left."""
+"""Runs with worker processes: order of results, limits, interruption, leftover processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_worker_is_replaced_after_a_number_of_cases(workplace, onnxopt, monkeypa
     write_cases(workplace, {f"case{i}": 0.25 for i in range(12)})
     onnxopt("run", "demo.yaml", "-b", f"python:{HOSTILE}:SaysWhoItIs", "--report", "json=r.json")
     results = json.loads((workplace / "r.json").read_text())["results"]
-    # Each message contains the process id of the worker.
+    # Each message contains the process id of its worker.
     messages = [result["message"] for result in results]
     assert [messages.count(message) for message in dict.fromkeys(messages)] == [10, 2]
 
@@ -120,14 +120,15 @@ def test_second_ctrl_c_ends_at_once(demo):
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert run.process.poll() is None
-    # On a busy machine, the first signal may still be pending and would merge with the second.
+    # On a busy machine, the first signal could still be pending, and would then be merged with the
+    # second signal.
     for _ in range(4):
         run.process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(10)
             break
     assert run.code == 130
-    # Without isolation, processes that the backend started remain.
+    # Without isolation, processes that the backend has started are not killed.
     for process in run.survivors(0):
         os.kill(process.number, signal.SIGKILL)
     run.process.communicate()
@@ -135,7 +136,7 @@ def test_second_ctrl_c_ends_at_once(demo):
 
 def test_killing_the_runner_ends_all_processes_of_the_backend(demo):
     run = start(demo, "Hangs")
-    # The runner, a supervisor, a worker and its sleeping daemon.
+    # The four processes are the runner, a supervisor, a worker and the worker's sleeping daemon.
     wait_until(lambda: run.sleepers() == 1)
     run.process.kill()
     run.process.communicate()

@@ -1,4 +1,4 @@
-"""No process of a backend survives its worker, with the command and its worker processes."""
+"""No process of a backend survives its worker, when the command runs with worker processes."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-# A shell script that starts children and becomes the command, which therefore has children that it
-# did not start. One of the children starts more processes, which become orphans.
+# A shell script that starts children and then becomes the command, so that the command has children
+# that it did not start. One of the children starts more processes, which become orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '
@@ -221,14 +221,14 @@ def test_message_about_isolation_is_absent_if_it_is_complete(demo):
 
 
 def beats(pulse):
-    """Return whether the process that updates a file is alive; process lists may not show it."""
+    """Return whether the process that updates a file is alive, listed or not."""
     before = pulse.read_text() if pulse.exists() else ""
     time.sleep(0.3)
     return before != (pulse.read_text() if pulse.exists() else "")
 
 
 def end(processes):
-    """Kill processes, so that a failed test does not disturb others."""
+    """Kill processes, so that they do not disturb other tests if this test fails."""
     for process in processes:
         os.kill(process.number, signal.SIGKILL)
 

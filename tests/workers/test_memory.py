@@ -1,4 +1,4 @@
-"""Each byte of memory counts once: in files in memory, child processes and shared pages."""
+"""Each byte of memory is counted once: in files in memory, child processes and shared pages."""
 
 from __future__ import annotations
 

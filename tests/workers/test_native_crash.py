@@ -1,4 +1,4 @@
-"""Models that crash the C++ code of onnx: the case is invalid, and other cases run."""
+"""Models that crash the C++ code of onnx make their case invalid, and other cases run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxopt_cli.operators.native_onnx import (
 )
 
 pytestmark = pytest.mark.isolated
-# Reading outside of an array may crash the process, or fail with an error.
+# Reading outside of an array may crash the process or raise an error.
 CRASHED = re.compile(r"crashed with signal|\[ShapeInferenceError\]")
 RAISES = "def run(model, inputs):\n    raise ValueError('no')\n"
 RIGHT = "def run(model, inputs):\n    return [inputs['x']]\n"
@@ -85,7 +85,7 @@ def plain():
 
 
 def write(folder, model):
-    """Write a test directory for a model, in which all values are 1."""
+    """Write a test directory for a model; all elements of its values are 1."""
     arrays = [
         tensor(
             np.ones(
@@ -102,7 +102,7 @@ def write(folder, model):
 
 @pytest.fixture(params=["forked", "a program"])
 def helper_kind(request, monkeypatch):
-    """Make the helper a fork or a program; each test starts a new helper."""
+    """Make the helper process a fork or a program; each test starts a new helper."""
     if request.param == "forked":
         monkeypatch.setattr(process_control, "_is_command", True)
     native_onnx.renew()
@@ -118,7 +118,7 @@ def test_helper_restarts_after_a_model_crashes_it(helper_kind):
     assert native_onnx._HELPER._process == first
     with pytest.raises(OnnxRefusal, match=r"checker crashed with signal 6 \(SIGABRT\)"):
         check_model(split(), full=True)
-    # Shape inference reads memory before an array, which does not always crash.
+    # Shape inference reads memory before the beginning of an array, which does not always crash.
     with pytest.raises(OnnxRefusal, match=r"crashed with signal|\[ShapeInferenceError\]"):
         check_model(gather(), full=True)
     with pytest.raises(OnnxRefusal, match=r"shape inference crashed with signal 6 \(SIGABRT\)"):

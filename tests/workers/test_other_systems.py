@@ -1,4 +1,4 @@
-"""Systems without features of Linux: the command runs, and reports how its isolation is weaker."""
+"""On systems without features of Linux, the command runs, and reports how isolation is weaker."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_suites_conform_without_a_type_wider_than_double(tmp_path):
 
 @pytest.mark.slow
 def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace):
-    """The outputs have errors of some ulps each, so that some are within their tolerance."""
+    """The outputs have errors of some ulps each, so some are within their tolerance."""
     Path("rough.py").write_text(ROUGH)
     command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
     command += ["--shard", "1/9", "--isolation", "none", "--no-explain", "--report"]
@@ -122,8 +122,8 @@ def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace)
     for local_result, arm_result in zip(local_results, arm_results, strict=True):
         pairs = zip(local_result["outputs"], arm_result["outputs"], strict=True)
         for local_output, arm_output in pairs:
-            # The bounds themselves are computed with rounding: an element within an ulp of its
-            # bound may fall on either side.
+            # The bounds themselves are rounded, so an element within an ulp of its bound may be
+            # inside or outside.
             mismatches = [output["mismatches"] for output in (local_output, arm_output)]
             assert mismatches[0] == pytest.approx(mismatches[1], rel=1e-4)
             ratios = [float(output["tolerance_used"]) for output in (local_output, arm_output)]
@@ -147,8 +147,8 @@ def test_platform_specific_modules_are_not_imported_at_load_time():
     assert unguarded == []
 
 
-# System calls that fail together. A replacement for one call must not need another call of the
-# group.
+# Groups of system calls that fail together. If one call of a group fails, its replacement must not
+# need another call of the group.
 OPTIONAL_CALLS = {
     "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid",
     "EPERM": "prlimit64,flock,memfd_create,fsync,waitid",

@@ -1,4 +1,4 @@
-"""Large values between the runner and a worker in files in memory."""
+"""Large values are exchanged between the runner and a worker through files in memory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def temporary(tmp_path, monkeypatch):
 
 
 def wait_until_empty(folder, seconds=30):
-    """Wait until a folder is empty; return the paths that remain in it."""
+    """Wait until a folder is empty; return the paths that are still in the folder."""
     end = time.monotonic() + seconds
     while (paths := list(folder.iterdir())) and time.monotonic() < end:
         time.sleep(0.05)
@@ -76,7 +76,7 @@ def test_runner_killed_while_a_worker_starts_leaves_no_folder(tmp_path, temporar
 
 
 def kill_all(run):
-    """Kill all processes of a run, so that none of them can clean up."""
+    """Kill all processes of a run, so that none of the processes can clean up."""
     processes = [process.number for process in run.survivors(0)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
@@ -119,7 +119,7 @@ def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):
     (temporary / "onnxopt-worker-0123456789abcdef").symlink_to(precious)
     (temporary / "onnxopt-worker-file").touch()
     (temporary / "onnxopt-worker-0123456789abcdee.new").mkdir()
-    # Folders of other programs with similar names.
+    # Folders of other programs whose names are similar.
     for name in ("onnxopt-worker-results", "onnxopt-worker-0123456789abcded", "onnxopt-worker-"):
         (temporary / name).mkdir(0o700)
         (temporary / name / "thesis").touch()

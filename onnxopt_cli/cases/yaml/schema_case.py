@@ -12,7 +12,7 @@ import onnx
 from onnx import defs
 from onnx.defs import OpSchema
 
-from onnxopt_cli.cases.onnx.model_check import inferred_outputs, model_fault
+from onnxopt_cli.cases.onnx.model_check import inferred_outputs, input_fault, model_fault
 from onnxopt_cli.cases.onnx.node_model import node_model, value_info
 from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.cases.yaml.case_fields import (
@@ -101,12 +101,17 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 
     if outputs is None:
         types = inferred_outputs(model())
+        untyped = []
         for info in filter(None, output_infos):
             if info.name in types:
                 info.type.CopyFrom(types[info.name])
             else:
-                expected = f"expected this field, because onnx infers no type for {info.name}"
-                fields.add_error(fields.node, f"found no outputs, {expected}")
+                untyped.append(info.name)
+        if untyped and (fault := input_fault(model(), {})):
+            fields.add_error(fields.node, f"rejected by onnx: {fault}")
+        elif untyped:
+            expected = f"expected this field, because onnx infers no type for {listed(untyped)}"
+            fields.add_error(fields.node, f"found no outputs, {expected}")
         fields.finish()
     # onnx's shape inference validates the types and shapes of the outputs.
     if fault := model_fault(model()):

@@ -26,6 +26,7 @@ of these runs. This module chooses the readings and reformulations of a model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -96,6 +97,10 @@ from onnxopt_cli.oracle.widen import (
 
 #: If onnx's reference lacks an operator, the reason for the missing estimate begins with this text.
 UNIMPLEMENTED = "onnx's reference does not implement"
+#: If a node of onnx's corrected reference rejects its operands, the reason begins with this text.
+REJECTED = "onnx's corrected reference rejects the operands"
+# Matches the messages of NumPy about arrays that exceed a limit of NumPy. Such arrays are valid.
+_BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
 _FLUSHED = "the result with zeros for subnormal numbers"
 # If a model has more contested questions than this, their second readings are tried one at a time,
 # not in combination.
@@ -186,6 +191,22 @@ def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> Conditio
     )
 
 
+def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
+    """Return why onnx's reference rejects an operand of a node of a model, or an empty string.
+
+    NumPy and the reference raise ValueError or IndexError if shapes do not fit together or an index
+    is out of bounds. The model runs in its own types, because a failure in double can have other
+    causes.
+    """
+    try:
+        ReferenceModel(model).run(inputs)
+    except (ValueError, IndexError) as error:
+        return "" if _BEYOND_NUMPY.search(str(error)) else f"{REJECTED}: {first_line(error)}"
+    except Exception:  # noqa: BLE001 - the reference fails for another reason
+        return ""
+    return ""
+
+
 def _failure(error: Exception) -> str:
     if operator := unimplemented_operator(error):
         return f"{UNIMPLEMENTED} {printable(operator)}"
@@ -268,7 +289,7 @@ def _estimate(
             # Some published bodies combine constants of float32 with operands of any type, which is
             # an error for 16-bit operands.
             return _estimate_in_single(model, inputs, math, encountered)
-        raise NoReferenceError(_failure(error)) from error
+        raise NoReferenceError(_rejection(model, inputs) or _failure(error)) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
     outputs = list(map(expected_output, columns))

@@ -172,7 +172,9 @@ class SharedPrefix:
     def _run_and_keep(
         self, key: object, model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor
     ) -> list[Any]:
-        end = max(self.boundaries.values(), default=0)
+        if not self.boundaries:
+            return model.run(inputs, visitor)
+        end = max(self.boundaries.values())
         ends = {*self.boundaries.values()} - {0}
         outputs: list[Sequence[Any]] = []
         states: dict[int, Any] = {}

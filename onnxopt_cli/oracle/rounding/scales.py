@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import reference_modules
 from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
 # The unit is this share of the standard deviation of the error of a direct sum or of Winograd's
@@ -148,15 +149,12 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     attributes = {attribute.name: attribute for attribute in node.onnx_node.attribute}
     transposed = node.op_type == "ConvTranspose"
     convolution = (_transposed if transposed else _padded)(x, w, attributes)
-    output_of_stride_1, error = convolution.direct_error()
+    rank = output.ndim - 2
+    strides = [1] * rank if transposed else _along(attributes, "strides", rank)
+    error = convolution.direct_error(strides)
     tiled = convolution.winograd_error() if convolution.tiled else None
     error = error if tiled is None else np.maximum(error, tiled)
-    rank = output.ndim - 2
-    if not transposed:
-        strides = _along(attributes, "strides", rank)
-        kept: Any = (..., *(slice(None, None, stride) for stride in strides))
-        error = error[kept]
-    elif "output_shape" not in attributes:
+    if transposed and "output_shape" not in attributes:
         # An algorithm may cut off the padding before or after dividing the output into tiles.
         starts = list(attributes["pads"].ints if "pads" in attributes else ())
         starts = (starts or [0] * rank)[:rank]
@@ -169,7 +167,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     if error.shape != output.shape:
         # The borders that are cut off are unknown here, so the largest error is used.
         error = error.max(tuple(range(2, error.ndim)), keepdims=True)
-    fourier_error = convolution.fourier_error(output_of_stride_1)[(...,) + (None,) * rank]
+    fourier_error = convolution.fourier_error()[(...,) + (None,) * rank]
     # Scales are stored as float32, because the scales of all nodes are in memory at once, and few
     # digits matter.
     scale = np.maximum(fourier_error, error).astype(np.float32)
@@ -353,25 +351,34 @@ class _Convolution:
         reach = ((kernel - 1) * dilation for kernel, dilation in axes)
         return replace(self, x=_part(self.x, starts, [*map(add, sizes, reach)]))
 
-    def fourier_error(self, output: Array) -> Array:
+    def output(self) -> Array:
+        """Return the output."""
+        # An attribute of the module: a correction limits the memory of large convolutions.
+        convolve = reference_modules().op_conv._conv_implementation  # noqa: SLF001
+        ones, zeros = [1] * len(self.sizes), [0, 0] * len(self.sizes)
+        kernel = self.w.shape[2:]
+        return np.asarray(
+            convolve(
+                self.x, self.w, None, "NOTSET", [*self.dilations], self.group, kernel, zeros, ones
+            )
+        )
+
+    def fourier_error(self) -> Array:
         """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
 
         The errors of both transformed operands are white, with the power of the operands. The
         errors of the inverse transform have the power of the output.
-
-        Args:
-            output: the output of the convolution.
         """
         space = tuple(range(2, self.x.ndim))
         norms = _by_group(np.sum(self.w**2, axis=space), self.group)
         largest = np.max(self.x**2, axis=space).reshape(len(self.x), self.group, -1, 1)
-        power = np.mean(output**2, axis=space)
+        power = np.mean(self.output() ** 2, axis=space)
         operands = (norms @ largest).reshape(power.shape)
         stages = log2(max(2, prod(self.sizes)))
         return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
 
-    def direct_error(self) -> tuple[Array, Array]:
-        """Return the output, and the scale of its error by a direct sum, for each element.
+    def direct_error(self, strides: Sequence[int]) -> Array:
+        """Return the scale of the error by a direct sum, for each element of a strided output.
 
         The sum adds the terms of one place of the kernels after the other, as it does for images
         whose channels are the last axis. The terms of the channels at a place are added in blocks.
@@ -380,14 +387,15 @@ class _Convolution:
         blocks = ceil(_PARTIAL_SUMS / prod(self.w.shape[2:]))
         edges = np.linspace(0, channels, min(channels, blocks) + 1).astype(int).tolist()
         sums = PartialSums()
+        counts = [ceil(size / stride) for size, stride in zip(self.sizes, strides, strict=True)]
+        kept: Any = (..., *(slice(None, None, stride) for stride in strides))
         for place in np.ndindex(*self.w.shape[2:]):
-            terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)
-            terms = terms.reshape(len(self.x), self.group, channels, prod(self.sizes))
+            terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)[kept]
+            terms = terms.reshape(len(self.x), self.group, channels, prod(counts))
             kernels = _by_group(self.w[(..., *place)], self.group)
             for start, end in pairwise(edges):
                 sums.add(kernels[..., start:end] @ terms[:, :, start:end], end - start)
-        shape = (len(self.x), len(self.w), *self.sizes)
-        return np.reshape(sums.total, shape), np.reshape(sums.scale, shape)
+        return np.reshape(sums.scale, (len(self.x), len(self.w), *counts))
 
     def winograd_error(self) -> Array | None:
         """Return the scale of the error by Winograd's algorithm, for each element.

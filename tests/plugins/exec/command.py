@@ -1,4 +1,4 @@
-"""A command that implements onnxopt-exec/2 by copying inputs; its argument selects a fault."""
+"""A command that implements onnxopt-exec/2 by copying inputs; an argument selects a fault."""
 
 from __future__ import annotations
 

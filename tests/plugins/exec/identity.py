@@ -1,4 +1,4 @@
-"""A command that supports Identity and follows all rules except the one in its argument."""
+"""A command that supports Identity and follows all rules except the rule in its argument."""
 
 from __future__ import annotations
 

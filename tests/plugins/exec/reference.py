@@ -1,4 +1,4 @@
-"""A command that runs models with onnx's reference evaluator, but no training operators."""
+"""A command that runs models with onnx's reference evaluator, but lacks the training operators."""
 
 from __future__ import annotations
 

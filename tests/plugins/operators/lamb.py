@@ -1,4 +1,4 @@
-"""A user's operator file, with norms of whole tensors."""
+"""An operator file, as a user may write it, with norms of whole tensors."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ def demo(workplace):
 
 @pytest.fixture
 def run(demo, onnxopt):
-    """Return a function that runs the demo on a backend, with expectation files of some texts."""
+    """Return a function that runs the demo on a backend, with the given expectation files."""
 
     def call(name, *texts, more=()):
         paths = [demo / f"layer{number}.yaml" for number in range(len(texts))]
@@ -283,7 +283,7 @@ def test_entry_for_a_similar_backend_name_is_reported_with_a_suggestion(
     assert (answer.code == 0) == (written == "python:*refusing.py:Backend")
 
 
-# Backends that compute X_new = X - R V instead of X - R V_new. Some of the backends have another
+# Backends that compute X_new = X - R V in place of X - R V_new. Some of these backends have another
 # defect in case c.
 OLD_V = """
 class OldV(Right):
@@ -374,6 +374,6 @@ def test_expectation_files_of_the_documents_are_valid(run):
     blocks = re.findall(r"```yaml\n(onnxopt-expect.+?)```", (DOCS / "ci.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:
-        # The suites of the file are not run; its cases are stale.
+        # The suites that the file names are not run, so its cases are stale.
         answer = run("numpy", re.sub("(?m)^suites:.*$", "", block))
         assert answer.code in {0, 1}, answer.text

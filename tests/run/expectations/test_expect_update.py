@@ -16,7 +16,7 @@ from onnxopt_cli.run.expectations.expectation_update import MIN_MATCHES, coverin
 FILE = "e.yaml"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
 WORD = st.sampled_from(["a", "b", "[ab]", "*", ""])
-# There are few ids, so a glob often matches ids that were chosen and ids that were not.
+# There are few ids, so a glob often matches both ids that were chosen and ids that were not.
 IDS = st.builds("{}/{}_{}".format, WORD, WORD, WORD) | st.just("_".join("a" * 40))
 
 
@@ -27,7 +27,7 @@ def demo(workplace):
 
 @pytest.fixture
 def update(demo, onnxopt):
-    """Return a function that updates an expectation file by a run, and returns its new text."""
+    """Return a function that updates an expectation file after a run and returns its text."""
 
     def call(name, text=None, *options):
         if text is not None:
@@ -197,7 +197,7 @@ OTHER_FILE = """\
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        # If one case of a glob now passes, the glob stays and the case gets an entry.
+        # If one case of a glob passes in the new run, the glob stays and the case gets an entry.
         (
             GLOB,
             f"{GLOB}  - case: demo/demo/b\n    backend: {OFF_AT_C}\n    outcome: pass\n",
@@ -223,7 +223,7 @@ OTHER_FILE = """\
             "  - case: [demo/demo/c, demo/demo/d]\n    outcome: fail\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
-        # An entry that describes another failure is replaced.
+        # An entry that describes another failure than the present one is replaced.
         (
             "  - case: demo/demo/c\n    outcome: fail\n    outputs: V_new\n    reason: old\n",
             None,

@@ -116,7 +116,8 @@ def test_damaged_log_is_rejected(demo, onnxopt, shard, name):
     assert not (demo / "all.jsonl").exists()
 
 
-# For each contradiction: the path to a field of a failing result, and its new value.
+# Each contradiction consists of the path to a field of a failing result, and a new value of the
+# field.
 CONTRADICTIONS: dict[str, tuple[list[str | int], object]] = {
     "a wrong output passes": (["outcome"], "pass"),
     "a wrong output of an unsupported operator": (["outcome"], "unsupported"),
@@ -269,7 +270,8 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)
     if name == "Replaces":
-        # onnxopt does not write to the file that replaced the log, not even that it is unreliable.
+        # onnxopt does not write to the file that replaced the log, not even a record that the log
+        # is unreliable.
         return
     for arguments in (
         ("report", "render", "run.jsonl", "--report", "badge=-"),
@@ -286,7 +288,7 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
 def test_backend_cannot_open_files_of_the_runner(tmp_path):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5})
     (tmp_path / "forger.py").write_text(FORGER)
-    # Root may inspect every process; drop that capability.
+    # Root may inspect every process, so the test drops this capability.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain"]
     command += [
@@ -346,7 +348,7 @@ def test_backend_cannot_read_the_memory_of_the_reference_worker(tmp_path):
     x = np.array([0.5, 2], np.float32)
     make_directory(tmp_path / "test_it", model, [tensor(x)], [tensor(1 / (1 + np.exp(-x)))])
     (tmp_path / "looker.py").write_text(MEMORY_READER)
-    # Root may inspect every process; drop that capability.
+    # Root may inspect every process, so the test drops this capability.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "test_it", "--no-explain", "-j", "1"]
     command += ["-b", "python:looker.py:Backend", "--report", "json=r.json"]
@@ -396,7 +398,7 @@ def report(demo, onnxopt):
 
 
 def rendered(onnxopt):
-    """Return the exit codes of rendering and comparing, and whether the badge is green."""
+    """Return the exit codes of rendering and comparing the log, and whether the badge is green."""
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
     assert "is not a report of onnxopt" in answer.err
     compared = onnxopt("report", "diff", "run.json", "run.json")

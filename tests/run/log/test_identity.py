@@ -1,4 +1,4 @@
-"""A run is resumed, and shards are merged, only with the same files, backends and suites."""
+"""A run is resumed, and shards are merged, only if files, backends and suites are the same."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write_model(path, amount=None):
 
 
 def write_place(folder):
-    """Write a case of each kind that reads files, and a plugin of three files."""
+    """Write a case of each kind that reads files, and a plugin that consists of three files."""
     for name in "ab":
         (folder / f"{name}.yaml").write_text(YAML.format(name=name))
         write_model(folder / f"m{name}.onnx", 1.0 if name == "b" else None)
@@ -101,12 +101,12 @@ def copy_of_run(finished_run, workplace):
 
 FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
 ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
-# A faster run for tests that need no plugin: it starts no process.
+# Tests that need no plugin use this faster run, which starts no process.
 WITHOUT_PLUGIN = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 
 def interrupt(path):
-    """Truncate a log like that of a run that was killed before the last case."""
+    """Truncate a log as if the run had been killed before the last case."""
     lines = path.read_text().splitlines(keepends=True)
     ends = [number for number, line in enumerate(lines) if line.startswith('{"record":"end"')]
     path.write_text("".join(lines[: ends[-1]]))
@@ -140,7 +140,7 @@ CHANGES = {
 
 
 def arguments_for(name):
-    """Return the arguments of a run that reads a file, and the prefix of its logs."""
+    """Return the arguments of a run that reads a file, and the prefix of the run's logs."""
     return (ARGUMENTS, "") if name.endswith(".py") else (WITHOUT_PLUGIN, "light-")
 
 

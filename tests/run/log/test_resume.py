@@ -48,7 +48,8 @@ def write_log(path, log_records):
 def test_resume_after_a_kill_runs_only_cases_without_a_result(demo, onnxopt):
     path = demo / "run.jsonl"
     arguments = ["run", "demo.yaml", "-b", backend("SlowAtD"), "-j", "1"]
-    # Results are judged while the worker runs the next case, so wait for the result of c, too.
+    # Results are judged while the worker runs the next case, so the test also waits for the result
+    # of c.
     texts = ['"result":{"case":"demo/demo/c"', '"start","case":"demo/demo/d"']
     kill_when(path, texts, [*arguments, "--log", str(path)])
     before = path.read_text()

@@ -14,8 +14,8 @@ from onnxopt_cli.config.run_config import Shard
 from onnxopt_cli.core.record import result_to_json
 from onnxopt_cli.run.log.log_reader import read_log
 
-# The shard of each id if there are 4 shards. The shard of an id must never change, because logs of
-# several versions are merged.
+# The shard of each id, for a run with 4 shards. The shard of an id must never change, because logs
+# of several versions are merged.
 SHARDS = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
 OTHER_THAN_A = "1/2"
 IDS = st.lists(st.text(), unique=True, max_size=20)
@@ -247,7 +247,8 @@ def test_diff_of_equal_runs_is_empty(diff):
 
 def test_diff_in_a_pipe_shows_changed_outcomes_first_and_complete_ids(diff, demo):
     text, name = (demo / "demo.yaml").read_text(), "c" * 70
-    # Exchange the inputs of the second and the third case: b is now wrong, the other raises.
+    # The inputs of the second and the third case are exchanged: b is now wrong, and c raises an
+    # exception.
     for before, now in (("X: [2", "X: [_"), ("X: [3", "X: [2"), ("X: [_", "X: [3")):
         text = text.replace(before, now)
     (demo / "demo.yaml").write_text(text.replace("name: c\n", f"name: {name}\n"))
@@ -283,7 +284,7 @@ def test_diff_of_runs_without_a_common_case_says_so_in_one_line(demo, onnxopt):
 
 @pytest.fixture
 def timed(demo, onnxopt):
-    """Return a function that copies a log, with the given seconds of each case."""
+    """Return a function that copies a log; the copy states the given seconds for each case."""
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
 
     def call(name, seconds):
@@ -298,7 +299,7 @@ def timed(demo, onnxopt):
 
 
 def test_slower_cases_are_shown_without_affecting_the_exit_code(timed, onnxopt):
-    # Repeated runs differ by 5 %: twice the time is slower, a tenth more is noise.
+    # Times of repeated runs differ by 5 %, so twice the time is slower, and a tenth more is noise.
     usual = dict.fromkeys(NAMES, 0.010)
     old, again = timed("old", usual), timed("old2", dict.fromkeys(NAMES, 0.0105))
     new = timed("new", {**usual, "b": 0.030, "c": 0.0111, "d": 0.020})

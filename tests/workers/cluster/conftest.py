@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="package")
 def dask(tmp_path_factory):
     pytest.importorskip("distributed", reason="needs the extra [cluster]")
-    # Imported here because it reads the environment, which other fixtures set up.
+    # Imported late, because the module reads the environment, which other fixtures set up.
     from dask_processes import DaskProcesses
 
     processes = DaskProcesses(tmp_path_factory.mktemp("dask"))

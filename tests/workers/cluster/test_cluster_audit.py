@@ -6,7 +6,7 @@ import pytest
 
 from onnxopt_cli.cli import console
 
-# A single case leaves surviving mutants.
+# With a single case, some mutants survive.
 GRADIENT = """\
 onnxopt: 1
 operator: AdmmGradient
@@ -15,7 +15,7 @@ cases:
     attributes: {rho: 0.01}
     inputs: {G: [1.0], W: [2.0], Z: [0.5], U: [0.25]}
 """
-# This case is inconclusive, because the squares overflow.
+# This case is inconclusive, because its squares overflow.
 PENALTY = """\
 onnxopt: 1
 operator: AdmmPenalty

@@ -41,7 +41,8 @@ def test_findings_do_not_depend_on_the_number_of_workers(two, tmp_path):
             two.end(two.workers[1])
     findings = [kept(tmp_path / where) for where in ("two", "one", "here")]
     assert findings[0] == findings[1] == findings[2]
-    # Unexplained wrong numbers are of one kind for a single node, and of another for several.
+    # Unexplained wrong numbers are of one kind in single nodes, and of another kind in models with
+    # several nodes.
     assert 1 <= len([name for name in findings[0] if name.endswith(".yaml")]) <= 2
 
 

@@ -1,4 +1,4 @@
-"""Runs on a cluster: results equal those of one machine, also when parts of the cluster fail."""
+"""Runs on a cluster: results equal those of one machine, even if parts of the cluster fail."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def write_folder(folder):
 
 @pytest.mark.slow
 def test_client_writes_artifacts_of_cases_that_workers_read(two, tmp_path):
-    """Workers do not send the inputs of cases; the client reads them only for artifacts."""
+    """Workers do not send back the inputs of cases; the client reads inputs only for artifacts."""
     write_folder(tmp_path / "many")
     write_cases(tmp_path, {"fine": 0.1})
     plugin = tmp_path / "mine.py"
@@ -166,13 +166,13 @@ def test_operator_files_are_sent_to_workers(two, tmp_path):
     log = f"with open({str(tmp_path / 'loaded')!r}, 'a') as log:\n    print(__file__, file=log)\n"
     (tmp_path / "lamb.py").write_text(lamb + log)
     (tmp_path / "mine.yaml").write_text(LAMB)
-    # Run in a process of its own, because a registered operator stays registered.
+    # The test runs in a process of its own, because a registered operator stays registered.
     done = run_command(
         "run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py", "-b", "numpy",
         "--cluster", two.address, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # The workers load the copy, although the client's file is accessible, too.
+    # The workers load the copy, although they could also read the client's file.
     loaded = (tmp_path / "loaded").read_text().splitlines()
     assert any(str(two.folder) in path for path in loaded)
 
@@ -381,7 +381,7 @@ def test_empty_scheduler_file_is_read_again(workplace, onnxopt):
 
 
 def framed(*frames):
-    """Return bytes as Dask frames them."""
+    """Return bytes in the frames of Dask's protocol."""
     lengths = struct.pack(f"<{len(frames) + 1}Q", len(frames), *map(len, frames))
     body = lengths + b"".join(frames)
     return struct.pack("<Q", len(body)) + body

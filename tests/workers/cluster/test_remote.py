@@ -18,7 +18,7 @@ MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[2] X) => (float[2] Y)
 
 
 class Recorder:
-    """A backend that keeps the requests that it receives."""
+    """A backend that stores the requests that it receives."""
 
     version = ""
 
