@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxopt_cli.core.values import Value
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import used_names, with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
@@ -40,8 +40,14 @@ _MATRIX_RANK = 2
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 # Matrix products with more multiplications than this are not summed sequentially, because
-# sequential sums would take seconds.
-_MAX_SEQUENTIAL_PRODUCTS = 1 << 26
+# sequential sums would take many seconds.
+_MAX_SEQUENTIAL_PRODUCTS = 1 << 34
+# Sums of more terms than this are computed sequentially in every smaller product. The error of a
+# sum of n equal terms reaches n / 9 roundings, which exceeds the usual tolerance of 4 sqrt(n)
+# roundings only if n is larger. Shorter sums are sequential only if the product is cheap.
+_SHORT_SUM, _CHEAP_PRODUCTS = 1 << 10, 1 << 26
+# Number of elements of a vector of products that is summed at once.
+_BLOCK_ELEMENTS = 1 << 20
 # Initializers that have more elements than this in total are converted to double at each use, to
 # save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
@@ -462,6 +468,19 @@ def _without_initializers(
     return widened(bound) if wide else bound
 
 
+def _sums_of_products(rows: Array, row: Array) -> Array:
+    """Add the products of rows and a row in sequence, in blocks that need little memory."""
+    length = rows.shape[-1]
+    step = max(1, _BLOCK_ELEMENTS * length // rows.size)
+    total = np.zeros((), rows.dtype)
+    for start in range(0, length, step):
+        place = np.s_[..., start : start + step]
+        products = rows[place] * row[place]
+        products[..., :1] += total
+        total = np.cumsum(products, axis=-1)[..., -1:]
+    return total
+
+
 def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
     """Return the outputs of a model as onnx's corrected reference computes them in its own types.
 
@@ -514,11 +533,13 @@ def sequential_sums(
         matrices = a.ndim == b.ndim == _MATRIX_RANK or batched
         if not matrices or a.dtype not in _SEQUENTIAL_TYPES:
             return blocked(a, b)
-        if not 0 < a.size * b.shape[-1] < _MAX_SEQUENTIAL_PRODUCTS:
+        is_long = a.shape[-1] > _SHORT_SUM
+        limit = _MAX_SEQUENTIAL_PRODUCTS if is_long else _CHEAP_PRODUCTS
+        if not 0 < a.size * b.shape[-1] < limit:
             return blocked(a, b)
         a, b = a[..., ::step], b[..., ::step, :]
         if b.shape[-1] == 1:
-            return np.cumsum(a * np.swapaxes(b, -1, -2), axis=-1)[..., -1:]
+            return _sums_of_products(a, np.swapaxes(b, -1, -2))
         # If several columns are contiguous, einsum adds the terms of each column in order.
         operands = np.ascontiguousarray(a), np.ascontiguousarray(b)
         return np.einsum("...ik,...kj->...ij", *operands, optimize=False)

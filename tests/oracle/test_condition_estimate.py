@@ -532,6 +532,14 @@ def test_sums_of_equal_terms_pass_in_any_order(operator, count):
     assert not passes_estimate(model, inputs, np.reshape(pairs * 1.002 / share, shape))
 
 
+@pytest.mark.slow
+def test_equal_terms_of_a_large_matrix_product_pass_in_order():
+    inputs = {"a": np.full((9, 10**6), 0.1, "f4"), "b": np.full((10**6, 9), 0.1, "f4")}
+    model = model_of([("MatMul", ["a", "b"], {})], inputs)
+    total = np.cumsum(inputs["a"][0] * inputs["b"][:, 0])[-1]
+    assert passes_estimate(model, inputs, np.full((9, 9), total))
+
+
 def test_mean_that_is_updated_at_each_of_many_terms_passes():
     x = np.sort(np.random.default_rng(5).standard_normal(20_000).astype(np.float32))
     model = model_of([("ReduceMean", ["x"], {"keepdims": 0})], {"x": x})

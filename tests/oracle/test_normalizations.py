@@ -215,6 +215,16 @@ def test_ten_times_the_largest_error_of_reformulations_fails(ratio):
     assert np.mean(shares) >= 0.95
 
 
+def test_ten_times_the_error_of_a_mean_that_is_off_by_deviations_fails():
+    """A sequential sum of so many large elements is off by more than their deviation."""
+    case = Case("layer", 1e5, (1, 1, 20_000))
+    sequential = STATISTICS["two passes, sequential sums"]
+    largest = case.error(case.computed(sequential, APPLICATIONS["quotient"]))
+    expected = case.branch.expected.astype(np.float64)
+    shares = [case.branch.wrong(expected + sign * 10 * largest).mean() for sign in (1, -1)]
+    assert np.mean(shares) >= 0.95
+
+
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("ratio", [1000, 1e4, 1e5])
 def test_one_pass_variance_fails_where_it_cancels(kind, ratio):

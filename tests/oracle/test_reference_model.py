@@ -217,6 +217,16 @@ def test_products_are_summed_in_the_order_of_their_terms(columns):
         np.testing.assert_array_equal(y, np.full((1, columns), total, np.float32))
 
 
+def test_long_products_with_a_vector_are_summed_in_order_in_blocks(monkeypatch):
+    monkeypatch.setattr("onnxopt_cli.oracle.evaluator._BLOCK_ELEMENTS", 1 << 8)
+    random = np.random.default_rng(7)
+    a, b = (random.standard_normal(shape).astype("f4") for shape in ((2, 3, 999), (2, 999, 1)))
+    with sequential_sums():
+        products = np.matmul(a, b)
+    in_order = np.cumsum(a * np.swapaxes(b, -1, -2), axis=-1)[..., -1:]
+    np.testing.assert_array_equal(products, in_order)
+
+
 @pytest.mark.parametrize("size", [4, 1 << 12])
 def test_initializers_are_doubles_in_a_wide_run(size, monkeypatch):
     """Large initializers are converted at each use, and other initializers once."""

@@ -155,9 +155,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         shifted *= _SHIFTED_SHARE * unbounded_sum_roundings(terms)
         bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
         error = errors.injected(variance, bound, errors.observed.variance)
-        # The error is limited, because half or twice the variance already moves the result by more
-        # than the tolerance.
-        error = np.clip(error, -variance / 2, variance)
+        # The error is limited, because with three quarters of the variance, or one and a half times
+        # the variance, the tolerance already exceeds twice the magnitude of a normalized element.
+        error = np.clip(error, -variance / 4, variance / 2)
         undetermined = (variance < mean_error**2) | (variance < bound)
         return np.where(undetermined & (error < 0), 0.0, variance + error)
 
