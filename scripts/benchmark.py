@@ -219,7 +219,7 @@ def command_comparisons(folder: Path) -> list[Comparison]:
                    [*ONNXOPT, "run", "cases/conformance", "-q"], ADDITIONS, 2.5, 5),
         Comparison("audit of all operators | 10^6 additions",
                    [*ONNXOPT, "audit", "cases/", "-j", "2"], ADDITIONS, 120.0, 1),
-        # These times include the start of the worker processes.
+        # The times of the following commands include the start of worker processes.
         Comparison("fuzz numpy with 2000 examples | 10^6 additions",
                    [*fuzz, "-b", "numpy", "--examples", "2000"], ADDITIONS, 25.0, 1),
         Comparison("fuzz ONNX Runtime with 1000 examples | 10^6 additions",

@@ -91,7 +91,7 @@ def _observed(row: Defect, result: Result) -> Observation | None:
             continue
         if isinstance(output, np.ndarray):
             return row.observe(output)
-        # Outputs are not kept if one of them is an empty optional.
+        # A result does not keep its outputs if one output is an empty optional.
         worst = {tuple(element.index): element.actual for element in diff.worst}
         actual = worst.get(row.element)
         return actual if isinstance(actual, int | float) else None

@@ -7,10 +7,10 @@
 accepts an output and the other rejects it, the script records the elements with the largest errors.
 FILE is scripts/disputed_verdicts.json by default.
 
-``check`` computes the exact value of each recorded element from the node and its inputs alone. It
-prints the element's error as a multiple of an error bound. The bound is derived by hand, for each
-operator, from the roundings of any reasonable evaluation; the functions below state it. u is the
-unit roundoff. A verdict is confirmed if the conditioned tolerance accepts exactly those outputs
+``check`` computes the exact value of each recorded element from the node and its inputs alone. The
+script prints the element's error as a multiple of an error bound. The bound is derived by hand, for
+each operator, from the roundings of any reasonable evaluation; the functions below state it. u is
+the unit roundoff. A verdict is confirmed if the conditioned tolerance accepts exactly those outputs
 whose error is within the bound. The script exits with 1 if a verdict is not confirmed.
 """
 

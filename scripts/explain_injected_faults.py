@@ -2,12 +2,12 @@
 
     python scripts/explain_injected_faults.py [--faults N] [--seed N] [--beyond] [OPERATOR ...]
 
-A fault changes one output where one or two conditions hold. With ``--beyond``, one of these
-conditions cannot be expressed as a failure condition, so a correct report states a weaker condition
-or no condition. The faulty backend runs the suite of its operator, and its failures are explained
-as in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs.
-The script prints the precision and recall of each condition. The script exits with 1 if less than
-80 % of the faults are explained, or if a reported condition predicts badly. With ``--beyond``, the
+A fault changes one output where one or two conditions hold. With ``--beyond``, one condition of a
+fault cannot be expressed as a failure condition, so a correct report states a weaker condition or
+no condition. The faulty backend runs the suite of its operator, and its failures are explained as
+in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs. The
+script prints the precision and recall of each condition. The script exits with 1 if less than 80 %
+of the faults are explained, or if a reported condition predicts badly. With ``--beyond``, the
 script exits with 1 if more than 10 % of the reported conditions predict badly.
 """
 

@@ -246,7 +246,7 @@ def rounding_mode(node: Node, operands: Sequence[Array], compute: Compute) -> li
         old = attribute(node, "nearest_mode", b"round_prefer_floor")
         return compute(changed(node, nearest_mode="ceil" if old != b"ceil" else "floor"), operands)
     if node.op_type in COMPUTING and is_float(outputs[0]) and outputs[0].dtype == np.float32:
-        # This operation rounds the significand towards zero, to 16 bits.
+        # The bit mask rounds the significand towards zero, to 16 bits.
         bits = np.atleast_1d(outputs[0]).view(np.uint32) & np.uint32(0xFFFFFF00)
         return [bits.view(np.float32).reshape(outputs[0].shape), *outputs[1:]]
     return None

@@ -141,7 +141,7 @@ def _read(folder: Path) -> Seed:
 
 
 def _warm_up(work: Path) -> None:
-    """Run the command once to compile its modules, and import most of them in this process."""
+    """Run the command once to compile its modules, and import most modules in this process."""
     text = (_REPOSITORY / "cases/spec/adam.yaml").read_text().replace("X_new: [1.", "X_new: [7.")
     write_seed(work / "warm", {"case.yaml": text.encode()})
     pid = os.fork()

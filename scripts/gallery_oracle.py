@@ -1,7 +1,7 @@
 """Compute the right values of the gallery's own cases from the text of ONNX's specification.
 
 The functions compute in double with NumPy. The functions share no code with the package or with
-onnx's reference. Their results are therefore independent evidence for cases whose outputs ONNX does
+onnx's reference. The results are therefore independent evidence for cases whose outputs ONNX does
 not publish. For a row whose case is in ``onnx-node``, the right value is that of the published
 output.
 

@@ -2,7 +2,7 @@
 
     python scripts/measure_page.py REPORT.html [TEXT]
 
-The script opens the page in a headless browser. It prints the seconds from the start of the
+The script opens the page in a headless browser. The script prints the seconds from the start of the
 navigation until the page's script had run and until the page was drawn, then the seconds until the
 result of a filter was drawn.
 """

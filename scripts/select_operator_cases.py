@@ -5,8 +5,8 @@
     python scripts/select_operator_cases.py --older [OPERATOR...]
 
 For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
-further seeds are drawn to kill the survivors, and a small set that kills as many of them as
-possible becomes cases. Nodes at boundaries are always cases. Other cases of the suite are kept,
+further seeds are drawn to kill the survivors, and a small set of nodes that kills as many survivors
+as possible becomes cases. Nodes at boundaries are always cases. Other cases of the suite are kept,
 unless ``--anew`` is given, which is necessary after a change of the operator's generator. With
 ``--anew``, the first cases are the cases that cover the most features: values of attributes, types,
 ranks and omitted inputs.

@@ -6,8 +6,8 @@
 A whole training step is one graph: forward pass, loss, backward pass and optimizer. Adam, Adagrad,
 Momentum and Nesterov train on the NumPy reference and on ONNX Runtime, for which the optimizers are
 lowered. ADMM then prunes the network that Adam trained, and the network is finetuned under the
-mask. The script prints the tables of docs/training.md. It exits with 1 if, at 80 % and above, ADMM
-with finetuning is not better than one-shot pruning without finetuning.
+mask. The script prints the tables of docs/training.md. The script exits with 1 if, at 80 % and
+above, ADMM with finetuning is not better than one-shot pruning without finetuning.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 # runtime = "onnxruntime-webgpu"
 # system-packages = { debian = ["libvulkan1", "chromium-common"] }
 # ///
-"""ONNX Runtime's WebGPU execution provider, on a device of Vulkan.
+"""ONNX Runtime's WebGPU execution provider, on a Vulkan device.
 
 Mesa's lavapipe 22.3 lacks a feature that the provider requires. SwiftShader, which is a part of
 Chromium, runs on the CPU: ``VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json``.

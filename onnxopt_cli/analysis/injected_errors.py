@@ -115,7 +115,8 @@ def _rounded(array: Array) -> Array:
     return flat.reshape(array.shape)
 
 
-#: The errors by name. An error that does not change the outputs of a case is not injected there.
+#: The errors by name. An error that would not change the outputs of a case is not injected into
+#: this case.
 ERRORS: Mapping[str, Callable[[Array], Array]] = {
     "times 1 + 1e-5": lambda array: array * array.dtype.type(1 + 1e-5),
     **{

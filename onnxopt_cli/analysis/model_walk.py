@@ -1,4 +1,4 @@
-"""Each node of a model as it runs, with its values: a walk in the order of the graph.
+"""A walk over the nodes of a model in the order of the graph, with the values of each node.
 
 The values come from the reference oracle, rounded to the model's types. The outputs of operators
 that the oracle cannot compute come from the backend. Values that exceed a memory limit are kept in

@@ -74,7 +74,8 @@ def end_with(parent: int, number: signal.Signals) -> None:
 def close_to_others() -> None:
     """Deny other processes of this user access to the memory and the open files of this process.
 
-    A process loses this state when it calls exec, so workers remain accessible.
+    A process becomes accessible again when it executes another program, so workers remain
+    accessible.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0)

@@ -246,7 +246,7 @@ def value_to_json(value: Value) -> Any:
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # Such an output is a failure, and its Diff states the element type.
+        # An output of such a type is a failure, and its Diff states the type.
         return None
 
 
@@ -306,7 +306,7 @@ def result_from_json(data: Any) -> Result:
             **{name: data[name] for name in _TEXTS},
             location=Location(_path(data["path"]), data["line"]),
             operators=tuple(data["operators"]),
-            # Older logs lack the two fields.
+            # Older logs lack the fields capabilities and note.
             capabilities=tuple(data.get("capabilities", ())),
             note=data.get("note", ""),
             outcome=Outcome(data["outcome"]),

@@ -194,7 +194,8 @@ def with_shared(result: Result, **shared: object) -> Result:
 def worse(earlier: Result | None, later: Result) -> Result:
     """Return the result to keep of two results that have the same id of OUTSIDE_IDS.
 
-    The earlier result is kept if it does not conform or both conform, otherwise the later one.
+    The later result is kept if only the earlier result conforms; otherwise, the earlier result is
+    kept.
     """
     if earlier is None or (earlier.conforms and not later.conforms):
         return later

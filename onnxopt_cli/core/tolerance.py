@@ -127,8 +127,9 @@ class ErrorBound:
     """A limit for each element, derived from a formula or from a condition estimate.
 
     Attributes:
-        at: function from flat indices to the accepted values there. Elements that are bitwise equal
-            need no limit, so the function is usually called only for the other elements.
+        at: function from flat indices to the accepted values at these indices. Elements that are
+            bitwise equal need no limit, so the function is usually called only for the other
+            elements.
         factor: the limit in units of the error bound or of the condition estimate; 0 if the output
             must be exact.
         provenance: the source of the limit.

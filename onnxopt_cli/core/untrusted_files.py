@@ -325,7 +325,7 @@ def _other_owner(status: os.stat_result) -> str:
 
 
 def user_name(number: int) -> str:
-    """Return the name and uid of a user, or only the uid if this machine has no name for it."""
+    """Return the name and uid of a user, or only the uid if the user has no name."""
     import pwd
 
     try:

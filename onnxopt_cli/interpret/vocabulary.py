@@ -1,7 +1,8 @@
 """The vocabulary of formulas: a row for each NumPy function that a formula may use.
 
 A row defines the ONNX operator to which the function is lowered, and the propagation of rounding
-errors. There are few kinds of rows, so most new functions are one line at the end of this file.
+errors. There are few kinds of rows, so most new functions need only one line at the end of this
+file.
 
 For an operation with the result v on values a, b with error bounds e_a, e_b:
 

@@ -127,7 +127,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit implementations whose outputs on all probes bitwise equal those of an earlier one."""
+    """Omit implementations whose outputs on all probes are those of an earlier implementation."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []

@@ -247,8 +247,8 @@ def _same(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, list):
         if _is_shared(value, _LIST_REFERENCES) or _is_shared(other, _LIST_REFERENCES):
-            # The objects are not interchangeable if a later change of one would not affect the
-            # other.
+            # Two objects are not interchangeable if a later change of one object would not affect
+            # the other.
             return False
         return len(value) == len(other) and all(map(_same, value, other))
     if value is None or isinstance(value, bool | int | str | bytes | slice | range | np.dtype):
@@ -262,7 +262,8 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
     if value.__array_interface__["data"] != other.__array_interface__["data"] and (
         _is_shared(value, _ARRAY_REFERENCES) or _is_shared(other, _ARRAY_REFERENCES)
     ):
-        # The objects are not interchangeable if a later change of one would not affect the other.
+        # Two objects are not interchangeable if a later change of one object would not affect the
+        # other.
         return False
     if value.dtype == object:
         return repr(value.tolist()) == repr(other.tolist())

@@ -118,8 +118,8 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
 
 # Domain of the specialized functions.
 _BOUND = "onnxopt.bound"
-# The largest number of nodes of all specialized functions together. This number grows exponentially
-# in a chain of functions that each call the next function twice.
+# The largest number of nodes of all specialized functions together. The number of nodes grows
+# exponentially in a chain of functions that each call the next function twice.
 _MAX_NODES = 100_000
 _MAX_DEPTH = 100
 

@@ -44,7 +44,7 @@ def mistake_table(table: str) -> tuple[KnownMistake, ...]:
     """Return the known mistakes of a table.
 
     A mistake consists of a line with its name, an indented line with a sentence of description, and
-    any number of indented lines of these forms::
+    any number of indented lines of the following forms::
 
         seen in PyTorch SGD; TensorFlow
         X - R * V_new -> X - R * V

@@ -154,8 +154,8 @@ BIAS_CORRECTION = mistake_table(f"""
         alpha**T -> (alpha**T).astype(np.float32)
 """)
 
-#: The attribute percent of operators that prune. It has no default, because a default percentage
-#: could be mistaken for a fraction.
+#: The attribute percent of operators that prune. The attribute has no default, because a default
+#: percentage could be mistaken for a fraction.
 PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 

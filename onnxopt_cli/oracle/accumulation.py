@@ -5,7 +5,7 @@ zero or has too few bits. The errors of many elements together reveal the defect
 the operands are random, each rounding of a correct algorithm has an error of mean 0 between -u|s|
 and u|s|, where s is a partial sum. In units of u sum|ab|, the error r of a sum of n products is
 then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without FMA.
-For T elements, each of these bounds holds with a probability of at least 1 - p:
+For T elements, each of the following bounds holds with a probability of at least 1 - p:
 
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
@@ -244,7 +244,7 @@ def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array
 
 
 def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the output of a node as each of a few correct algorithms computes it."""
+    """Return the outputs that a few correct algorithms compute for a node."""
     if dtype != _SINGLE:
         with np.errstate(over="ignore"):
             return [sums.exact.astype(dtype)]
@@ -409,7 +409,7 @@ def _equation(
             return f"{first},{second}->ij"
         case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
             # Convolutions with larger kernels may be computed by fast algorithms. Convolutions with
-            # pads or strides are not supported here.
+            # pads or strides are not examined.
             if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
                 return None
             spatial = "xyzw"[: ranks[0] - 2]

@@ -238,7 +238,7 @@ class Visits:
         visitor: the visitor of the run.
         count: the number of nodes visited so far.
         live_bytes: the bytes of the nodes' outputs that are not yet released.
-        peak_bytes: the largest number of these bytes so far.
+        peak_bytes: the largest value of ``live_bytes`` so far.
     """
 
     converts: bool

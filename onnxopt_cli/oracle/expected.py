@@ -268,7 +268,7 @@ def _stated(problem: Problem, name: str) -> Tolerance | None:
 def _effective_tolerance(
     stated: Tolerance | None, derived: Tolerance | None, judging: Judging
 ) -> Tolerance:
-    """Return the tolerance of an output, given that of the case and the formula's error bound."""
+    """Return the tolerance of an output, given the case's tolerance and the error bound."""
     if (override := tolerance_override(judging)) is not None:
         return override
     if judging.tolerance is ToleranceRule.ONNX:

@@ -17,7 +17,7 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 # The domain of functions that replace operators.
 _BODY = "onnxopt.body"
 #: Operators that occur in published bodies of other operators, and whose own published bodies
-#: subtract. These bodies are expanded as well.
+#: subtract. The bodies of these operators are expanded as well.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
 # u (mean / deviation)^2. The error of such an unstable algorithm does not measure the condition.

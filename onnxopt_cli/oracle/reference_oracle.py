@@ -1,8 +1,8 @@
 """The reference oracle: expected results and condition estimates of models without a formula.
 
 A model is not trusted: it may loop forever or exhaust the memory. Therefore onnx's reference runs
-it in a worker with the limits of a backend. If the estimate exceeds a limit, the outputs are judged
-by ONNX's default tolerance, and the result states the reason.
+the model in a worker with the limits of a backend. If the estimate exceeds a limit, the outputs are
+judged by ONNX's default tolerance, and the result states the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-# Kinds of outputs with rounding errors. Outputs of other kinds must be equal to the expected ones.
+# Kinds of outputs with rounding errors. Outputs of other kinds must be equal to the expected
+# outputs.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
 # A stored output is treated as rounded for printing if all its elements have fewer decimals than
 # this.
@@ -144,7 +145,7 @@ class ReferenceOracle:
         Returns:
             A function that waits for the estimate and returns the expected result. If the case is
             invalid or its outputs are random, no estimate is needed, and the expected result itself
-            is returned. None if all outputs are stored and none of them needs an estimate.
+            is returned. None if all outputs are stored and no output needs an estimate.
         """
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:

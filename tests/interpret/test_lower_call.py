@@ -267,7 +267,7 @@ def test_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
 
 
 SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
-#: Every pair of these numbers is tested.
+#: All pairs of special numbers are tested.
 X, Y = np.array(list(itertools.product(SPECIAL, SPECIAL))).T
 
 

@@ -29,8 +29,8 @@ cases:
       initializers: [R]
       attributes: [mode, beta]
 """
-# This wrong backend assigns inputs by their position in the graph, and returns outputs in the
-# node's order.
+# The wrong backend assigns inputs by their position in the graph, and returns outputs in the node's
+# order.
 BY_PLACE = """\
 import onnx
 from onnxopt_cli.backends.reference import NumpyBackend

@@ -1,4 +1,4 @@
-"""Determinants by elimination, reflections or cofactors pass at any rank, and wrong ones fail."""
+"""Determinants by elimination, reflections or cofactors pass at any rank; wrong values fail."""
 
 import numpy as np
 import pytest

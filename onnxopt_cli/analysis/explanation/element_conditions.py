@@ -29,8 +29,9 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 
 #: A proof requires this many failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
-#: The largest probability that wrong elements of these nodes meet a condition by chance. Only one
-#: wrong element of each node counts, because the wrong elements of a node depend on each other.
+#: The largest probability with which the wrong elements of the confirming nodes may meet a
+#: condition by chance. Only one wrong element of each node counts, because the wrong elements of a
+#: node depend on each other.
 MAX_CHANCE = 1e-6
 #: The smallest share of the elements that meet a condition that must be wrong, and the share from
 #: which the statement is "wherever" instead of "only where".
@@ -49,7 +50,7 @@ _TRAIT_COST, _PART_COST, _LIMIT_COST, _CASE_COST = 0.6, 0.5, 0.3, 0.3
 _SHARE_COST, _MAX_LEFT_COST = 2.0, 3.0
 # Number of single conditions from which pairs are formed, and number of ranked conditions.
 _MAX_PAIRED, _MAX_RANKED = 14, 30
-# Number of traits for which pairs are tried, and number of pairs that are kept for each of them.
+# Number of traits for which pairs are tried, and number of pairs that are kept for each trait.
 _MAX_PAIRED_TRAITS, _MAX_PAIRS = 5, 3
 
 

@@ -343,7 +343,8 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 REORDERED = "has the right elements in another order"
 #: Contents that many mistakes have.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
-# Number of machine epsilons by which wrong elements may differ from a multiple of the right ones.
+# Number of machine epsilons by which wrong elements may differ from a multiple of the right
+# elements.
 _CONTENT_ROUNDINGS = 64
 # An output with at most this number of different values has the right elements by chance.
 _MIN_DISTINCT = 3
@@ -423,7 +424,7 @@ def _in_order(array: Array) -> list[str]:
 
 
 def _changes(before: Array, after: Array) -> dict[str, Array]:
-    """Return statements about wrong elements, which compare them with the right ones."""
+    """Return statements that compare wrong elements with the right elements."""
     old, new = before.astype(np.float64), after.astype(np.float64)
     near = _CONTENT_ROUNDINGS * _epsilon(before)
     statements = {
@@ -449,7 +450,7 @@ def _changes(before: Array, after: Array) -> dict[str, Array]:
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
-    """Return statements that wrong elements are right ones of a neighbouring position."""
+    """Return statements that wrong elements are the right elements of a neighbouring position."""
     statements = {}
     for place, word in _PLACES.items():
         if not -right.ndim <= place < right.ndim:

@@ -57,7 +57,7 @@ from onnxopt_cli.run.reproduce import (
     returned_arrays,
 )
 
-#: Cases with more output elements than this are skipped, because a single one of them may take
+#: Cases with more output elements than this are skipped, because a single large case may take
 #: longer than all other cases together.
 MAX_OUTPUT_ELEMENTS = 1 << 20
 #: Largest number of public implementations that are named for a mistake.
@@ -245,7 +245,7 @@ class _Candidate:
     Attributes:
         names: names of the mistakes.
         mistake: an implementation with all of them.
-        cases: the failing cases reproduced.
+        cases: the failing cases that the mistakes reproduce.
     """
 
     names: tuple[str, ...]

@@ -55,7 +55,7 @@ MAX_FAILING = 60
 MAX_PASSING = 160
 #: Seconds of the search for each failing operator of a backend.
 OPERATOR_SECONDS = 20.0
-#: Largest sum of these seconds over all failing operators.
+#: Largest number of seconds of the search for all failing operators of a backend.
 MAX_SECONDS = 100.0
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
@@ -191,7 +191,7 @@ def _samples(
         nodes = problem.model.graph.node
         if len(nodes) != 1 or problem.model.functions or not is_standard(nodes[0]):
             continue
-        # The outputs of these nodes differ from run to run, whether they are right or wrong.
+        # Cases with random outputs are skipped, because their outputs differ from run to run.
         if is_random(nodes[0], imported_versions(problem.model).get("", 0), problem.inputs):
             continue
         stored = None
@@ -409,8 +409,8 @@ class _NodeSearch(HypothesisRanking):
             return True
         if hypothesis.mistake is None:
             return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
-        # The outputs of a mistake are evidence for it. A single right node outside the condition
-        # shows that the mistake needs one.
+        # Outputs that equal those of a mistake are evidence for the mistake. A single right node
+        # outside the condition shows that the mistake needs one.
         return agreeing >= MIN_MEETING and any(
             sample.failed is False and hypothesis.leaves_out(sample) for sample in self._samples
         )

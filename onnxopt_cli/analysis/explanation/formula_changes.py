@@ -378,7 +378,7 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
-                # A name that occurs once is skipped here, because the change of its value has
+                # A name that occurs once is skipped, because the expression of its value has
                 # already been yielded. The assignment of an intermediate result also counts as an
                 # occurrence.
                 least_uses = 2 if node.id in names else 3

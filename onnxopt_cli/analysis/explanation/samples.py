@@ -97,7 +97,7 @@ class Sample:
         Args:
             effects: the effect of the fault on each output that it changes.
             always: outputs that are wrong in nearly all failing samples. If there are such outputs,
-                the fault must be visible in one of them; otherwise in every output.
+                the fault must be visible in one of these outputs; otherwise, in every output.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:

@@ -568,8 +568,8 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
         for factors, operand in zip(terms, operands, strict=True)
     ):
         return error
-    # An upper bound is checked first. It results from the largest element of each factor and the
-    # smallest element of each divisor.
+    # An upper bound is checked first. The upper bound results from the largest element of each
+    # factor and the smallest element of each divisor.
     bounds = (
         prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
         for factors in terms

@@ -92,8 +92,8 @@ class BackwardPass:
 class DifferentiatedNode:
     """A node of the differentiated graph, and the gradients of its outputs.
 
-    The gradient of a tensor is the derivative of y with respect to it; gradients are given by the
-    names of the tensors that contain them.
+    The gradient of a tensor is the derivative of y with respect to the tensor. A gradient is given
+    by the name of the tensor that contains it.
 
     Args:
         backward: the backward pass, to which rules append nodes.
@@ -216,8 +216,8 @@ class DifferentiatedNode:
 
         Args:
             gradients: the vector of the gradients of all output elements, followed by a zero.
-            sources: for each output element, the index of the input element that is copied there;
-                negative if none is.
+            sources: for each output element, the index of the input element that is copied to it;
+                negative if there is none.
             name: the input.
         """
         table = places_of(sources, prod(self.shape(name)))
@@ -240,8 +240,8 @@ def places_of(sources: Array, count: int) -> Array:
     """Return the indices of the copies of each input element.
 
     Args:
-        sources: for each output element, the index of the input element that is copied there;
-            negative if none is.
+        sources: for each output element, the index of the input element that is copied to it;
+            negative if there is none.
         count: number of input elements.
 
     Returns:

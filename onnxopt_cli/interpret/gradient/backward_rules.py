@@ -90,7 +90,7 @@ class _Windows:
         return self.node.call("Gather", padded, backward.integers(self.table), axis=2)
 
     def scattered(self, columns: str) -> str:
-        """Append, for each element, the sum of its gradients in all windows that contain it.
+        """Append for each element the sum of its gradients in all windows that contain the element.
 
         Args:
             columns: gradients of the elements in each window, (N, C, offsets, windows).

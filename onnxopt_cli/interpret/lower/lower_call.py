@@ -4,9 +4,9 @@ When the formula calls a NumPy function with a symbol, NumPy's dispatch passes t
 symbol. The vocabulary defines the ONNX node for each NumPy function.
 
 Types combine as in NumPy, with one additional rule. Integers, booleans and constants are *weak*,
-and so are expressions of weak operands alone. They are computed in double, and rounded to the type
-of another operand with which they are combined. Thus ``1 - beta**T`` is computed in double, but its
-product with a float32 tensor is float32.
+and so are expressions of weak operands alone. Weak operands are computed in double, and rounded to
+the type of another operand with which they are combined. Thus ``1 - beta**T`` is computed in
+double, but its product with a float32 tensor is float32.
 """
 
 from __future__ import annotations

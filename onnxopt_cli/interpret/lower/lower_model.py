@@ -236,8 +236,8 @@ def _texts(message: Message) -> Iterator[str]:
 #: Domain and name of a function; overloads are not distinguished.
 FunctionId: TypeAlias = tuple[str, str]
 
-# Largest number of nodes after inlining. This number grows exponentially in a chain of functions
-# that each call the next function twice.
+# Largest number of nodes after inlining. The number of nodes grows exponentially in a chain of
+# functions that each call the next function twice.
 _MAX_INLINED_NODES = 1_000_000
 
 

@@ -31,8 +31,8 @@ _FUNCTIONS: dict[str, _Activation] = {
     "thresholdedrelu": lambda x, alpha, _: np.where(x >= alpha, x, 0),
 }
 # The defaults of alpha and beta for each activation; None for a parameter that the activation does
-# not have. They equal the defaults of the operator of the same name. No operators are named
-# scaledtanh and affine; the defaults of these two activations neither scale nor shift.
+# not have. The defaults of an activation equal those of the operator of the same name. No operators
+# are named scaledtanh and affine; the defaults of these two activations neither scale nor shift.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "elu": (1.0, None),

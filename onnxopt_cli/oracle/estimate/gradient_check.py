@@ -2,10 +2,10 @@
 
 The function that a Gradient node differentiates runs on onnx's reference in double, at points on
 both sides of the node's inputs, at several distances h in decreasing order. An element of a
-derivative is confirmed if at one of these distances the central difference quotient agrees with it,
-and the difference between the slopes on both sides is small or decreases with h. At a kink, such as
-Relu at 0 or a tie of Max, that difference does not decrease. The derivative is undefined there, so
-no implementation can be wrong.
+derivative is confirmed if, at one of the distances, the central difference quotient agrees with the
+element, and the difference between the slopes on both sides is small or decreases with h. At a
+kink, such as Relu at 0 or a tie of Max, that difference does not decrease. The derivative is
+undefined at a kink, so no implementation can be wrong.
 """
 
 from __future__ import annotations

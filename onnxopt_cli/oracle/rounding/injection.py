@@ -179,13 +179,13 @@ class RoundingSite:
 
 
 class SiteRecorder:
-    """The visitor of the exact run: records a rounding site for each node.
+    """The visitor of the exact run, which records a rounding site for each node.
 
     Args:
         visited: the nodes, as they ran in the model's own types.
         math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; or empty.
-        classes: the known classes of nodes, to which new ones are added; reformulations of a model
-            share them.
+        classes: the known classes of nodes, to which new classes are added; the reformulations of a
+            model share this dict.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class SiteRecorder:
 
 
 class Injector:
-    """The visitor of perturbed runs: injects a rounding at each site.
+    """The visitor of perturbed runs, which injects a rounding at each site.
 
     Several runs visit the nodes together, with stacked values, see
     :mod:`~onnxopt_cli.oracle.stacked`. A single run has ordinary values.

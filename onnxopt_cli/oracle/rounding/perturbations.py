@@ -61,9 +61,9 @@ def _signs() -> Array:
 
 def _sizes() -> Array:
     """Return the sizes of consecutive places, one row per run."""
-    # Each place has a number of 16 bits, of which two determine its level in each of the eight
-    # runs. Multiplication by an odd number and XOR with shifted bits are bijections, so the numbers
-    # remain distinct while the numbers of neighbouring places become unrelated.
+    # Each place has a number of 16 bits, two of which determine the level of the place in each of
+    # the eight runs. Multiplication by an odd number and XOR with shifted bits are bijections, so
+    # the numbers remain distinct while the numbers of neighbouring places become unrelated.
     numbers = np.arange(4**RUNS, dtype=np.uint16)
     for factor in (40_503, 24_001, 52_711):
         numbers *= np.uint16(factor)

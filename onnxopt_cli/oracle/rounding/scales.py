@@ -25,9 +25,9 @@ from onnxopt_cli.oracle.patching import reference_modules
 from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
 # The unit is this share of the standard deviation of the error of a direct sum or of Winograd's
-# algorithm, so that a tolerance of 16 units is 3 standard deviations. They are computed with
-# roundings of the largest size. Actual roundings are uniformly distributed, so that the actual
-# standard deviation is about 0.4 of the computed one.
+# algorithm, so that a tolerance of 16 units is 3 standard deviations. The standard deviations are
+# computed with roundings of the largest size. Actual roundings are uniformly distributed, so that
+# the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
 # The least number of partial sums from which the error of a long sum is computed.
 _PARTIAL_SUMS = 16
@@ -165,7 +165,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
                 cut = convolution.cut(starts, output.shape[2:]).winograd_error()
                 error = error if cut is None else np.maximum(error, cut)
     if error.shape != output.shape:
-        # The borders that are cut off are unknown here, so the largest error is used.
+        # The largest error is used, because it is unknown which borders are cut off.
         error = error.max(tuple(range(2, error.ndim)), keepdims=True)
     fourier_error = convolution.fourier_error()[(...,) + (None,) * rank]
     # Scales are stored as float32, because the scales of all nodes are in memory at once, and few
@@ -183,8 +183,8 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
     if the rank is low.
 
     The error of elimination and cofactors is relative to the scale of the balanced matrix. The
-    error of reflections is relative to the scale of the original matrix. This scale is limited to
-    64 times that of the balanced matrix.
+    error of reflections is relative to the scale of the original matrix. The scale of the original
+    matrix is limited to 64 times that of the balanced matrix.
 
     Args:
         inputs: the matrices, in their last two axes.
@@ -485,7 +485,7 @@ def _along(attributes: Any, name: str, rank: int) -> list[int]:
 
 
 def _part(array: Array, starts: Sequence[int], sizes: Sequence[int]) -> Array:
-    """Return the part of an array with these starts and sizes along its last axes."""
+    """Return the part of an array with given starts and sizes along its last axes."""
     slices = (slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
     index: tuple[Any, ...] = (..., *slices)
     return array[index]

@@ -35,7 +35,7 @@ def all_cases():
 
 @cache
 def small_trials(operator, step=1):
-    """Return the trials of every nth case of an operator, except large ones, which are slow."""
+    """Return the trials of every nth case of an operator, except large cases, which are slow."""
     cases = [case for case in all_cases().values() if case.operators == (operator,)][::step]
     trials, _ = find_trials(cases, Judging())
     return [trial for trial in trials[operator] if trial.call.size < 1000]
@@ -168,7 +168,7 @@ def test_backend_that_computes_as_pytorch_is_explained(workplace, onnxopt):
 
 
 MISTAKEN = PLUGINS / "mistaken.py"
-#: This time limit is longer than the search takes on a busy machine.
+#: Options with a time limit that is longer than the search takes on a busy machine.
 LONG_EXPLAIN = ("--explain-time", "3600")
 IN_PROCESS = ("--isolation", "none")
 TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"

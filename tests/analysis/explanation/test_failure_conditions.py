@@ -250,10 +250,11 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
     ]
     assert (20, 40, 60) in supported
     for failing, meeting, others in supported:
-        # This is the probability that all failing inputs meet a condition that has no effect.
+        # The computed value is the probability that all failing inputs meet a condition that has no
+        # effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # This is the probability that all inputs which do not meet the condition pass, if a tenth
-        # of such inputs fails.
+        # The computed value is the probability that all inputs which do not meet the condition
+        # pass, if a tenth of such inputs fails.
         assert 0.9**others < 0.05
 
 
