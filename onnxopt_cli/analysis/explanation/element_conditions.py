@@ -8,7 +8,7 @@ ceil_mode = 1". A condition must hold for every wrong element of every failing n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -46,6 +46,8 @@ _MAX_EVIDENCE = 12.0
 # Costs of a trait, of a second part, of a limit of a number, and of a failing case that a condition
 # leaves unexplained.
 _TRAIT_COST, _PART_COST, _LIMIT_COST, _CASE_COST = 0.6, 0.5, 0.3, 0.3
+# Cost of a condition that does not explain all wrong elements.
+_SUFFICIENT_COST = 0.6
 # Cost of a condition of which no element is wrong, and largest total cost of unexplained cases.
 _SHARE_COST, _MAX_LEFT_COST = 2.0, 3.0
 # Number of single conditions from which pairs are formed, and number of ranked conditions.
@@ -65,6 +67,8 @@ class ElementCondition:
         content: what the wrong elements are; may be empty.
         share: the share of the elements with all features that are wrong.
         cost: the condition of the least cost is stated.
+        is_sufficient: whether elements without the features may be wrong for another reason; all
+            elements with the features are wrong then.
     """
 
     place: int
@@ -73,6 +77,7 @@ class ElementCondition:
     content: str
     share: float
     cost: float
+    is_sufficient: bool = False
 
     @property
     def key(self) -> str:
@@ -183,13 +188,14 @@ class ElementConditions:
         if not texts:
             return
         counts = np.array([_counts(node, [(text,) for text in texts]) for node in self.nodes])
-        costs, shares = self._costs(counts, groups, holds)
+        costs, shares, sufficient = self._costs(counts, groups, holds)
         best = np.argsort(costs, axis=None, kind="stable")[:_MAX_RANKED]
         singles = [divmod(int(place), len(texts)) for place in best]
         singles = [single for single in singles if np.isfinite(costs[single])]
         for group, column in singles:
-            cost, share = float(costs[group, column]), float(shares[group, column])
-            yield self._condition((texts[column],), groups[group], share, cost)
+            condition = self._condition((texts[column],), groups[group], costs[group, column])
+            share, only = float(shares[group, column]), bool(sufficient[group, column])
+            yield replace(condition, share=share, is_sufficient=only)
         # Pairs are tried for all nodes, and for the traits of the best single conditions.
         for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
             columns = self._paired(counts, holds[group])
@@ -197,12 +203,15 @@ class ElementConditions:
             if not pairs:
                 continue
             of_pairs = np.array([_counts(node, pairs) for node in self.nodes])
-            pair_costs, pair_shares = self._costs(of_pairs, [groups[group]], holds[[group]])
+            pair_costs, pair_shares, of_others = self._costs(
+                of_pairs, [groups[group]], holds[[group]]
+            )
             for index in np.argsort(pair_costs[0])[:_MAX_PAIRS]:
                 if np.isfinite(pair_costs[0, index]):
-                    cost = float(pair_costs[0, index]) + _PART_COST
+                    cost = pair_costs[0, index] + _PART_COST
+                    condition = self._condition(pairs[index], groups[group], cost)
                     share = float(pair_shares[0, index])
-                    yield self._condition(pairs[index], groups[group], share, cost)
+                    yield replace(condition, share=share, is_sufficient=bool(of_others[0, index]))
 
     def _paired(self, counts: Array, within: Array) -> list[int]:
         """Return the features of all wrong elements of some nodes that few right elements have."""
@@ -219,38 +228,47 @@ class ElementConditions:
 
     def _costs(
         self, counts: Array, groups: Sequence[Trait | None], holds: Array
-    ) -> tuple[Array, Array]:
-        """Return the cost of each feature for each trait, and the share of wrong elements.
-
-        The cost is infinite if a node disagrees.
+    ) -> tuple[Array, Array, Array]:
+        """Return the costs of features for nodes with a trait.
 
         Args:
             counts: for each node and feature, the result of :func:`_counts`.
             groups: the traits; None for all nodes.
             holds: whether each trait holds for each node.
+
+        Returns:
+            For each trait and feature, the cost (infinite if nodes contradict the condition), the
+            share of wrong elements, and whether the condition is only sufficient.
         """
         failing = np.array([node.failed for node in self.nodes])
         cases = np.array([bool(node.sample.case) for node in self.nodes]) & failing
         within = holds.astype(np.float64)
-        met, wrong, evidence, disagrees = (within @ counts[:, :, place] for place in range(4))
+        met, wrong, evidence, disagrees, sufficient_evidence = (
+            within @ counts[:, :, place] for place in range(5)
+        )
         share = wrong / np.maximum(met, 1)
-        covered = (within @ cases)[:, None]
-        valid = (disagrees == 0) & (share >= _MIN_CANDIDATE_SHARE) & (covered > 0)
+        covered = within @ (cases[:, None] * (1 - counts[:, :, 3]))
+        is_necessary = (disagrees == 0) & (share >= _MIN_CANDIDATE_SHARE)
+        is_sufficient = ~is_necessary & (share >= WHEREVER_SHARE)
+        evidence = np.where(is_sufficient, sufficient_evidence, evidence)
+        valid = (is_necessary | is_sufficient) & (covered > 0)
         valid &= evidence >= _MIN_CANDIDATE_EVIDENCE
         trait_costs = np.array([_TRAIT_COST * trait.cost if trait else 0.0 for trait in groups])
         left = np.minimum(_MAX_LEFT_COST, _CASE_COST * (cases.sum() - covered))
         total = trait_costs[:, None] + left + _SHARE_COST * (1 - share)
         total = total - np.minimum(evidence, _MAX_EVIDENCE) / _MAX_EVIDENCE
-        return np.where(valid, total, np.inf), share
+        total = total + _SUFFICIENT_COST * is_sufficient
+        return np.where(valid, total, np.inf), share, is_sufficient
 
     def _condition(
-        self, parts: tuple[str, ...], trait: Trait | None, share: float, cost: float
+        self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
         """Return a condition with the content that all wrong elements have."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
-        cost += _LIMIT_COST * sum(" is at " in part for part in parts)
+        limits = sum(" is at " in part for part in parts)
         content = _common_content(failing, weak=True)
-        return ElementCondition(self._place, parts, trait, content, share, cost)
+        cost = float(cost) + _LIMIT_COST * limits
+        return ElementCondition(self._place, parts, trait, content, 0.0, cost)
 
     def _add_limits(self) -> None:
         """Add features that limit a number to the range of the wrong elements."""
@@ -314,6 +332,8 @@ class ElementConditions:
 
     def agrees(self, condition: ElementCondition) -> bool:
         """Return whether all failing nodes with the trait agree with a condition."""
+        if condition.is_sufficient:
+            return condition.share >= WHEREVER_SHARE
         return all(
             node.agrees(condition) for node in self._failing if condition.applies_to(node.sample)
         )
@@ -331,10 +351,14 @@ class ElementConditions:
             if len(failing) < MIN_FAILING:
                 return False
         if condition.parts:
-            evidence = sum(_counts(node, [condition.parts])[0, 2] for node in failing)
+            column = 4 if condition.is_sufficient else 2
+            counts = np.array([_counts(node, [condition.parts])[0] for node in failing])
+            evidence = counts[:, column].sum()
+            if condition.is_sufficient and np.count_nonzero(counts[:, 0]) < MIN_FAILING:
+                return False
             if evidence < -np.log10(MAX_CHANCE) or condition.share < MIN_WRONG_SHARE:
                 return False
-        if condition.trait is None:
+        if condition.trait is None or condition.is_sufficient:
             return True
         outside = [node for node in self.nodes if not condition.applies_to(node.sample)]
         wrong = sum(node.failed for node in outside)
@@ -368,8 +392,9 @@ class ElementConditions:
             evidence = f"({len(generated)} of {len(generated)} failing generated nodes)"
             return f"{subject} {condition.content}{where} {evidence}"
         counts = np.array([_counts(node, [condition.parts])[0] for node in within])
-        sizes = sum(node.features.size for node in within)
         met, wrong_met = int(counts[:, 0].sum()), int(counts[:, 1].sum())
+        others = sum(node.features.size for node in within) - met
+        wrong = sum(node.wrong.sum() for node in within if node.failed and node.wrong is not None)
         quantifier = "wherever" if condition.share >= WHEREVER_SHARE else "only where"
         parts = " and ".join(condition.parts)
         content = ""
@@ -378,7 +403,7 @@ class ElementConditions:
             content = f"; {subject} {condition.content}"
         return (
             f"elements{of_output} wrong {quantifier} {parts}{where}{content} "
-            f"({wrong_met} of {met} such elements, 0 of {sizes - met} others)"
+            f"({wrong_met} of {met} such elements, {wrong - wrong_met} of {others} others)"
         )
 
 
@@ -414,9 +439,10 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 
     Returns:
         For each condition, the number of elements that meet it, the number of these that are wrong,
-        the evidence of a failing node as a decimal exponent, and 1 if the node disagrees.
+        the evidence that wrong elements meet it, as a decimal exponent, 1 if a wrong element does
+        not meet it, and the evidence that elements that meet it are wrong.
     """
-    counts = np.zeros((len(conditions), 4))
+    counts = np.zeros((len(conditions), 5))
     counts[:, 3] = node.failed
     flags = node.features.flags
     known = [index for index, parts in enumerate(conditions) if flags.keys() >= {*parts}]
@@ -432,6 +458,8 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         counts[known, 3] = disagrees
         shares = np.where(disagrees, 1.0, met.mean(axis=1))
         counts[known, 2] = -np.log10(shares)
+        all_wrong = (counts[known, 1] == counts[known, 0]) & (counts[known, 0] > 0)
+        counts[known, 4] = np.where(all_wrong, -np.log10(np.mean(node.wrong)), 0.0)
     return counts
 
 

@@ -103,6 +103,14 @@ def exchanged(_x, y):
     return y[::-1, ::-1].copy()
 
 
+def nan_as_zero_and_others(x, y):
+    y = nan_as_zero(x, y)
+    number = int(np.nansum(np.abs(x)) * 1000)
+    if number % 3:
+        y.flat[number % y.size] = -3
+    return y
+
+
 def moved(_x, y):
     y[1:, 0] = y[:-1, 0]
     return y
@@ -123,6 +131,7 @@ def squeezed(_x, y):
         (POOLED, border_divided, "wherever the window leaves the input"),
         (MAXIMA, without_nan, "the elements of data along the axis include a NaN"),
         (ABS, exchanged, "a wrong output has the right elements in another order"),
+        (ABS, nan_as_zero_and_others, "wherever the element of X is NaN ("),
         (ABS, moved, "they are the right values of the preceding index along the first axis"),
         (ABS, squeezed, "a wrong output has a single axis"),
     ],
