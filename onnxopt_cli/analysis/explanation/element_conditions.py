@@ -30,8 +30,7 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 #: A proof requires this many failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
 #: The largest probability with which the wrong elements of the confirming nodes may meet a
-#: condition by chance. Only one wrong element of each node counts, because the wrong elements of a
-#: node depend on each other.
+#: condition by chance.
 MAX_CHANCE = 1e-6
 #: The smallest share of the elements that meet a condition that must be wrong, and the share from
 #: which the statement is "wherever" instead of "only where".
@@ -52,6 +51,8 @@ _SUFFICIENT_COST = 0.6
 _SHARE_COST, _MAX_LEFT_COST = 2.0, 3.0
 # Number of single conditions from which pairs are formed, and number of ranked conditions.
 _MAX_PAIRED, _MAX_RANKED = 14, 30
+# The smallest probability that a single node contributes to the evidence.
+_LEAST_CHANCE = 1e-2
 # Number of traits for which pairs are tried, and number of pairs that are kept for each trait.
 _MAX_PAIRED_TRAITS, _MAX_PAIRS = 5, 3
 
@@ -456,11 +457,26 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         counts[known, 1] = met[:, node.wrong].sum(axis=1)
         disagrees = counts[known, 1] < np.count_nonzero(node.wrong)
         counts[known, 3] = disagrees
-        shares = np.where(disagrees, 1.0, met.mean(axis=1))
-        counts[known, 2] = -np.log10(shares)
+        met_share, wrong_share = met.mean(axis=1), float(np.mean(node.wrong))
+        only_met = _chance(met_share, 1 - wrong_share)
+        counts[known, 2] = -np.log10(np.where(disagrees, 1.0, only_met))
         all_wrong = (counts[known, 1] == counts[known, 0]) & (counts[known, 0] > 0)
-        counts[known, 4] = np.where(all_wrong, -np.log10(np.mean(node.wrong)), 0.0)
+        every_met = _chance(np.full(len(known), wrong_share), 1 - met_share)
+        counts[known, 4] = -np.log10(np.where(all_wrong, every_met, 1.0))
     return counts
+
+
+def _chance(first: Array, second: Array | float) -> Array:
+    """Return a bound of the probability that the elements of a set all have a feature.
+
+    The bound considers a single element, because the elements of a node depend on each other: one
+    element of the set, or one element without the feature, which must not belong to the set.
+
+    Args:
+        first: the share of the elements that have the feature.
+        second: the share of the elements that do not belong to the set.
+    """
+    return np.where(first < 1, np.minimum(first, np.maximum(second, _LEAST_CHANCE)), 1.0)
 
 
 def _is_of_elements(content: str) -> bool:

@@ -90,8 +90,8 @@ _RIVAL_COST = 0.15
 _ELEMENTS_SHARE = 0.35
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 5
-# Largest number of outputs whose elements are examined, and number of conditions that are tested in
-# a round.
+# Largest number of outputs whose elements are examined, and number of the best conditions on which
+# the generated nodes depend.
 _MAX_OUTPUTS, _MAX_TESTED = 2, 4
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
@@ -239,6 +239,8 @@ class _NodeSearch(HypothesisRanking):
         self._failing = len(self._failing_cases)
         self._seed = 0
         self._seconds = seconds
+        # The number of nodes that were known when a condition on elements was first considered.
+        self._known_nodes: dict[str, int] = {}
 
     def run(self) -> Explanation | None:
         """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
@@ -252,6 +254,7 @@ class _NodeSearch(HypothesisRanking):
         self._end -= _ELEMENTS_SHARE * self._seconds
         self._examine_cases()
         if self._submit and self._samples:
+            self._ranked_element_conditions(())
             for _ in range(MAX_CAUSES):
                 another_needed = self._find_proven()
                 if not (self._drop_refuted() or another_needed):
@@ -529,32 +532,42 @@ class _NodeSearch(HypothesisRanking):
         self, accepted: Sequence[ElementCondition]
     ) -> ElementCondition | None:
         """Return a condition on elements that generated nodes support; None if none is found."""
-        # The number of nodes that were known when a condition became the best one, by its key.
-        known: dict[str, int] = {}
-        for _ in range(_ELEMENT_ROUNDS):
-            counts = Counter(
-                place
-                for sample in self._open_failures()
-                if sample.case and sample.outputs
-                for place, wrong in enumerate(sample.outputs.wrong)
-                if wrong is None or wrong.any()
-            )
-            for place, _ in counts.most_common(_MAX_OUTPUTS):
-                conditions = self._element_conditions(place, accepted)
-                ranked = conditions.ranked()
-                for condition in ranked[:_MAX_TESTED]:
-                    first = known.setdefault(condition.key, len(self._samples))
-                    if conditions.is_proven(condition, self._samples[first:]):
-                        return condition
-                if ranked:
-                    break
-            else:
+        for number in range(_ELEMENT_ROUNDS):
+            conditions, ranked = self._ranked_element_conditions(accepted)
+            for condition in ranked:
+                fresh = self._samples[self._known_nodes[condition.key] :]
+                if conditions.is_proven(condition, fresh):
+                    return condition
+            if not ranked or self.ran_out_of_time:
                 return None
-            if self.ran_out_of_time:
-                return None
-            best = ranked[0]
+            best = ranked[number % min(len(ranked), _MAX_TESTED)]
             self._generate(Hypothesis((best.trait,) if best.trait else (), None, 0.0))
         return None
+
+    def _ranked_element_conditions(
+        self, accepted: Sequence[ElementCondition]
+    ) -> tuple[ElementConditions, list[ElementCondition]]:
+        """Return the best conditions on the elements of the output that is wrong most often.
+
+        Nodes that are generated later are evidence for these conditions.
+        """
+        counts = Counter(
+            place
+            for sample in self._open_failures()
+            if sample.case and sample.outputs
+            for place, wrong in enumerate(sample.outputs.wrong)
+            if wrong is None or wrong.any()
+        )
+        conditions = self._element_conditions(0, accepted)
+        ranked: list[ElementCondition] = []
+        for place, _ in counts.most_common(_MAX_OUTPUTS):
+            conditions = self._element_conditions(place, accepted)
+            ranked = conditions.ranked()
+            if ranked:
+                break
+        for condition in ranked:
+            self._known_nodes.setdefault(condition.key, len(self._samples))
+        return conditions, ranked
 
     def _output(self, place: int) -> str:
         """Return the name of an output of the operator; empty if the operator has only one."""
