@@ -48,6 +48,8 @@ _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
 _SHORT_SUM, _CHEAP_PRODUCTS = 1 << 10, 1 << 26
 # Number of elements of a vector of products that is summed at once.
 _BLOCK_ELEMENTS = 1 << 20
+# The module of the base classes of unary and binary operators, whose methods check types.
+_CHECKING_MODULE = "onnx.reference.ops._op"
 # Initializers that have more elements than this in total are converted to double at each use, to
 # save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
@@ -343,11 +345,30 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         is_visited=not node.has_subgraph and not is_function,
         run=node.run,
         compute=(
-            partial(_computed_in_double, scaled(message, node.run))
+            partial(_computed_in_double, scaled(message, _unchecked(node)))
             if wide
             else partial(_computed, node.run)
         ),
     )
+
+
+def _unchecked(node: Any) -> Compute:
+    """Return a function that computes a node without the reference's checks of types, if possible.
+
+    The checks take longer than the arithmetic of small tensors. The run of the model in its own
+    types has passed these checks.
+    """
+    from onnx.reference.op_run import OpRun
+
+    checks = type(node).run is OpRun.run or type(node).run.__module__ == _CHECKING_MODULE
+    if not checks or node.has_linked_attribute or node.has_subgraph or node.need_context():
+        run: Compute = node.run
+        return run
+    settings = {}
+    if type(node).run is OpRun.run:
+        settings = {name: getattr(node, name) for name in node.attributes_names_}
+    # Methods are looked up at each call, because they may be replaced during a run.
+    return lambda *operands: node._check_and_fix_outputs(node._run(*operands, **settings))  # noqa: SLF001
 
 
 def _typed_function(function: onnx.FunctionProto, *, wide: bool) -> onnx.FunctionProto:
