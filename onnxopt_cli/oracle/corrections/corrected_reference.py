@@ -24,6 +24,7 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.oracle.corrections import (
     data_movement,
+    grids,
     quantized,
     texts,
     trees,
@@ -85,10 +86,9 @@ _COORDINATE_TOLERANCE = 1e-9
 def operators() -> list[type]:
     """Return classes of operators that onnx's reference implements only partly or not at all."""
     from onnx.reference.op_run import OpRun
-    from onnx.reference.ops import op_dequantize_linear, op_grid_sample, op_scatter_elements
+    from onnx.reference.ops import op_dequantize_linear, op_scatter_elements
 
     dequantize: Any = op_dequantize_linear
-    grid_sample: Any = op_grid_sample.GridSample
 
     class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
         """DequantizeLinear of every version. The reference lacks the versions before 19."""
@@ -100,29 +100,22 @@ def operators() -> list[type]:
             powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)
             return ((powers ** (1 / p)).astype(x.dtype),)
 
-    class GridSample(grid_sample):  # type: ignore[misc]
-        """GridSample with coordinates in the grid's type; the reference's are float32."""
+    class GridSample(OpRun):
+        """GridSample of every version, computed for all points at once."""
 
-        def _run(self, x: Array, grid: Array, mode: Any = None, **kwargs: Any) -> Any:
-            mode = _FORMER_MODES.get(mode, mode)
-            if not np.prod([*x.shape[:2], *grid.shape[:-1]]) > 0:
-                return (np.zeros((*x.shape[:2], *grid.shape[1:-1]), x.dtype),)
+        def _run(
+            self, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: int
+        ) -> tuple[Array]:
+            sample = partial(
+                grids.sampled,
+                grid=grid,
+                mode=_FORMER_MODES.get(mode, mode),
+                padding=padding_mode,
+                align_corners=bool(align_corners),
+            )
             if x.dtype.kind not in "iu" or mode == "nearest":
-                return super()._run(x, grid, mode, **kwargs)
-            # The reference would convert the weights to the integer type of the image.
-            (y,) = super()._run(x.astype(np.float64), grid, mode, **kwargs)
-            return (whole_numbers(y, x.dtype),)
-
-        def _gs_denormalize_coordinates(self, n: Array, dims: Any, align_corners: bool) -> Array:
-            axes = zip(n, dims, strict=False)
-            wide = [self._gs_denormalize(x, length, align_corners) for x, length in axes]
-            return np.array(wide, n.dtype)
-
-        def _clamp(self, val: Any, lo: int, hi: int) -> Any:
-            # Cubic interpolation clamps the indices of pixels, not the coordinate.
-            cubic = _FORMER_MODES.get(self.mode, self.mode) == "cubic"
-            coordinate = cubic and isinstance(val, np.floating)
-            return val if coordinate else super()._clamp(val, lo, hi)
+                return (sample(x),)
+            return (whole_numbers(sample(x.astype(np.float64)), x.dtype),)
 
     class GroupNormalization(OpRun):
         """Uses the variance about the mean; the published body computes E(X^2) - E(X)^2."""

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.corrections import grids
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
 # An activation is saturated if its distance from its limit is at most this number of roundings.
@@ -87,13 +88,12 @@ def moved_coordinates(
         error: returns absolute errors, given the magnitudes to which they are proportional.
         selects: whether the node selects elements by coordinates, instead of interpolating.
     """
-    from onnx.reference.ops import op_grid_sample, op_resize
+    from onnx.reference.ops import op_resize
 
     # No public function returns coordinates.
     exact_coordinates: Any = op_resize._compute_x_ori  # noqa: SLF001
     exact_weights: Any = op_resize._cubic_coeffs  # noqa: SLF001
-    grid_sample: Any = op_grid_sample.GridSample
-    set_weights = grid_sample._gs_get_cubic_coeffs  # noqa: SLF001
+    exact_grid_weights = grids.cubic_weights
 
     def moved(mode: str, y: Array, scale: float, *args: Any) -> tuple[Array, Any]:
         x, outside = exact_coordinates(mode, y, scale, *args)
@@ -108,22 +108,29 @@ def moved_coordinates(
         weights: Array = exact_weights(ratio, scale, A)
         return weights + error(_weight_scale(ratio, abs(A)))
 
-    def set_moved_weights(node: Any, ratio: float, coeffs: Array) -> None:
-        set_weights(node, ratio, coeffs)
-        coeffs += error(_weight_scale(ratio, 0.75))
+    def moved_grid_weights(ratios: Array) -> Array:
+        return exact_grid_weights(ratios) + error(_weight_scales(ratios, 0.75))
 
     return replaced(
         (op_resize, "_compute_x_ori", moved),
         (op_resize, "_cubic_coeffs", moved_weights),
-        (grid_sample, "_gs_get_cubic_coeffs", set_moved_weights),
+        (grids, "cubic_weights", moved_grid_weights),
     )
 
 
 @lru_cache(4096)
 def _weight_scale(ratio: float, a: float) -> Array:
-    """Return, for each of four cubic weights, a share of the sum of magnitudes of its terms."""
-    if ratio * _EXACT_RATIO % 1 == 0:
-        return np.zeros(4)
-    x = np.array([1 + ratio, ratio, 1 - ratio, 2 - ratio])
+    """Return :func:`_weight_scales` of a single ratio."""
+    return _weight_scales(np.float64(ratio), a)
+
+
+def _weight_scales(ratios: Any, a: float) -> Array:
+    """Return, for each of four cubic weights, a share of the sum of magnitudes of its terms.
+
+    The weights are along a new last axis.
+    """
+    x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
     outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1
-    return _WEIGHT_SHARE * np.where([True, False, False, True], outer, inner)
+    scales = _WEIGHT_SHARE * np.where([True, False, False, True], outer, inner)
+    exact = np.asarray(ratios * _EXACT_RATIO % 1 == 0)
+    return np.where(exact[..., None], 0.0, scales)
