@@ -293,6 +293,46 @@ def test_omitted_intercepts_add_zero():
     verify(model_of([node], {"x": x}, {"y": y}, 3, "ai.onnx.ml"), {"x": x}, [y])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize(
+    ("operator", "attributes", "right"),
+    [
+        ("Scaler", {"offset": [0.5, 1.0], "scale": [0.5, 0.25]}, [[0.25, 0.5], [1.25, -1.25]]),
+        ("Normalizer", {"norm": "L1"}, [[0.25, 0.75], [3 / 7, -4 / 7]]),
+        ("Normalizer", {"norm": "L2"}, [[10**-0.5, 3 * 10**-0.5], [0.6, -0.8]]),
+        ("LinearRegressor", {"coefficients": [0.5, 0.25]}, [[1.25], [0.5]]),
+        (
+            "LinearRegressor",
+            {"coefficients": [0.0, 0, math.log(2), 0], "targets": 2, "post_transform": "SOFTMAX"},
+            [[1 / 3, 2 / 3], [1 / 9, 8 / 9]],
+        ),
+        (
+            "SVMRegressor",
+            {
+                "coefficients": [math.log(3), 0.0],
+                "kernel_type": "LINEAR",
+                "rho": [0.0],
+                "post_transform": "LOGISTIC",
+            },
+            [[3 / 4], [27 / 28]],
+        ),
+        ("FeatureVectorizer", {"inputdimensions": [3]}, [[1, 3, 0], [3, -4, 0]]),
+    ],
+)
+def test_outputs_are_float32_for_operands_of_any_type(operator, attributes, right, dtype):
+    x, domain = np.array([[1, 3], [3, -4]], dtype), "ai.onnx.ml"
+    node = helper.make_node(operator, ["x"], ["y"], domain=domain, **attributes)
+    models = [
+        model_of([node], {"x": value}, {"y": f32(*right)}, 1, domain) for value in (x, f32(*x))
+    ]
+    (output,) = condition(models[0], {"x": x})
+    expected, limit = output.right[0]
+    assert expected.dtype == np.float32
+    np.testing.assert_allclose(expected, right, rtol=1e-6)
+    # Integers and doubles have the tolerances of equal float32 numbers.
+    np.testing.assert_array_equal(limit, condition(models[1], {"x": f32(*x)})[0].right[0][1])
+
+
 def test_floats_are_encoded_as_the_integers_they_are_cast_to():
     x = f32([5.75, -1.25, 0.5])
     y = f32([[1, 0], [0, 1], [0, 0]])

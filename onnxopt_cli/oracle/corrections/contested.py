@@ -16,6 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import reference_modules
 
 _TREE = "https://github.com/onnx/onnx/blob/v1.23.2/onnx"
@@ -216,6 +217,7 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
 
     For L2, return the roots of the squares divided by their sum.
     """
+    x = in_single(x)
     rows = x.reshape(-1, x.shape[-1])
     sums: dict[str, Any] = {"MAX": rows.max, "L1": rows.sum, "L2": np.square(rows).sum}
     divisor = sums[norm](axis=-1, keepdims=True)

@@ -24,6 +24,7 @@ from onnxopt_cli.core.values import (
 )
 from onnxopt_cli.oracle.corrections import (
     data_movement,
+    float_outputs,
     grids,
     quantized,
     texts,
@@ -51,7 +52,7 @@ INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
-REGISTERED = (data_movement, quantized, texts, trees, windows)
+REGISTERED = (data_movement, float_outputs, quantized, texts, trees, windows)
 
 # Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
@@ -288,14 +289,6 @@ def _loss(
     (loss,) = fast_loss(None, log_probabilities, target, weight, reduction, ignore_index)
     loss = np.asarray(loss)
     return (loss, log_probabilities) if get_log_prob else (loss,)
-
-
-@replaces("aionnxml.op_linear_regressor.LinearRegressor._run")
-def _without_intercepts(
-    node: Any, original: Any, x: Array, intercepts: Any = None, **kwargs: Any
-) -> Any:
-    """Add 0 if the intercepts are omitted. The reference adds NaN."""
-    return original(node, x, intercepts=0.0 if intercepts is None else intercepts, **kwargs)
 
 
 @replaces("aionnxml.op_one_hot_encoder.OneHotEncoder._run")

@@ -14,6 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxopt_cli.core.values import Array, as_strings
+from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import replaces
 
 # The kinds of attributes of LabelEncoder: keys_floats, values_floats and so on.
@@ -130,13 +131,16 @@ def _linear_classes(
 ) -> tuple[Array, Array]:
     """Add 0 if the intercepts are omitted. The reference adds NaN."""
     intercepts = 0.0 if intercepts is None else intercepts
-    return _with_whole_labels(node, original, x, intercepts=intercepts, **kwargs)
+    return _with_whole_labels(node, original, in_single(x), intercepts=intercepts, **kwargs)
 
 
-@replaces(
-    "aionnxml.op_svm_classifier.SVMClassifier._run",
-    "aionnxml.op_tree_ensemble_classifier.TreeEnsembleClassifier._run",
-)
+@replaces("aionnxml.op_svm_classifier.SVMClassifier._run")
+def _svm_classes(node: Any, original: Any, x: Array, **kwargs: Any) -> tuple[Array, Array]:
+    """Return scores in float32. The reference returns scores in the type of the operand."""
+    return _with_whole_labels(node, original, in_single(x), **kwargs)
+
+
+@replaces("aionnxml.op_tree_ensemble_classifier.TreeEnsembleClassifier._run")
 def _with_whole_labels(
     node: Any, original: Any, *args: Any, classlabels_strings: Any = None, **kwargs: Any
 ) -> tuple[Array, Array]:

@@ -47,6 +47,7 @@ from onnxopt_cli.oracle.corrections.corrected_reference import (
     INTERPOLATING,
     whole_numbers,
 )
+from onnxopt_cli.oracle.corrections.float_outputs import CONVERTING
 from onnxopt_cli.oracle.estimate.conditioned_outputs import (
     ConditionedOutput,
     Evaluation,
@@ -228,6 +229,8 @@ def _reading(
     encountered: set[str] | None = None,
 ) -> Reading:
     model = prepared_model(model, inputs)
+    if not CONVERTING.isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
+        inputs = {name: _as_doubles(value) for name, value in inputs.items()}
     questions = set() if encountered is None else encountered
     with corrected(), replaced(*second_readings(second)):
         outputs = _estimate(model, inputs, math, questions)
@@ -236,6 +239,13 @@ def _reading(
         entries = identities_in(published_body(model, inputs) or model)
         identities_used = tuple(entry.identity_name for entry in entries)
     return Reading(tuple(second), outputs, identities_used)
+
+
+def _as_doubles(value: Value) -> Value:
+    """Return integers as doubles, because roundings are injected into floats only."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return value.astype(np.float64)
+    return value
 
 
 def _same_reading(first: Reading, second: Reading) -> bool:

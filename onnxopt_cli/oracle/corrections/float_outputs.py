@@ -1,0 +1,82 @@
+"""Operators of ai.onnx.ml whose outputs are float32, whatever the type of their operand.
+
+The operand may also be double, int32 or int64. The reference returns the results in the type of the
+operand: integers are truncated, and doubles are not rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import reference_modules, replaces
+
+#: Operators of ai.onnx.ml that convert integers to floats before they compute.
+CONVERTING = frozenset(
+    {"FeatureVectorizer", "LinearClassifier", "LinearRegressor", "Normalizer", "Scaler"}
+    | {"SVMClassifier", "SVMRegressor"}
+)
+
+
+def in_single(x: Array) -> Array:
+    """Return numbers as float32 or, where the reference computes in double, as doubles."""
+    # In a model that is computed in double, float32 is an alias of float64 in this module.
+    names = reference_modules().aionnxml.op_svm_helper.np
+    return x.astype(names.float32)
+
+
+@replaces(
+    "aionnxml.op_normalizer.Normalizer._run",
+    "aionnxml.op_scaler.Scaler._run",
+)
+def _scaled(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    (y,) = original(node, in_single(x), **attributes)
+    return (in_single(y),)
+
+
+@replaces("aionnxml.op_feature_vectorizer.FeatureVectorizer._run")
+def _vectorized(node: Any, original: Any, *operands: Array, **attributes: Any) -> tuple[Array]:
+    (y,) = original(node, *operands, **attributes)
+    return (in_single(y),)
+
+
+@replaces("aionnxml.op_linear_regressor.LinearRegressor._run")
+def _linear_regression(
+    node: Any, original: Any, x: Array, intercepts: Any = None, **attributes: Any
+) -> tuple[Array]:
+    """Add 0 if the intercepts are omitted. The reference adds NaN."""
+    intercepts = 0.0 if intercepts is None else intercepts
+    return _regression(node, original, in_single(x), intercepts=intercepts, **attributes)
+
+
+@replaces("aionnxml.op_svm_regressor.SVMRegressor._run")
+def _svm_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    return _regression(node, original, in_single(x), **attributes)
+
+
+@replaces("aionnxml.op_tree_ensemble_regressor.TreeEnsembleRegressor._run")
+def _tree_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
+    # The nodes of trees compare the exact values of the features.
+    exact = x if x.dtype == np.float32 else x.astype(np.float64)
+    return _regression(node, original, exact, **attributes)
+
+
+def _regression(
+    node: Any, original: Any, x: Array, post_transform: str = "NONE", **attributes: Any
+) -> tuple[Array]:
+    """Return the transformed scores of each sample. The reference supports only NONE."""
+    transform = {"SOFTMAX": _shares, "LOGISTIC": _sigmoid}.get(post_transform)
+    passed = "NONE" if transform else post_transform
+    (scores,) = original(node, x, post_transform=passed, **attributes)
+    return (in_single(transform(scores) if transform else scores),)
+
+
+def _shares(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _sigmoid(scores: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-scores)))
