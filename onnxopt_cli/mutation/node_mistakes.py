@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
+from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.layer_mistakes import LAYER_MISTAKES
 from onnxopt_cli.mutation.node_mutants import (
@@ -97,13 +98,25 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
     later = replace(node, opset=version, attributes=attributes)
     # Attributes that are inputs in the later version become inputs.
     for index, formal in enumerate(schema.inputs):
-        value = stated.get(formal.name)
+        value = stated.get(_RENAMED.get((schema.name, formal.name), formal.name))
         if formal.name in schema.attributes or value is None:
             continue
         missing = index + 1 - len(later.names)
         padded = replace(later, names=(*later.names, *[""] * missing))
-        later = padded.with_operand(index, np.array(value))
+        later = padded.with_operand(index, _as_input(value, node.operand(0)))
     return later
+
+
+# Names of attributes that are inputs of another name in later versions, by operator and input.
+_RENAMED = {("TopK", "K"): "k", ("Pad", "constant_value"): "value"}
+
+
+def _as_input(value: Any, first: Array | None) -> Array:
+    """Return the value of an attribute as an input; a float gets the type of the first input."""
+    if isinstance(value, float) and first is not None:
+        return np.array(value).astype(first.dtype)
+    # A number of elements, such as K of TopK, is a vector.
+    return np.atleast_1d(np.array(value))
 
 
 def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
@@ -144,6 +157,7 @@ def _number_mistakes(name: str, *, is_integer: bool) -> Iterator[NodeMutant]:
     if is_integer:
         values = (-1, 0, 1) if name == "axis" else (0, 1)
         changes = {f"always {value}": partial(_always, name, value) for value in values}
+        changes["raised to at least 0"] = partial(_limited, name, _at_least_0)
     else:
         changes = {text: partial(_limited, name, limit) for text, limit in _LIMITS.items()}
     for text, change in changes.items():
@@ -183,6 +197,10 @@ def _always(name: str, value: int, node: BoundNode) -> BoundNode | None:
     return None if node.attribute(name) == value else node.with_attribute(name, value)
 
 
+def _at_least_0(number: int) -> int:
+    return max(number, 0)
+
+
 #: Ranges to which programs limit numbers, each with a function that limits a number.
 _LIMITS: dict[str, Callable[[float], float]] = {
     "raised to at least 0": lambda number: max(number, 0.0),
@@ -192,7 +210,7 @@ _LIMITS: dict[str, Callable[[float], float]] = {
 }
 
 
-def _limited(name: str, limit: Callable[[float], float], node: BoundNode) -> BoundNode | None:
+def _limited(name: str, limit: Callable[[Any], Any], node: BoundNode) -> BoundNode | None:
     value = node.attribute(name)
     if value is None or limit(value) == value:
         return None

@@ -251,6 +251,26 @@ def test_mistake_computes_an_old_node_as_in_a_newer_version(name, axis):
     assert not np.array_equal(result, native_outputs(old, inputs)[0])
 
 
+@pytest.mark.parametrize(
+    ("call", "opset", "outputs"),
+    [
+        ("y = Pad <pads = [1, 0], value = 3.0> (x)", 2, [[3, 1, 5]]),
+        ("y, i = TopK <k = 1> (x)", 1, [[5], [1]]),
+        ("y = Clip <max = 2.0> (x)", 6, [[1, 2]]),
+    ],
+)
+def test_attributes_that_became_inputs_are_kept_in_a_newer_version(call, opset, outputs):
+    results = "float[N] y, int64[N] i" if "TopK" in call else "float[N] y"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2] x) => ({results}) {{ {call} }}'
+    )
+    mistakes = node_mistakes("", model.graph.node[0].op_type, opset)
+    name = next(name for name in mistakes if name.endswith("with the defaults of its own"))
+    computed = mistakes[name].outputs(model, {"x": np.float32([1, 5])}, native_outputs)
+    assert [value.tolist() for value in computed] == outputs
+    assert computed[0].dtype == np.float32
+
+
 def test_bfloat16_is_distinguished_from_the_floats_of_numpy():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> '
@@ -336,6 +356,7 @@ def test_node_whose_right_values_cannot_be_scaled_contradicts_no_condition(value
     [
         ("Softmax", 11, "axis always -1", {}, {"axis": -1}),
         ("Softmax", 13, "axis always -1", {"axis": 0}, {"axis": -1}),
+        ("Softmax", 13, "axis raised to at least 0", {"axis": -1}, {"axis": 0}),
         ("ThresholdedRelu", 22, "alpha limited to at most 1", {"alpha": 1.5}, {"alpha": 1.0}),
         ("ThresholdedRelu", 22, "alpha raised to at least 0", {"alpha": -0.5}, {"alpha": 0.0}),
     ],
