@@ -117,8 +117,7 @@ def commands_of(text):
 def pattern_of(output):
     """Return a pattern that matches an output.
 
-    Times may differ, and a line of dots matches any text. Times may differ, and a line of dots
-    matches any text.
+    Times may differ, and a line of dots matches any text.
     """
     # The time of explanations is printed only if the search for them took long.
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"

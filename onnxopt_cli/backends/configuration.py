@@ -114,7 +114,7 @@ class Configuration:
     def backend(self, backend: str) -> str:
         """Return the name of a backend with its specification: ``trt=python:...``.
 
-        Options after a comma are kept. Other text is returned unchanged. A name before ``=``
+        Options after a comma are kept. Any other text is returned unchanged. A name before ``=``
         replaces the name in the file: ``fast=trt,device=0``.
 
         Raises:
@@ -141,7 +141,8 @@ def find_configuration() -> Path | None:
     """Return the file that applies to the current folder, or None.
 
     Raises:
-        UsageError: if a user other than this one and root may have written the file.
+        UsageError: if the file may have been written by a user other than the current user and
+            root.
     """
     if _VARIABLE in os.environ:
         named = os.environ[_VARIABLE]

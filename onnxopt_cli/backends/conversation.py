@@ -126,8 +126,8 @@ class Conversation:
 
         Raises:
             ProtocolBreach: if the process sent anything but one response to the last request.
-            BackendDied: if it has ended, or closed its channel and does not end.
-            BackendHangs: if it did not respond in time.
+            BackendDied: if the process has ended, or has closed its channel but does not end.
+            BackendHangs: if the process did not respond in time.
         """
         # The exit is checked before the channel is read, so that output from before the exit is
         # still read.
@@ -180,7 +180,7 @@ class Conversation:
         """Check that the process has sent nothing after its response.
 
         Raises:
-            ProtocolBreach: if it has sent further bytes.
+            ProtocolBreach: if the process has sent further bytes.
         """
         surplus = b""
         if self.open:

@@ -153,8 +153,8 @@ class Host:
         lowering: when to lower models to primitive operators.
 
     Raises:
-        UsageError: if there is no such backend.
-        BackendUnavailable: if it does not start.
+        UsageError: if the backend does not exist.
+        BackendUnavailable: if the backend does not start.
     """
 
     def __init__(self, specification: Specification, lowering: LoweringMode) -> None:

@@ -47,7 +47,7 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Before version 14, the number of outputs selected training. For these earlier versions, onnx's
+    # Before version 14, the number of outputs selected training. For versions before 14, onnx's
     # reference always trains.
     "BatchNormalization": {14},
     # Version 9 added conversions from and to strings. Version 13 defined the conversion of values
@@ -73,7 +73,7 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
     "Min": {8},
     "Sum": {8},
     "NonMaxSuppression": {11},
-    # These versions changed the default coordinate transformation, and how sizes are rounded.
+    # Versions that changed the default coordinate transformation, and how sizes are rounded.
     "Resize": {11, 13, 18},
     "RoiAlign": {16},
     # Before version 9, the first axis was the batch axis.

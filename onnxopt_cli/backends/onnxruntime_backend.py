@@ -80,8 +80,8 @@ _MESSAGES = {
         r"\[ONNXRuntimeError\] : (?:1 : FAIL|2 : INVALID_ARGUMENT|6 : RUNTIME_EXCEPTION) : "
         r"(?:Exception during initialization: |Non-zero status code returned while running \w+ "
         r"node\. Name:'[^']*' Status Message: )"
-        # This part of the message states the place in the source code and the condition that is not
-        # met.
+        # Matches the part of the message that states the place in the source code and the condition
+        # that is not met.
         r"(?:\S+\.(?:h|cc):\d+ (?:\w+ (?=')|.*? was false\. ))?"
         r"(?P<words>(?!.*onnxruntime_src)"
         r".*\b(?:(?:is|are) not supported|not supported (?:for|now)|does not support"

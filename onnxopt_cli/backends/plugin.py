@@ -71,8 +71,8 @@ def load_plugin(specification: Specification, entry_point: EntryPoint | None = N
     Raises:
         UsageError: if the source names neither a module nor a file, or the plugin's interface
             lacks one of the options.
-        BackendUnavailable: if there is no such module, file or attribute, or if the object has
-            neither interface or lacks support for the device.
+        BackendUnavailable: if the module, file or attribute does not exist, or if the object has
+            neither interface or does not support the device.
     """
     if entry_point is None:
         plugin, version = _import_attribute(specification)
@@ -259,8 +259,8 @@ class _FinderElsewhere:
         """Return the specification of a module with that name outside of the plugin's folder.
 
         Raises:
-            ModuleNotFoundError: if no such module exists. Otherwise the plugin's file would import
-                itself.
+            ModuleNotFoundError: if no such module exists outside of the folder. Otherwise the
+                plugin's file would import itself.
         """
         if name != self._path.stem:
             return None

@@ -197,7 +197,7 @@ def _require_known(specification: Specification) -> None:
     """Require that a backend or an adapter given by its name exists.
 
     Raises:
-        UsageError: if it does not exist.
+        UsageError: if the backend or adapter does not exist.
     """
     if specification.adapter:
         adapter_source(specification)

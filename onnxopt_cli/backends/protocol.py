@@ -415,7 +415,7 @@ class _TooLong(BaseException):
 def _deadline() -> Iterator[None]:
     """Raise _TooLong after a second.
 
-    This works only in the main thread, which receives signals.
+    The time limit works only in the main thread, which receives signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"

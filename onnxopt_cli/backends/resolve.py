@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-# In this entry-point group, installed packages register backends by name.
+# The entry-point group in which installed packages register backends by name.
 _ENTRY_POINTS = "onnxopt.backends"
 
 #: Names of the built-in backends.
@@ -84,15 +84,15 @@ def create_backend(specification: Specification) -> Backend:
     """Create the backend that a user specified.
 
     Raises:
-        UsageError: if there is no such name or option.
+        UsageError: if the backend does not exist, or lacks an option.
         BackendUnavailable: if the module, file, attribute or program does not exist, or does not
             start; or if the environment of the adapter does not exist.
     """
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
-    # Other backends may validate models or infer shapes with onnx, which needs the schemas of the
-    # operators.
+    # Backends other than numpy may validate models or infer shapes with onnx, which needs the
+    # schemas of the operators.
     registry().register_schemas()
     options = {
         name: value
@@ -163,7 +163,7 @@ def require_known_name(specification: Specification) -> None:
     """Require that a named backend exists, without importing the backend.
 
     Raises:
-        UsageError: if it does not exist.
+        UsageError: if the backend does not exist.
     """
     if specification.name and specification.name not in BUILT_IN:
         installed = entry_points_by_name()

@@ -45,7 +45,7 @@ _COMMAND = "exec:"
 ADAPTER = "adapter:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
-# This option must be the last one, because its value may contain commas.
+# The option that must be the last one, because its value may contain commas.
 _LAST = "unsupported="
 #: An option with this prefix sets an environment variable before the backend is imported.
 ENVIRONMENT = "env."

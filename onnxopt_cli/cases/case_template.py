@@ -285,7 +285,8 @@ def unreadable(operator: Operator) -> str:
 class _AnyOperand(Joining):
     """An operand without a value.
 
-    It is used to check that each called function is in the vocabulary.
+    With such operands, a call of the formula shows whether each called function is in the
+    vocabulary.
     """
 
     def applied(self, *_: Any) -> _AnyOperand:

@@ -199,7 +199,8 @@ class _Pattern:
         unmatched: the words of the pattern that match no id.
 
     Raises:
-        UsageError: if the expression has a syntax error; the message gives its position.
+        UsageError: if the expression has a syntax error; the message gives the position of the
+            error.
     """
 
     def __init__(self, text: str, ids: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """The command line. A command turns options into a call of the library, and returns an exit code.
 
-This package is the only one that imports click. A command imports the modules that need NumPy or
-onnx only when it runs. These modules take half a second to load, and neither ``--help`` nor shell
-completion needs them.
+The package ``cli`` is the only one that imports click. A command imports the modules that need
+NumPy or onnx only when it runs. NumPy and onnx take half a second to load, and neither ``--help``
+nor shell completion needs them.
 """
 
 from __future__ import annotations

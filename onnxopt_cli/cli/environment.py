@@ -41,7 +41,7 @@ _HINTS = {
     errno.ENXIO: "the path is a socket or pipe; name a regular file",
 }
 
-# This code loads the libraries of most commands, and the schemas of onnx.
+# Code that loads the libraries of most commands, and the schemas of onnx.
 _LOAD_LIBRARIES = (
     "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# This number of causes is shown with an example unless -v is given.
+# Number of causes that are shown with an example unless -v is given.
 _EXAMPLES = 3
 # At most this number of reasons is shown unless -v is given.
 _MAX_REASONS = 5
 # The default number of seconds for the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
-# These outcomes do not show whether the backend knows the operator.
+# Outcomes that do not show whether the backend knows the operator.
 _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
@@ -264,8 +264,8 @@ def execute(config: RunConfig) -> int:
         cluster = None
         if config.machines.cluster:
             # Collect the cases before the client starts threads, because a process with threads
-            # cannot fork safely. This process does not read the contents of the cases, because the
-            # workers read them.
+            # cannot fork safely. The process of the client does not read the contents of the cases,
+            # because the workers read them.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
                 collection = collect(

@@ -309,8 +309,9 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Options of every command that depends on operators. These options are processed first, because the
-# values of other options are checked against the operators and the configuration.
+# Options of every command that depends on operators. Options that choose operators are processed
+# first, because the values of other options are checked against the operators and the
+# configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),

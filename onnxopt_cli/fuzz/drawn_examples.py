@@ -182,7 +182,7 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         last, (name, tensor) = operator.tensors[-1], list(inputs.items())[-1]
         fewer = {key: value for key, value in inputs.items() if key != name}
         broken[f"a {last} is missing"] = (attributes, fewer)
-        # This shape has more dimensions than any input.
+        # A shape that has more dimensions than any input.
         shape = (2,) * (1 + max(array.ndim for array in inputs.values()))
         larger = inputs | {name: np.zeros(shape, tensor.dtype)}
         broken[f"a {last} would enlarge {operator.tensors[0]}"] = (attributes, larger)

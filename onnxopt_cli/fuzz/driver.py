@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    There are few invalid nodes, so all of them are tried instead of a random selection.
+    The number of invalid nodes is small, so all of them are tried instead of a random selection.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -157,7 +157,7 @@ def drive(
 
     Raises:
         UsageError: if no example has a finite result.
-        Abort: if the function raises it.
+        Abort: if the function raises Abort.
     """
     import hypothesis
     from hypothesis import HealthCheck, Phase, Verbosity

@@ -78,9 +78,8 @@ class Trial:
     def failed(self) -> bool:
         """True if the result is a failure of the backend."""
         outcome = self.result.outcome
-        # There are two exceptions for the outcome `unsupported`, which is not a failure: an invalid
-        # node may be rejected in any way, and few backends support every version and type of ONNX's
-        # operators.
+        # The outcome `unsupported` is not a failure in two cases: an invalid node may be rejected
+        # in any way, and few backends support every version and type of ONNX's operators.
         refused = outcome is Outcome.UNSUPPORTED and (
             bool(self.example.breach) or isinstance(self.example, _ESTIMATED)
         )

@@ -110,8 +110,8 @@ class RandomGraph:
     def traits(self) -> frozenset[Hashable]:
         """Return the features that distinguish the graph's failures from failures of other graphs.
 
-        These are the operators, the edges, and the kinds of special values in each operator's
-        inputs.
+        The features are the operators, the edges, and the kinds of special values in each
+        operator's inputs.
         """
         values = {**self.inputs, **self.constants, **self._values()}
         producers = {output: node.op_type for node in self.nodes for output in node.output}

@@ -529,7 +529,7 @@ def smaller(example: Example) -> Iterator[Example]:
     """Yield smaller examples; the smallest comes first.
 
     Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
-    hypothesis cannot remove elements or nodes. This function does.
+    hypothesis cannot remove elements or nodes. The function ``smaller`` removes them.
 
     A chain of examples, each of which is a smaller example of its predecessor, is finite. For
     examples of several nodes of operators with a formula, no smaller examples are yielded.

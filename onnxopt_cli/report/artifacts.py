@@ -62,7 +62,7 @@ def write_artifacts(
         UsageError: if a file cannot be written. No file is overwritten.
     """
     if view.nonconforming:
-        # Another run may have written to the folder since this run began.
+        # A different run may have written to the folder since this run began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
     folders = {backend.name: folder / free(file_name(backend.name)) for backend in view.backends}

@@ -27,7 +27,7 @@ from onnxopt_cli.report.view.verdict import in_words
 _MAX_COMMANDS = 10
 #: Messages are shortened to this number of characters, because GitHub truncates long messages.
 _MAX_MESSAGE_CHARS = 4000
-# For these outcomes, the traceback shows the cause.
+# Outcomes whose traceback shows the cause.
 _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Matches the place of an exception in the form of :mod:`onnxopt_cli.backends.host`, or a frame of a
 # Python traceback.

@@ -1,7 +1,7 @@
 """Report a run as Markdown for GitHub and GitLab.
 
-Untrusted text occurs only in code spans, code fences and escaped HTML. There, text cannot form
-links, mentions, tables or tags.
+Untrusted text occurs only in code spans, code fences and escaped HTML. In code spans, code fences
+and escaped HTML, text cannot form links, mentions, tables or tags.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_REPORT_CHARS = 60_000
 _MAX_PART_CHARS = 8_000
 #: The largest number of characters of a list: of changes, of expected failures, and of reasons.
 _MAX_LIST_CHARS = 3_000
-#: This number of characters is reserved for the parts that follow the failures.
+#: Number of characters that are reserved for the parts after the failures.
 _REST_CHARS = 2_500
 #: The largest number of characters of one failure's text.
 _MAX_TEXT_CHARS = 4_000
@@ -93,7 +93,7 @@ def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> lis
 def _changes(view: RunView) -> list[str]:
     """Return a list of improvements and deteriorations since the baseline.
 
-    Other changes are counted.
+    All other changes are only counted.
     """
     if view.baseline is None:
         return []

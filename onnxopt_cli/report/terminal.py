@@ -59,7 +59,7 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# This number of rows in the table of causes is reserved for frequent causes that are not among the
+# Number of rows in the table of causes that are reserved for frequent causes that are not among the
 # first ones.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.

@@ -89,8 +89,8 @@ class Executor(Protocol):
         """Wait until the backend has started.
 
         Raises:
-            UsageError: if there is no such backend.
-            BackendUnavailable: if it does not start.
+            UsageError: if the backend does not exist.
+            BackendUnavailable: if the backend does not start.
         """
 
     def submit(self, request: Request) -> Pending:

@@ -63,7 +63,7 @@ class Remote:
         """Wait until a worker has started the backend.
 
         Raises:
-            UsageError: if there is no such backend, or the workers disagree on its version.
+            UsageError: if the backend does not exist, or the workers disagree on its version.
             BackendUnavailable: if the backend does not start, or no worker appears.
         """
         self.workers.ready()

@@ -390,7 +390,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         math = executor.specification.math
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if response.batch and result.outcome is not Outcome.PASS:
-            # Other cases of the batch may have caused this failure.
+            # The failure of a case in a batch may have been caused by other cases of the batch.
             return _result_alone(plan, submission, index)
         if result.outcome is not Outcome.PASS:
             return result

@@ -53,8 +53,7 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # Another module defines this request, and the request names the function that
-                    # serves it.
+                    # The request, which another module defines, names the function that serves it.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()

@@ -242,7 +242,7 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
     """Wait until the backends have started; a backend that fails to start does not stop the rest.
 
     Raises:
-        UsageError: if there is no such backend.
+        UsageError: if a backend does not exist.
         BackendUnavailable: if no backend starts, or any backend of a cluster fails to start.
     """
     executors: list[Executor] = []
@@ -436,7 +436,7 @@ class Session:
         """Require that the complete log has been written.
 
         Raises:
-            UsageError: if a part of it could not be written.
+            UsageError: if a part of the log could not be written.
         """
         if self._writer is not None:
             self._writer.require_complete()
@@ -535,7 +535,7 @@ def _restarted_backend(
     Raises:
         BackendUnavailable: if the backend does not start again.
     """
-    # This plan does not write to the log; the caller logs the result of the rerun.
+    # The plan of a rerun does not write to the log; the caller logs the result of the rerun.
     one_worker = replace(execution, jobs=1)
     opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
     with opened as fresh:

@@ -59,7 +59,7 @@ _PLAIN_SHAPE = (3,)
 _FACTOR = 1.25
 # Values of T for plain nodes.
 _COUNTS = (0, 1, 10)
-# This number of elements is compared first, since different tensors usually differ in their first
+# Number of elements that are compared first, since different tensors usually differ in their first
 # elements.
 _FIRST_ELEMENTS = 64
 

@@ -46,8 +46,8 @@ QUICK_CASES = 470
 SEVERAL_OPERATORS = "models of several operators"
 #: The row for cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# For each example of an operator with a function body, onnx has a second case. This suffix marks
-# the second case, whose model consists of the nodes of the body.
+# For each example of an operator with a function body, onnx has a second case. The suffix marks the
+# second case, whose model consists of the nodes of the function body.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 
@@ -159,7 +159,7 @@ class _BackendRuns:
         """Start a backend to learn its version.
 
         Raises:
-            BackendUnavailable: if it does not start, or does not exist.
+            BackendUnavailable: if the backend does not start, or does not exist.
         """
         conditions = self._conditions
         try:

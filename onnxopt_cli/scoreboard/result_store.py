@@ -179,7 +179,7 @@ def make_folder(folder: Path) -> None:
     """Create a folder and its parents.
 
     Raises:
-        UsageError: if it cannot be created.
+        UsageError: if the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
 
-#: This share of the elements loses at most the typical number of bits.
+#: Share of the elements that lose at most the typical number of bits.
 TYPICAL_SHARE = 0.99
 _CONTESTED = "contested"
 _DIGITS = re.compile(r"(\d+)")

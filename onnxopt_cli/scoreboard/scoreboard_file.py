@@ -43,7 +43,7 @@ _MAX_LABEL_CHARS = 60
 _FIELDS = ("title", "suites", "tier", "results", "site", "older-opsets", "backends")
 _VERSIONS = "versions"
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
-# These backends support every opset.
+# Backends that support every opset.
 _ALL_OPSETS = ("numpy", "onnx-reference")
 _OLDER_OPSETS = "opset"
 _DEFAULT_SUITES = ("onnx-node", "operators")
@@ -99,7 +99,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
     """Read a scoreboard file.
 
     Raises:
-        UsageError: if the file has errors; it lists all of them with their lines.
+        UsageError: if the file has errors; the message lists all errors with their lines.
     """
     name = printable(str(path))
     try:

@@ -79,8 +79,7 @@ def check_available(site: Path) -> None:
     """Require that the site can be written.
 
     Raises:
-        UsageError: if the folder contains files, but is not the folder of a site, or links lead
-            out of it.
+        UsageError: if the folder contains files but no site, or if links lead out of the folder.
     """
     make_folder(site)
     if not (site / _LIST).is_file() and any(site.iterdir()):

@@ -577,8 +577,8 @@ class _ConformanceTemplates(Author):
 def beyond_pairs(operator: Operator) -> Iterator[CaseTemplate]:
     """Yield the templates of the suite ``pairwise`` that do not combine pairs of dimensions.
 
-    These templates vary the graph around the node, have extremes in one dimension, or contain
-    models that a backend must reject.
+    The templates vary the graph around the node, have extremes in one dimension, or contain models
+    that a backend must reject.
     """
     author = _ConformanceTemplates(operator)
     yield from wirings(author, (2, 5), thorough=True)

@@ -74,8 +74,8 @@ LARGE_SINGLE_SHAPES: Shapes = (
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: The product of the signs of two infinities, which have equal or opposite signs.
 _SIGNS = {"alike": 1, "unlike": -1}
-#: The last elements of a random tensor. These elements are large, so that the sum, norm and ranks
-#: of the tensor depend on them.
+#: The last elements of a random tensor. The last elements are large, so that the sum, norm and
+#: ranks of the tensor depend on them.
 _TAIL = (40.0, -60.0, 50.0)
 #: Number of ranks from a threshold to the largest element. The threshold separates the elements of
 #: _TAIL.
@@ -279,7 +279,7 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T
-    # These numbers are pairwise different in double, but equal in float32.
+    # The numbers are pairwise different in double, but equal in float32.
     nearly = {
         name: column * (1 + (1 + place) * 2.0**-28 * (1 + np.arange(column.size) / 7))
         for place, (name, column) in enumerate(zip(names, signs, strict=True))

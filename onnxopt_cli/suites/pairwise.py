@@ -114,7 +114,7 @@ _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 _FEW_TENSORS = 9
 #: In literal tensors with infinite elements, this share of the elements is infinite.
 _INFINITE_SHARE = 0.06
-#: This share of the numbers of an attribute with limits is at or next to an integer rank.
+#: Share of the numbers of an attribute with limits that are at or next to an integer rank.
 _RANK_SHARE = 0.4
 #: The seed of the random generator that proposes candidates.
 _SEED = 20
@@ -194,7 +194,7 @@ def pairwise(operator: Operator) -> Iterator[CaseTemplate]:
     design = _Design(operator, prefix="pair")
     random = design.random
     small = [shape for shape in _SHAPES if prod(shape) <= LITERAL]
-    # These shapes are exactly one tile high or one tile wide.
+    # Shapes that are exactly one tile high or one tile wide.
     tiles = [
         shape for shape in _SHAPES if len(shape) == _MATRIX and not max(shape) & (max(shape) - 1)
     ]

@@ -125,7 +125,7 @@ class Interruption:
         """Record a signal.
 
         Raises:
-            KeyboardInterrupt: if it is the second signal, or within :meth:`at_once`.
+            KeyboardInterrupt: if the signal is the second one, or arrives within :meth:`at_once`.
         """
         again, self.signal = bool(self.signal), self.signal or number
         if again or self._at_once:

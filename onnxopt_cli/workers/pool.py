@@ -119,8 +119,8 @@ class Pool:
         """Wait until the backend has started.
 
         Raises:
-            UsageError: if there is no such backend.
-            BackendUnavailable: if it does not start.
+            UsageError: if the backend does not exist.
+            BackendUnavailable: if the backend does not start.
         """
         while not self._ready:
             if self._refusal is not None:

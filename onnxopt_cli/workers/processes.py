@@ -1,10 +1,10 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
 psutil gives this information on every system. On Linux, this module itself reads /proc for the
-resources that are checked after every case, and for the descendants and the state of a process. For
-these purposes, psutil would open four files for each process, scan all processes of the machine to
-find the children of one process, miss children that start meanwhile, and delay the start of each
-supervisor.
+resources that are checked after every case, and for the descendants and the state of a process. To
+get this information, psutil would open four files for each process, scan all processes of the
+machine to find the children of one process, miss children that start meanwhile, and delay the start
+of each supervisor.
 
 **Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish these orphans
 from other children that the runner did not start: a shell that executes the command with ``exec``
@@ -198,7 +198,7 @@ def _living_descendants(parent: int, is_selected: Callable[[int], bool]) -> list
 def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
     """Send a signal to processes and their groups.
 
-    The groups of parent and of this process are excluded.
+    The process group of parent and the process group of this process are excluded.
     """
     done_groups = {_group(parent), os.getpgrp()}
     for process in processes:

@@ -179,7 +179,7 @@ class Worker:
             Whether the request was sent.
 
         Raises:
-            UnusableOutput: if its inputs cannot be sent.
+            UnusableOutput: if the inputs of the request cannot be sent.
         """
         # The worker may have sent a message since the last poll.
         self.poll()
@@ -386,8 +386,8 @@ class _WorkerProcess:
         finish = partial(self._channel.shutdown, socket.SHUT_WR)
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
-        # This descriptor is readable when the process has ended. On systems without such
-        # descriptors, regular polls detect the end.
+        # The descriptor of a process becomes readable when the process has ended. On systems
+        # without such descriptors, regular polls detect the end.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)

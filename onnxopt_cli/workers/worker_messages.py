@@ -90,7 +90,7 @@ def read_ready(message: Any) -> str:
     """Return the version from a worker's response to the hello, as one short line.
 
     Raises:
-        UsageError: if there is no such backend.
+        UsageError: if the backend does not exist.
         BackendUnavailable: if the backend does not start.
         ProtocolBreach: if the message is not a response to a hello.
     """
@@ -203,7 +203,7 @@ def read_response(
         limit: the largest size of the file.
 
     Raises:
-        ProtocolBreach: if it is not a response.
+        ProtocolBreach: if the message is not a response.
     """
     reader = ValueReader(payload)
     if "shared" in message:

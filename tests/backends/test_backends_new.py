@@ -50,7 +50,7 @@ def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, mo
     assert command[:3] == ["onnxopt", "backends", "check"]
     checked = onnxopt(*command[1:])
     assert checked.code == 0
-    # This test does not create the environment.
+    # The test reads the adapter, but does not create the adapter's environment.
     for line in other_lines:
         (backend,) = shlex.split(line.partition("onnxopt backends check ")[2])
         assert read_adapter(parse_specification(backend)).runtimes
@@ -193,8 +193,8 @@ def test_cpp_command_preserves_bits_of_values(compiled, tmp_path):
         for dtype in DTYPES.values():
             if dtype.kind != "O":
                 raw = random.integers(0, 2 if dtype.itemsize == 1 else 256, 24 * dtype.itemsize)
-                # These inputs cover all kinds of bit patterns: NaN with a payload, subnormal
-                # numbers, negative zero.
+                # The inputs cover all kinds of bit patterns: NaN with a payload, subnormal numbers,
+                # negative zero.
                 echoed(raw.astype(np.uint8).view(dtype).reshape(2, 3, 4))
         for shape in ((), (3, 100_000, 0), (0, 3), (1,) * 10):
             echoed(np.zeros(shape, np.float64))

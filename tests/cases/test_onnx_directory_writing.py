@@ -45,7 +45,7 @@ def content(values, types, **others):
 
 
 def read(folder):
-    # These are the types that onnx's Identity supports.
+    # The types that onnx's Identity supports.
     return read_case(data_set_files(folder, 0))
 
 

@@ -275,7 +275,7 @@ def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, sugge
     assert suggestion in " ".join(answer.err.split())
 
 
-# This operator is used because it has the fewest mutants.
+# The operator with the fewest mutants is used, to save time.
 PENALTY = """\
 onnxopt: 1
 suite: penalty

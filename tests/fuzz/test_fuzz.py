@@ -215,7 +215,7 @@ def test_wrong_type_and_wrong_shape_are_two_failures(fuzz):
 
 
 def test_accepted_invalid_node_is_kept_as_a_case_to_reject(fuzz, onnxopt):
-    # This number of examples is just sufficient to try every invalid node.
+    # Seven examples are just sufficient to try every invalid node.
     answer = fuzz(injected("TakesAnyMode"), "--isolation", "none", "--examples", "7")
     message = "accepted a model that must be rejected: mode has an unknown value"
     assert f"fail Momentum  {message}" in answer.out

@@ -39,7 +39,7 @@ class DaskProcesses:
         """Start a worker.
 
         The worker's interpreter, and the interpreters of its children, first execute the given
-        code. Its interpreter, and the interpreters of its children, first execute the given code.
+        code.
         """
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()

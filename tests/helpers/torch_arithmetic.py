@@ -59,7 +59,7 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: For these functions, only the form as an operator accepts tensors together with numbers.
+#: Functions that accept tensors together with numbers only in the form of an operator.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,

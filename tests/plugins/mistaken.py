@@ -142,8 +142,7 @@ class TransposesCancel(Optimized):
 
 
 class ZeroAbsorbs(Optimized):
-    """A backend that replaces a product with a constant zero by zero, whatever the other factor
-    is."""
+    """A backend that replaces a product with zero if a factor is a constant zero."""
 
     def optimize(self, graph):
         zeros = {

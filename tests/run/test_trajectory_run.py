@@ -18,7 +18,7 @@ from onnxopt_cli.suites.catalogue import suites
 from onnxopt_cli.workers.interruption import Interruption
 
 DRIFTING = PLUGINS / "drifting.py"
-# This Adam adds epsilon inside the square root.
+# Adam with epsilon added inside the square root.
 WRONG_EPSILON = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
 
 

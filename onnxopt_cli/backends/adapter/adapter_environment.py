@@ -87,8 +87,8 @@ class AdapterEnvironment:
         """Return the environment of the adapter that a specification names.
 
         Raises:
-            UsageError: if there is no such adapter, or its file is malformed.
-            BackendUnavailable: if its file does not exist, or no interpreter is suitable.
+            UsageError: if the adapter does not exist, or its file is malformed.
+            BackendUnavailable: if the adapter's file does not exist, or no interpreter is suitable.
         """
         return cls.for_adapter(specification, read_adapter(specification))
 

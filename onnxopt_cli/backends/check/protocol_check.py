@@ -137,7 +137,7 @@ def _require_declared(subject: CheckedBackend, problem: Problem) -> None:
     """Check the number, types and shapes of the outputs.
 
     Raises:
-        RuleBroken: if they differ from the declared outputs.
+        RuleBroken: if the outputs differ from the declared outputs.
     """
     declared = problem.model.graph.output
     outputs = _outputs(subject, problem)

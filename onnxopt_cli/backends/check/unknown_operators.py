@@ -133,7 +133,7 @@ def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
     """Yield a backend's refusals of invalid models of a supported operator.
 
     Raises:
-        RuleBroken: if the pattern for unsupported features matches one of them.
+        RuleBroken: if the pattern for unsupported features matches one of the refusals.
     """
     if subject.supported is None:
         return
@@ -141,7 +141,7 @@ def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
         try:
             response = refusal(subject.raw_outputs, problem)
         except BackendDied:
-            # Another rule checks that the backend survives an invalid model.
+            # The check of another rule shows whether the backend survives an invalid model.
             continue
         if response is None:
             continue

@@ -96,7 +96,7 @@ def _read_hello(response: dict[str, Any], payload: memoryview) -> Hello:
 
     Raises:
         BackendFailure: if the command responds with an error.
-        ProtocolBreach: if it implements another protocol, or violates this one.
+        ProtocolBreach: if the command implements another protocol, or violates the protocol.
     """
     _require_success(response, payload)
     ValueReader(payload).end()
@@ -132,8 +132,8 @@ def _read_outputs(response: dict[str, Any], payload: memoryview) -> tuple[list[V
 
     Raises:
         Unsupported: if the command responds that a feature is unsupported.
-        BackendFailure: if it responds with an error.
-        ProtocolBreach: if it violates the protocol.
+        BackendFailure: if the command responds with an error.
+        ProtocolBreach: if the command violates the protocol.
     """
     _require_success(response, payload)
     reader = ValueReader(payload)
@@ -253,9 +253,9 @@ class Command:
         Raises:
             BackendUnavailable: if the program does not exist or cannot be executed.
             BackendDiedEarlier: if the command ended before it read the request.
-            BackendDied: if it ends, or closes its output, before it has responded.
-            BackendHangs: if it does not respond in time.
-            ProtocolBreach: if it sends output without a request, or an invalid response.
+            BackendDied: if the command ends, or closes its output, before it has responded.
+            BackendHangs: if the command does not respond in time.
+            ProtocolBreach: if the command sends output without a request, or an invalid response.
             UnusableOutput: if the request cannot be sent.
         """
         self._conversation = conversation = self._conversation or self._start()
@@ -286,8 +286,8 @@ class Command:
             tell: whether to send the request ``shutdown`` first.
 
         Raises:
-            BackendDied: if it ends with a nonzero exit code.
-            BackendHangs: if it does not end in time, and is killed.
+            BackendDied: if the command ends with a nonzero exit code.
+            BackendHangs: if the command does not end in time, and is killed.
         """
         if self._conversation is None:
             return
@@ -327,7 +327,7 @@ class Command:
                 f"{printable(str(error))}",
                 hint="a script needs a first line such as #!/bin/sh, and permission to execute",
             ) from error
-        # Neither pipe is None, because both arguments above are PIPE.
+        # The pipes are not None, because both arguments above are PIPE.
         responses, requests = [pipe for pipe in (process.stdout, process.stdin) if pipe]
         descriptors = responses.fileno(), requests.fileno()
         return Conversation(process, *descriptors, requests.close, selectors.DefaultSelector())
@@ -414,7 +414,7 @@ class ExecBackend(Backend):
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
         # The finalizer ends the command when this interpreter exits, and can no longer report
-        # errors. It cannot report errors any more.
+        # errors. The finalizer cannot report errors any more.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello
@@ -436,7 +436,8 @@ class ExecBackend(Backend):
         """Accept a model if the command lists its domains, versions and element types.
 
         Raises:
-            Unsupported: if the command does not list one of them.
+            Unsupported: if the command does not list a domain, version or element type of the
+                model.
         """
         require_supported(model, self._hello)
         content = model.SerializeToString()
@@ -448,8 +449,8 @@ class ExecBackend(Backend):
         """Shut the command down and wait for it.
 
         Raises:
-            BackendDied: if it ends with a nonzero exit code.
-            BackendHangs: if it does not end, and is killed.
+            BackendDied: if the command ends with a nonzero exit code.
+            BackendHangs: if the command does not end, and is killed.
         """
         if self._finalizer.detach():
             self._session.close()
@@ -512,9 +513,9 @@ class CommandSession(Command):
 
         Raises:
             BackendUnavailable: if the command cannot be executed.
-            BackendFailure: if it responds that it cannot start.
-            BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly, or its
-                response differs from the response before a restart.
+            BackendFailure: if the command responds that it cannot start.
+            BackendDied, BackendHangs, ProtocolBreach: if the command does not respond properly, or
+                its response differs from the response before a restart.
         """
 
         def read(response: dict[str, Any], payload: memoryview) -> Hello:
@@ -547,8 +548,8 @@ class CommandSession(Command):
             Unsupported: if the command reports an unsupported feature, or the inputs cannot be
                 sent.
             BackendFailure: if the command responds with an error.
-            BackendDied, BackendHangs, ProtocolBreach: if it does not respond properly.
-            BackendUnavailable: if it had ended, and cannot be executed again.
+            BackendDied, BackendHangs, ProtocolBreach: if the command does not respond properly.
+            BackendUnavailable: if the command had ended, and cannot be executed again.
         """
         hello = self.hello
         graph = model.graph

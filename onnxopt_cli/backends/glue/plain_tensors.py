@@ -22,7 +22,7 @@ def require_tensors(inputs: Mapping[str, Value]) -> None:
     """Reject inputs that are sequences, maps or absent optional values.
 
     Raises:
-        Unsupported: naming such an input.
+        Unsupported: if an input is not a tensor; the message names the input.
     """
     for name, value in inputs.items():
         if not isinstance(value, np.ndarray):

@@ -1,9 +1,9 @@
 """Conversion of values to and from torch, and an import of torchvision without CUDA.
 
-The wheels of torchvision need the libraries of CUDA. Without these libraries, torchvision does not
-load its C++ operators, and its import fails because it refers to two operators that are then not
-declared. This module declares the two operators. A call of any C++ operator of torchvision then
-raises the error "Couldn't load custom C++ ops".
+The wheels of torchvision need the libraries of CUDA. Without the libraries of CUDA, torchvision
+does not load its C++ operators, and its import fails because it refers to two operators that are
+then not declared. This module declares these two operators of torchvision. A call of any C++
+operator of torchvision then raises the error "Couldn't load custom C++ ops".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def to_torch(value: Value) -> Any:
     """Convert a tensor to a torch tensor with memory of its own; convert a sequence to a list.
 
     Raises:
-        Unsupported: if torch has no such element type, or the value is a map.
+        Unsupported: if torch lacks the element type, or the value is a map.
     """
     import torch
 

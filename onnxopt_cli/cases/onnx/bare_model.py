@@ -47,7 +47,7 @@ _CHANNELS, _IMAGE_RANK = 3, 4
 # Integers of unknown meaning are drawn below this limit, because 0 and 1 are valid as masks, as
 # flags, and as indices into most tensors.
 _INTEGERS_BELOW = 2
-# These operators may lie between an input and the Gather that uses the input as indices.
+# Operators that may lie between an input and the Gather that uses the input as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 _WORDS = np.array(["a", "b", "onnx", ""], dtype=object)
 _HINT = "give the values by --inputs, or sizes by --dim NAME=SIZE"

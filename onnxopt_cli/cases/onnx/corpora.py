@@ -84,7 +84,8 @@ def corpus(
     return cases, problems
 
 
-# This number is incremented whenever the format of the cache entry changes.
+# The version of the format of the cache entry, which has to be incremented whenever the format
+# changes.
 _FORMAT = 4
 _ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"

@@ -179,7 +179,7 @@ def _shapeless(model: onnx.ModelProto) -> list[Any]:
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
     """Add the default attributes that the function body of a node's operator uses.
 
-    Without these, inference of the function body ignores the defaults of omitted attributes.
+    Otherwise, inference of the function body ignores the defaults of omitted attributes.
     """
     domain = plain_domain(node.domain)
     version = versions.get(domain, 0)

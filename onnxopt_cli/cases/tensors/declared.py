@@ -153,7 +153,8 @@ class RandomTensor:
         """Validate the parameters.
 
         Raises:
-            ValueError: if they are invalid; states the actual and the expected values.
+            ValueError: if the parameters are invalid; the message states the actual and the
+                expected values.
         """
         if oversize := too_large(self.shape):
             raise ValueError(oversize)

@@ -423,8 +423,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     except DecodeError:
         raise Malformed(f"is not a valid {kind}: the data is damaged or cut off") from None
     message.DiscardUnknownFields()
-    # If the message has the size of the data, no field was ignored or merged. Another size is not
-    # an error by itself: for example, the numbers of a repeated field may not be packed.
+    # If the message has the size of the data, no field was ignored or merged. A different size is
+    # not an error by itself: for example, the numbers of a repeated field may not be packed.
     if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
         raise Malformed(f"is not a valid {kind}: {fault}")
     return message
@@ -567,7 +567,7 @@ def byte_size(tensor: onnx.TensorProto) -> int:
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
     """Return an array as a tensor.
 
-    Its elements are in raw_data unless they are strings.
+    The elements of the array are in raw_data unless they are strings.
 
     Raises:
         ValueError: if the dtype is not an ONNX element type in native byte order, or an array of

@@ -346,7 +346,7 @@ def rejected_case(
         input_names: the inputs of a valid node in order; empty to use the order of the case.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in `fields`.
+        Incomplete: if the case is invalid; the errors are collected in `fields`.
     """
     fields.forbid(["outputs"], ", expected none in a case with rejects: true")
     stated_outputs = fields.node.field("node_outputs")

@@ -261,7 +261,7 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
     """Read a case from its own fields and from fields that it inherits from its file.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in the fields.
+        Incomplete: if the case is invalid; the errors are collected in the fields.
     """
     # Most files contain only cases of operators with a formula, and no trajectories. The readers of
     # other cases are imported late.

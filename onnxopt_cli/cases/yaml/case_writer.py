@@ -357,8 +357,8 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
 def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
     """Return a tensor as tokens.
 
-    Its shape and element type are stated only if necessary. NaN is written without its sign and
-    payload.
+    The shape and element type of the tensor are stated only if necessary. NaN is written without
+    its sign and payload.
 
     Args:
         tensor: the array, or the description of random data.

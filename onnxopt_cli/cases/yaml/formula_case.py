@@ -51,7 +51,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator with a formula.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in `fields`.
+        Incomplete: if the case is invalid; the errors are collected in `fields`.
     """
     groups = group_count(operator, fields.mapping("inputs"))
     names, output_names = operator.input_names(groups), operator.output_names(groups)

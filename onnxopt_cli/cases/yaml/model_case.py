@@ -35,7 +35,7 @@ def model_case(fields: CaseFields) -> DeclaredCase:
     """Read a case with a model file.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in `fields`.
+        Incomplete: if the case is invalid; the errors are collected in `fields`.
     """
     file = fields.node.fields["model"] if fields.node.fields else fields.node
     if id(file) in fields.broken:

@@ -58,7 +58,7 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
         fields: the case.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in `fields`.
+        Incomplete: if the case is invalid; the errors are collected in `fields`.
     """
     # The enumerations OpSchema.AttrType and AttributeProto.AttributeType have the same numbers.
     kinds = {

@@ -2,8 +2,8 @@
 
 A case states the inputs of the first step, and under ``steps`` how some of them change. An input is
 fed back if the operator has an output whose name is that of the input with ``_new`` (``X_new`` for
-``X``). An integer scalar counts up. Other inputs are constant, except for inputs that ``steps``
-gives a value for each step, or defines as a gradient that is computed from X.
+``X``). An integer scalar counts up. All other inputs are constant, except for inputs for which
+``steps`` states a value for each step, or a gradient that is computed from X.
 
 Each case with steps runs in two ways: as a model of one step, which is run repeatedly, and as one
 model whose ``Loop`` runs all steps and stacks their outputs.
@@ -135,7 +135,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     """Read a case with ``steps`` of an operator with a formula.
 
     Raises:
-        Incomplete: if the case is invalid; its errors are collected in `fields`.
+        Incomplete: if the case is invalid; the errors are collected in `fields`.
     """
     fields.forbid(["outputs", "rejects"], ", expected none in a case with steps")
     attributes = read_attributes(operator, fields)
@@ -315,7 +315,7 @@ def _loop_inputs(trajectory: Trajectory) -> dict[str, Array]:
 def _body(trajectory: Trajectory) -> onnx.GraphProto:
     """Build the graph of one step.
 
-    Its names differ from those of the outer graph.
+    The names in the graph of a step differ from those of the outer graph.
     """
     step = trajectory.model
     node = step.graph.node[0]
@@ -393,7 +393,7 @@ def _check_place(node: Node, names: Sequence[str], elsewhere: Mapping[str, str])
     """Check that an input under ``steps`` exists and is allowed there.
 
     Raises:
-        FormatError: if it is unknown or must be stated in another place.
+        FormatError: if the input is unknown or must be stated in another place.
     """
     name = str(node.key)
     if name not in names:

@@ -334,7 +334,7 @@ def unknown_names(
 
 
 def unknown_name(mapping: Node, name: str, valid: Collection[str], kind: str) -> FormatError:
-    """Return the error about an unknown key of a mapping, which suggests a similar key.
+    """Return the error about an unknown key of a mapping; its message suggests a similar key.
 
     Args:
         mapping: the mapping.

@@ -44,7 +44,7 @@ _MAX_HALF_CHARS = 200
 _MAX_WHOLE_LINES = 3
 # Commands with more characters than this are not shown.
 _MAX_COMMAND_CHARS = 3000
-# These folders of the onnx package contain test data.
+# Folders of the onnx package that contain test data.
 _ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
 
 

@@ -206,8 +206,8 @@ def _entry(node: Node, path: Path) -> Entry:
     """Return the entry at a node of the file; the node must conform to the schema.
 
     Raises:
-        FormatError: if its version range or date is invalid, or it describes a failure without
-            allowing one.
+        FormatError: if the entry's version range or date is invalid, or the entry describes a
+            failure without allowing one.
     """
     outcomes = frozenset(str(word.scalar) for word in _items(node.field("outcome")))
     for name in ("mistake", "outputs"):
@@ -291,7 +291,7 @@ class Expectations:
         """Read files, in order of increasing precedence, as of today in UTC.
 
         Raises:
-            UsageError: if the files have errors; it lists all of them.
+            UsageError: if the files have errors; the message lists all errors.
         """
         layers: list[Layer] = []
         problems: list[Fault] = []

@@ -299,7 +299,7 @@ class _Rules:
         """Check a result.
 
         Raises:
-            ValueError: if it is a second result, or its case has not started.
+            ValueError: if the result is the second one of its case, or the case has not started.
         """
         key = result.case, result.backend
         self._require_known(key)

@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 20
 MAX_BYTES = 256 << 20
 #: Each line of a log begins with these bytes; no report does.
 LOG_LINE = b'{"record":'
-#: This record marks a log as unreliable.
+#: The record that marks a log as unreliable.
 SPOILED = "spoiled"
 
 # Error numbers of calls that the system or file system does not support, or that a container
@@ -46,10 +46,10 @@ class LogWriter:
     """An open log file, which is locked if the system supports file locks.
 
     If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
-    and the run continues, so that its verdict is shown. A write by another program is also stored
-    as a failure. To detect such a write, the writer compares the file's size before each record,
-    and the file's content at the end. In that case the last record marks the log as spoiled, and
-    readers reject the log.
+    and the run continues, so that its verdict is shown. A write to the log by another program is
+    also stored as a failure. To detect such a write, the writer compares the file's size before
+    each record, and the file's content at the end. In that case the last record marks the log as
+    spoiled, and readers reject the log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.
@@ -135,7 +135,7 @@ class LogWriter:
         """Require that the log is complete.
 
         Raises:
-            UsageError: naming the reason why it is not complete.
+            UsageError: if the log is not complete; the message gives the reason.
         """
         if self.failure:
             raise UsageError(

@@ -141,7 +141,7 @@ class NodeDraft:
         """Discard the node unless a condition is true.
 
         Raises:
-            Unsuitable: if it does not hold.
+            Unsuitable: if the condition is false.
         """
         if not condition:
             raise Unsuitable
@@ -291,7 +291,7 @@ def tensor_types(formal: OpSchema.FormalParameter) -> frozenset[str]:
     return _tensor_types_of(frozenset(formal.types))
 
 
-# This text is longer than the texts that common implementations store without an allocation.
+# A text longer than the texts that common implementations store without an allocation.
 _LONG_TEXT = "open neural network exchange"
 _WORDS = ("", "a", "b", "ab", "A", "Ab", _LONG_TEXT, "été", "x y", "0", "-1.5", "NaN")
 

@@ -70,8 +70,8 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
     if operator == "LSTM" and draft.maybe(4):
         draft.set("input_forget", 1)
 
-    # With clip or other activations, weights are small, because unbounded activations overflow, and
-    # neither clip nor Relu is specified for NaN.
+    # Weights are small if the node has clip or unusual activations, because unbounded activations
+    # overflow, and neither clip nor Relu is specified for NaN.
     is_usual = draft.attributes.keys().isdisjoint(("clip", "activations"))
 
     def weights(*shape: int) -> np.ndarray:

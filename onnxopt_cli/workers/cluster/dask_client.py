@@ -304,7 +304,7 @@ def _scheduler_address(where: str, *, insecure: bool) -> str:
     """Return the address of a scheduler, read from a file if necessary.
 
     Raises:
-        UsageError: if it is invalid, or of another machine without TLS.
+        UsageError: if the address is invalid, or belongs to another machine without TLS.
     """
     try:
         if "://" not in where:
@@ -526,8 +526,8 @@ class WorkerGroup:
         """Wait for the first worker.
 
         Raises:
-            UsageError: if all workers are refused, or the opener raises it.
-            BackendUnavailable: if no worker appears, or the opener raises it.
+            UsageError: if all workers are refused, or the opener raises UsageError.
+            BackendUnavailable: if no worker appears, or the opener raises BackendUnavailable.
         """
         while self.hello is None:
             self._check()

@@ -156,7 +156,7 @@ class Sidecar:
         """Return the response of the process to a request.
 
         Raises:
-            EOFError: if it has ended.
+            EOFError: if the process has ended.
         """
         self._connection.send_bytes(request)
         return self._connection.recv_bytes()

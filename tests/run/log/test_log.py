@@ -252,7 +252,7 @@ def test_log_returns_the_results_that_were_written(tmp_path_factory, results):
     header = Header(
         "2026-01-31T00:00:00Z", versions, (identity,), cases, None, "", {}, "", contents
     )
-    # Other outcomes would contradict some of the random fields of the results.
+    # Outcomes other than fail would contradict some of the random fields of the results.
     results = [replace(result, outcome=Outcome.FAIL, standing=None, flaky="") for result in results]
     writer = LogWriter.create(path)
     writer.write(header.to_json())

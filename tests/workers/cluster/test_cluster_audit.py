@@ -15,7 +15,7 @@ cases:
     attributes: {rho: 0.01}
     inputs: {G: [1.0], W: [2.0], Z: [0.5], U: [0.25]}
 """
-# This case is inconclusive, because its squares overflow.
+# The case is inconclusive, because its squares overflow.
 PENALTY = """\
 onnxopt: 1
 operator: AdmmPenalty

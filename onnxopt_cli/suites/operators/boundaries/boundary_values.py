@@ -49,7 +49,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Cosh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
     "Elu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
     "Erf": (*_both_signs((2.5, 3.25, 10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
-    # These arguments test only overflow and underflow, not the reduction of large arguments.
+    # The arguments of Exp test only overflow and underflow, not the reduction of large arguments.
     "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -9.0, -87.0),
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Gelu": (3.5, -3.5, 100.0, 1000.0, _INF, 0.0, _NAN),
@@ -284,7 +284,7 @@ def _cumulated(draft: NodeDraft, *, exclusive: int, reverse: int, axis: int) -> 
 
 
 def _zero_rows(draft: NodeDraft, *, p: int) -> None:
-    """Draw rows with elements of both signs, one of which has the sum zero, and a row of zeros."""
+    """Draw a row whose sum is zero, other rows with elements of both signs, and a row of zeros."""
     rows = [[1.5, -2.0, 0.25], [0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [-3.0, -0.5, -1.0]]
     draft.add(np.array(rows, np.float32))
     draft.set("p", p)

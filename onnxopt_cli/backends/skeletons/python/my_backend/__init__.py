@@ -6,7 +6,7 @@
 # runtime = "numpy"
 # unsupported = []
 # ///
-"""my_backend as a backend that onnxopt can test."""
+"""A backend with which onnxopt can test my_backend."""
 
 from __future__ import annotations
 
