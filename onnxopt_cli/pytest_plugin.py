@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker and, with ``--onnxopt``, the other hooks; a hook of pytest."""
+    """Register the marker and, with ``--onnxopt``, the plugin's other hooks."""
     config.addinivalue_line("markers", f"{MARKER}: a conformance case of onnxopt")
     if config.getoption("--onnxopt"):
         config.pluginmanager.register(import_module("onnxopt_cli.pytest_cases"), "onnxopt-cases")

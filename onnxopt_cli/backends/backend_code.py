@@ -38,10 +38,11 @@ from onnxopt_cli.backends.specification import (
 )
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
-# Names of folders with installed modules. Modules beside an installed module belong to unrelated
-# packages, which are not included.
+# Names of folders with installed modules. The modules beside an installed module belong to
+# unrelated packages, which are not included.
 _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file__).parent.name})
-# Suffixes of files with code; other files of a package, such as caches, may change from run to run.
+# Suffixes of files that contain code; the other files of a package, such as caches, may change from
+# run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
 # The snapshot of a package has at most this number of files; the first files in the order of their
 # names are included.
@@ -195,7 +196,7 @@ _NAMES_CODE = re.compile(
 # Variables that contain options of an interpreter; the options name files in forms such as
 # `--require=./x`.
 _HOLDS_OPTIONS = re.compile(r"\w*(OPTIONS|OPTS?|FLAGS|ARGS)|OPENSSL_CONF|OPENSSL_(ENGINES|MODULES)")
-# The environment of an interpreter below its prefix.
+# The environment of an interpreter, relative to the interpreter's prefix.
 _SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
 _MAX_ENTRIES = 20_000
 
@@ -259,7 +260,7 @@ def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
 def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
     """Yield files, and the code beside each Python file.
 
-    A Python file can import code beside it by a computed name.
+    A Python file can import modules that are beside it by a computed name.
     """
     folders = set()
     for file in files:
@@ -325,7 +326,7 @@ def _files_of_option(option: str) -> Iterator[Path]:
 def _run_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder with its files, and the modules that its ``__main__.py`` imports.
 
-    A shared folder such as ``/tmp`` itself is not yielded, because it contains unrelated files.
+    A shared folder such as ``/tmp`` is not yielded as a whole, because it contains unrelated files.
     """
     main = folder / "__main__.py"
     if _mode(main):

@@ -51,7 +51,9 @@ _numbers = count(1)
 
 @dataclass(eq=False)
 class Conversation:
-    """A channel to a process for requests and responses; only the method :meth:`wait` blocks.
+    """A channel to a process for requests and responses.
+
+    Only the method :meth:`wait` blocks.
 
     Attributes:
         process: the process.
@@ -162,7 +164,7 @@ class Conversation:
         return response
 
     def unread(self) -> bool:
-        """Return whether the process has read no byte of the last request.
+        """Return whether the process has read no bytes of the last request.
 
         False if the system cannot tell how many bytes of the pipe are unread.
         """
@@ -230,7 +232,10 @@ class Conversation:
         return message, payload
 
     def _flush(self) -> None:
-        """Write unsent data without blocking; if some remains, register the channel for writing."""
+        """Write unsent data without blocking.
+
+        If data remain, the channel is registered for writing.
+        """
         try:
             while self._unsent:
                 sent = os.writev(self.writing, list(islice(self._unsent, _MAX_BUFFERS)))

@@ -57,7 +57,7 @@ _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
 }
-#: The process of a backend can report these outcomes instead of outputs.
+#: Outcomes that the process of a backend can report instead of outputs.
 FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
 
 
@@ -276,7 +276,7 @@ _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did 
 
 # Models with an older IR version have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
-# The last opset that models of this IR version may use; few runtimes support earlier opsets.
+# The last opset that models with this IR version may use; few runtimes support earlier opsets.
 _MIN_OPSET = 8
 # The first opset of each IR version. The table begins with the oldest row; because a dict keeps the
 # last value of a key, the rows are reversed.
@@ -389,7 +389,7 @@ class ModelRunner:
 
 
 def _replaceable(model: onnx.ModelProto) -> tuple[str, ...]:
-    # The module is imported late, because a backend that supports all operators never needs it.
+    # The module is imported late, because it is not needed if the backend supports all operators.
     from onnxopt_cli.interpret.lower.lower_model import formula_operators
 
     return formula_operators(model)

@@ -99,8 +99,8 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
     if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    # The oldest opset examined so far in which all operators have the same versions, and the
-    # schemas of the operators.
+    # The oldest opset with the same versions of all operators among the opsets examined so far, and
+    # the schemas of the operators.
     oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
         older = _schemas(nodes, candidate)
@@ -140,7 +140,7 @@ def _schema(node: onnx.NodeProto, version: int) -> OpSchema | None:
 
 
 def _same(node: onnx.NodeProto, new: OpSchema, old: OpSchema, types: _Types) -> bool:
-    """Return whether a node has the same meaning in two schemas of its operator."""
+    """Return whether a node has the same meaning under two schemas of its operator."""
     if new.since_version == old.since_version:
         return True
     changes = _BEHAVIOUR_CHANGES.get(node.op_type, set())
@@ -174,7 +174,8 @@ def _same_defaults(names: Iterable[str], new: OpSchema, old: OpSchema) -> bool:
         if name in new.attributes:
             if _default(declared) != _default(new.attributes[name]):
                 return False
-        # If the attribute became an input, the comparison of inputs shows that the node lacks it.
+        # If an attribute has become an input, the comparison of inputs detects that the node lacks
+        # the input.
         elif declared.required or declared.default_value.type:
             return False
     return True

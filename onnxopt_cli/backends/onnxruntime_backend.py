@@ -149,7 +149,8 @@ class OnnxRuntimeBackend(Backend):
             model.SerializeToString(),
             self._session_options,
             providers=self._providers,
-            # Otherwise ONNX Runtime prints a warning and runs the model on another provider.
+            # If the providers were not checked, ONNX Runtime would print a warning and run the
+            # model on another provider.
             enable_fallback=0,
         )
 
@@ -168,7 +169,7 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     foreign = list(map(_foreign_dtype, types))
     arguments = {name: _argument(value) for name, value in inputs.items()}
     # OrtValues are used for tensors of element types that NumPy lacks. OrtValues do not support
-    # strings, sequences and maps; arrays, lists and dicts are used for these.
+    # strings, sequences and maps, so arrays, lists and dicts are used for such values.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = _as_ort_values(arguments)
         if values is not None:
@@ -296,8 +297,8 @@ def _ort_value(array: Array) -> Any:
     element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
     array = np.asarray(array, order="C")
     if array.dtype.itemsize == 1:
-        # ONNX Runtime takes the shape and the memory from one array, but expects elements of less
-        # than a byte to be packed. The packed bytes fill the beginning of the memory.
+        # ONNX Runtime takes the shape and the memory from one array, but expects elements with
+        # fewer than 8 bits to be packed. The packed bytes fill the beginning of the memory.
         packed = np.frombuffer(numpy_helper.from_array(array).raw_data, dtype=np.uint8)
         memory = np.zeros(array.shape, dtype=np.uint8)
         memory.reshape(-1)[: packed.size] = packed

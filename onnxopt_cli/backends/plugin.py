@@ -17,8 +17,8 @@ plugin's attribute of that name.
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
 If the import system finds the file under the file's name, the file is loaded under this name, so
-that processes which it spawns find its functions. Otherwise, the file is loaded under a unique
-name.
+that processes which the plugin spawns find its functions. Otherwise, the file is loaded under a
+unique name.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _instance(plugin: object, method: str) -> object:
 
 
 def _unsupported(error: BaseException) -> Unsupported | None:
-    # Imported late, because most runs never need this module.
+    # Imported late, because most runs do not need the module.
     from unittest import SkipTest
 
     is_unsupported = isinstance(error, (NotImplementedError, SkipTest))
@@ -173,8 +173,8 @@ def _import_attribute(specification: Specification) -> tuple[object, str]:
     backend, source = specification.text, specification.source
     if is_path(source):
         require_plugin_file(specification)
-        # The other adapters of onnxopt are in the same folder, under the names of their runtimes.
-        # If this folder were on the import path, an adapter would be imported in place of a missing
+        # All adapters of onnxopt are in the same folder, under the names of their runtimes. If the
+        # folder were on the import path, an adapter would be imported in place of a missing
         # runtime.
         is_shipped = bool(specification.adapter) and specification.adapter != source
         module = _load_file(Path(source), with_folder=not is_shipped)
@@ -259,8 +259,8 @@ class _FinderElsewhere:
         """Return the specification of a module with that name outside of the plugin's folder.
 
         Raises:
-            ModuleNotFoundError: if no such module exists outside of the folder. Otherwise the
-                plugin's file would import itself.
+            ModuleNotFoundError: if no such module exists outside of the folder. If the folder were
+                searched, the plugin's file would import itself.
         """
         if name != self._path.stem:
             return None
@@ -302,7 +302,7 @@ def _import_module(backend: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # If a dependency of the plugin is missing, the error is one of the plugin.
+        # If a dependency of the plugin is missing, the plugin is at fault.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = "is it installed here? a file is written python:path/to/file.py:attribute"

@@ -37,7 +37,7 @@ _WORKFLOW = ".github/workflows/onnxopt.yml"
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
 # Options of a specification that have separate keys in the table of a backend.
 _OWN_KEYS = ("python", "math", "unsupported")
-# Until the user names a backend, this name is used.
+# The name that is used for the backend until the user names a backend.
 _REFERENCE = "numpy"
 # Matches keys of TOML that need no quotes.
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -171,7 +171,7 @@ def write_project_files(
 def missing_file(backend: str) -> str:
     """Return the path of a specification's plugin or adapter if the file does not exist.
 
-    Otherwise the result is empty.
+    If the file exists, the result is empty.
     """
     specification = parse_specification(backend or _REFERENCE)
     path = specification.source or specification.adapter

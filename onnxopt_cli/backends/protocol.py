@@ -151,7 +151,7 @@ def starting(backend: str) -> Iterator[None]:
         raise unavailable(backend, f" does not start: {exception_text(error)}") from error
 
 
-#: If a backend raises one of these errors, it failed to respond at all.
+#: Errors that mean that a backend failed to respond at all.
 BREAKDOWNS = (BackendDied, BackendHangs, ProtocolBreach)
 
 _PYTHON = (bool, int, float, complex, str, bytes)
@@ -254,7 +254,7 @@ def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
         typed = array.astype(dtype)
     if declared_kind is not NumberKind.INTEGER:
         return typed
-    # The signs are also compared, because a negative number survives the round trip through an
+    # The signs are compared, too, because a negative number survives the round trip through an
     # unsigned type.
     same = np.array_equal(typed.astype(array.dtype), array)
     return typed if same and np.array_equal(typed < 0, array < 0) else array
@@ -283,7 +283,7 @@ _OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate me
 _NEVER_CONVERTED = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _MAX_PATTERN_CHARS = 1000
 _MAX_SEARCHED_CHARS = 4000
-# At most this number of characters is searched, which takes microseconds unless the pattern
+# Largest number of characters that are searched; the search takes microseconds unless the pattern
 # backtracks exponentially.
 _SEARCH_SECONDS = 1.0
 

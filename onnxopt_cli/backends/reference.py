@@ -91,7 +91,7 @@ def _corrected(evaluator: ReferenceEvaluator, inputs: Mapping[str, Value]) -> li
 
 
 def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    # At this point sole_call does not return None, because `prepare` passes only models that are
+    # At this point, sole_call does not return None, because `prepare` passes only models that are
     # one node of an operator with a formula.
     return compute_node(model, cast("Call[Array]", sole_call(model, inputs)))
 

@@ -12,7 +12,7 @@ from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# In the files and in their names, this word is replaced with the name of the new backend.
+# The word that is replaced with the name of the new backend, in the files and in their names.
 _PLACEHOLDER = "my_backend"
 # Names of the files that are made executable.
 _EXECUTABLE = frozenset({"adapter"})

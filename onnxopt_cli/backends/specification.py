@@ -12,15 +12,16 @@ r"""The syntax of backend specifications: a name, attribute, command or adapter,
 
     acme=python:my_package.backend:Backend,device=CUDA:1
 
-``acme`` is then the name of the backend in results, reports and expectation files; without a name,
-the specification identifies the backend. The colon between a module or file and its attribute is
-the first colon that only an attribute and options of the form ``name=value`` follow. Drive letters,
-and commas and colons in a path, therefore need no quotes. The value of an option contains no comma.
-The option ``unsupported`` is an exception: it must be the last option, and all text after it is a
-regular expression, in which commas and quotes are allowed.
+If a name such as ``acme`` precedes the specification, this name identifies the backend in results,
+reports and expectation files; otherwise, the specification identifies the backend. The colon
+between a module or file and its attribute is the first colon after which the text consists of an
+attribute and options of the form ``name=value``. Drive letters, and commas and colons in a path,
+therefore need no quotes. The value of an option contains no comma. The option ``unsupported`` is an
+exception: it must be the last option, and all text after it is a regular expression, in which
+commas and quotes are allowed.
 
-A command is split as by a POSIX shell, without expansions. If its last argument ends in
-``,name=value``, quotes around the argument keep this ending from being parsed as an option.
+A command is split as by a POSIX shell, without expansions. If the last argument of a command ends
+in ``,name=value``, quotes around the argument keep this ending from being parsed as an option.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ LABEL_FORM = "a letter, then up to 59 letters, digits, '.', '_' and '-'"
 _NAMED = re.compile(rf"(?P<label>{_LABEL})=(?P<text>.+)", re.DOTALL)
 _PLUGIN = "python:"
 _COMMAND = "exec:"
-#: The specification of an adapter begins with this text.
+#: The text with which the specification of an adapter begins.
 ADAPTER = "adapter:"
 _NAME = r"[A-Za-z_][\w.-]*="
 _OPTION = rf"{_NAME}[^,]*"
 # The option that must be the last one, because its value may contain commas.
 _LAST = "unsupported="
-#: An option with this prefix sets an environment variable before the backend is imported.
+#: The prefix of options that set an environment variable before the backend is imported.
 ENVIRONMENT = "env."
 #: Options that onnxopt itself uses and does not pass to the backend.
 OWN_OPTIONS = ("math", "opset", "batch")

@@ -44,9 +44,9 @@ class Problem:
         tolerance: the case's own tolerance for all outputs, or None.
         output_tolerances: the case's own tolerances for single outputs; they take precedence.
         must_reject: True if a correct backend must reject the model or its inputs.
-        trajectory: the steps of a case with several steps. The outputs of a trajectory are those of
-            the recorded steps, stacked. The model is either that of one step, with the inputs of
-            the first step, or contains a ``Loop`` over all steps.
+        trajectory: the steps of a case with several steps. The outputs of a trajectory are the
+            stacked outputs of the recorded steps. The model is either that of one step, with the
+            inputs of the first step, or contains a ``Loop`` over all steps.
         operator: the operator, if the model is one node of an operator with a formula.
         call: the operator's call with the inputs (of a trajectory, with those of the first step);
             None without an operator, and if the node breaks the operator's signature.

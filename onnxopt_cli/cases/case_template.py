@@ -265,7 +265,7 @@ def unreadable(operator: Operator) -> str:
     """Return the line and the reason if an interpretation of the formula fails, else ``""``.
 
     The formula is interpreted with ordinary operands, once for each combination of values of the
-    attributes with choices. Every NumPy function it calls must be in the vocabulary.
+    attributes with choices. Every NumPy function that the formula calls must be in the vocabulary.
     """
     try:
         for setting in _settings(operator):

@@ -274,7 +274,10 @@ def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
 def _having(
     kind: str, wanted: tuple[str, ...], pairs: list[tuple[Case, tuple[str, ...]]]
 ) -> list[Case]:
-    """Return the cases that have one of the wanted words; each word must occur in some case."""
+    """Return the cases that have one of the wanted words.
+
+    Each word must occur in some case.
+    """
     existing = {word.lower(): word for _, words in pairs for word in words}
     for word in wanted:
         if pairs and word.lower() not in existing:

@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_streams()
     try:
         if arguments is None:
-            # The process was started as the command, so it runs no other code.
+            # The process was started as the command, so no code other than the command uses the
+            # process.
             stop_by_raising()
 
             claim_process()

@@ -133,7 +133,8 @@ def _scored(
     verbose, known = options["verbose"], len(problems)
     with (
         opened_cluster(ClusterConfig.of(options), Interruption()) as cluster,
-        # The first steps are the cases to prepare; the others are the implementations to judge.
+        # The first steps of the progress are the cases to prepare; all further steps are the
+        # implementations to judge.
         show_progress("auditing", "steps", cluster) as tick,
     ):
         scores = api.audit(

@@ -18,7 +18,7 @@ _Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str
 
 
 def _offering(words: Callable[[click.Context], Iterable[str]]) -> _Completer:
-    """Return a completer that offers those of the words that begin with the typed text."""
+    """Return a completer that offers the words which begin with the typed text."""
     return lambda context, _parameter, typed: _beginning(words(context), typed)
 
 

@@ -32,7 +32,7 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
 def configured_commands(context: click.Context) -> Iterator[click.Command]:
     """Yield the commands that a configuration file may configure completely.
 
-    For other commands, the file may set only the operator files.
+    For all commands that are not yielded, the file may set only the operator files.
     """
     root = context.find_root()
     if isinstance(root.command, click.Group):
@@ -140,7 +140,7 @@ def _own_path(folder: Path, value: object) -> str:
 
 def _is_of_suite(text: str) -> bool:
     """Return whether a text may be the name of a suite or the id of one of its cases."""
-    # Imported late, because this import is not needed for existing paths.
+    # Imported late, because the module is not needed for existing paths.
     from onnxopt_cli.suites.catalogue import suite_names
 
     name, slash, _ = text.partition("/")

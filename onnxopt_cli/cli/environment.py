@@ -85,7 +85,7 @@ def require_memory() -> None:
 
 
 def fault_of_environment(error: Exception) -> UsageError | None:
-    """Return a usage error for an exception that the environment caused; None for others."""
+    """Return a usage error for an exception that the environment caused; else None."""
     if isinstance(error, MemoryError):
         return UsageError(f"{OUT_OF_MEMORY} to continue")
     text = str(error)
@@ -128,7 +128,7 @@ def _fault_of_system(error: OSError) -> UsageError | None:
 
 
 def _unfit_package(error: Exception) -> UsageError | None:
-    """Return a usage error for a missing or incompatible package; None for other errors."""
+    """Return a usage error for a missing or incompatible package; else None."""
     ours = isinstance(error, ImportError) and (error.name or "").startswith("onnxopt_cli")
     # protobuf raises VersionError if its installed version is too old.
     if ours or not (isinstance(error, ImportError) or type(error).__name__ == "VersionError"):
@@ -169,8 +169,8 @@ class _Stream(io.FileIO):
 class _Lines(io.TextIOWrapper):
     """A text stream that changes lines which a CI server would interpret as commands.
 
-    The lines are changed in this class, because other code has already wrapped them. Data for
-    programs, such as a report, is written as bytes and is not changed.
+    The stream changes lines after other code has wrapped them. Data for programs, such as a report,
+    is written as bytes and is not changed.
     """
 
     _line_is_open = False

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Number of examples to try if neither --examples nor --time is given.
 _EXAMPLES = 2000
 #: The default number of seconds that an example may take. The limit is short because examples are
-#: small, and because each step of shrinking a hanging example takes this time.
+#: small, and because each step of shrinking a hanging example takes as long as the limit.
 _TIMEOUT = 10.0
 #: The default number of seconds for the search for an explanation; a search usually takes less.
 #: Failures with the same explanation are grouped, so a search that is stopped early can change the
@@ -194,7 +194,7 @@ def _chosen(
 def _command_line(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> str:
-    """Return the command that repeats this search; kept cases state it as their source."""
+    """Return the command that repeats this search; kept cases state the command as their source."""
     words = ["onnxopt fuzz"]
     words += [f"--operator {name}" for name in operators]
     words += [f"--exclude-operator {name}" for name in excluded]

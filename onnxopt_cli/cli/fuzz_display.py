@@ -76,7 +76,7 @@ class FuzzDisplay:
         names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = " and ".join(map(repr, names))
         # The search explains only failures of operators with a formula; `onnxopt run` explains
-        # those of all operators.
+        # failures of all operators.
         if not cause and registry().named(finding.subject) is not None:
             cause = "not explained"
         group = f"{finding.subject}, {cause}" if cause else finding.subject

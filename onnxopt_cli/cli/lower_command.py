@@ -49,7 +49,7 @@ def command(source: Path, target: Path) -> None:
     except NodeError as error:
         problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
-    # If this check fails, onnxopt has a bug, and no file is written.
+    # If the check of the lowered model fails, onnxopt has a bug, and no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)

@@ -122,7 +122,7 @@ class Display:
                     self.print(line)
 
     def show_rerun(self, result: Result) -> None:
-        """Print the result of a rerun if it is flaky."""
+        """Print the result of a rerun if the result is flaky."""
         if result.flaky and not self._quiet:
             self.print(terminal.case_line([result], self._id_width))
 
@@ -294,7 +294,7 @@ def _targets(config: RunConfig) -> Sequence[str]:
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets
-    # Imported late, because other runs do not need this import.
+    # Imported late, because most runs do not need the import.
     from onnxopt_cli.suites.gallery.gallery_suite import targets_for
 
     return targets_for(targets, config.backends)
@@ -303,8 +303,8 @@ def _targets(config: RunConfig) -> Sequence[str]:
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
     """Check before the run that its files can be written."""
     if config.log:
-        # The folder for artifacts may be inside the folder of the log, which is created at this
-        # point.
+        # The folder for artifacts may be inside the folder of the log, so the folder of the log is
+        # created first.
         require_writable_file("--log", config.log)
     if config.artifacts:
         check_folder(config.artifacts)

@@ -46,8 +46,8 @@ _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
 # Settings that select cases, backends or expectations. A resumed or merged run may spell these
-# settings differently, because not these settings but the selected cases, backends and expectations
-# are compared.
+# settings differently, because the selected cases, backends and expectations are compared, not the
+# settings themselves.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -69,7 +69,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """A rule for the tolerances of all cases, which precedes the cases' own tolerances."""
+    """A rule for all tolerances; the rule takes precedence over the cases' own tolerances."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -80,8 +80,8 @@ class ToleranceRule(StrEnum):
 class Shard:
     """Part ``index`` of ``count``, counted from 1.
 
-    The id of a case alone determines its part, so adding or removing cases moves no other case to
-    another part.
+    The part to which a case belongs depends on its id alone, so adding or removing cases moves no
+    other case to another part.
     """
 
     index: int

@@ -359,7 +359,7 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return an object with the given values.
+        """Return an object whose settings have the given values.
 
         Args:
             values: values by the names of settings, including those of groups; a setting without a

@@ -95,7 +95,7 @@ _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
 # The remainder of a seed divided by this number selects the style of a tensor. One style scales the
-# decimals, another style replaces some of them by special values, and the remaining styles use
+# decimals, another style replaces some decimals with special values, and all further styles use
 # plain decimals.
 _STYLES = 6
 
@@ -140,7 +140,7 @@ def _values(chosen: int, shape: Shape, dtype: np.dtype[Any]) -> Array:
 def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
     """Return decimals with up to three digits and many magnitudes.
 
-    About one in eight is zero.
+    About one in eight decimals is zero.
     """
     powers = 10.0 ** random.randint(-5, 1, shape)
     digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
@@ -236,8 +236,8 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # If the formula is undefined for every number, another attribute makes it undefined, and all
-    # numbers of this attribute are kept.
+    # If the formula is undefined for every number of this attribute, another attribute makes it
+    # undefined, and all numbers are kept.
     return tuple(defined) or _FRACTIONS
 
 

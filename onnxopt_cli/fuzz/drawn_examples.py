@@ -53,7 +53,7 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# A model with several nodes has one of these numbers of nodes.
+# Numbers of nodes from which the number for a model with several nodes is drawn.
 _NODE_COUNTS = (2, 2, 3)
 #: Chains of primitive nodes that may connect two nodes. A node of a chain is an operator and the
 #: name of its second input, if any. Every chain preserves the shape.
@@ -69,14 +69,15 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 #: The largest relative error bound that rtol allows.
 _LARGEST_RTOL = 1e-3
-# Types of ordinary inputs. If an input has another type, this type is a trait of the node.
+# Types of ordinary inputs. The type of an input is a trait of the node if it is not an ordinary
+# type.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# A node has one of these numbers of groups of tensors.
+# Numbers of groups of tensors from which the number for a node is drawn.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
-# On average, one of this number of examples breaks the signature.
+# On average, one in this number of examples violates the signature of its operator.
 _EXAMPLES_PER_BREACH = 8
 
 
@@ -457,8 +458,8 @@ class _Drawing:
 
     def _link(self, name: str, nonnegative: bool) -> str:
         """Append a chain of primitive nodes to a value; return the name of the chain's output."""
-        # The last chain contains Reshape, which copies the input's dimension where the target shape
-        # is zero.
+        # The last chain contains Reshape, which would copy the input's dimension if a dimension of
+        # the target shape were zero.
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:

@@ -25,7 +25,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# On average, one of this number of examples is a model with several nodes.
+# On average, one in this number of examples is a model with several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -183,8 +183,8 @@ def drive(
     )
 
     def test(example: Example) -> None:
-        # The database identifies a test by the source code of this function, so all rounds use this
-        # function.
+        # The database identifies a test by the source code of a function, so all rounds use the
+        # same function.
         attempted(example)
 
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
@@ -226,7 +226,8 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions of hypothesis that draw no constants from source code lack these names.
+        # Versions of hypothesis that draw no constants from source code do not have the patched
+        # names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

@@ -52,8 +52,8 @@ VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# A known mistake explains a failure only if it also agrees with the passing examples of the
-# operator, at most this number of the latest ones.
+# Number of passing examples with which a known mistake must also agree to explain a failure; the
+# latest ones of the operator are used.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -115,7 +115,8 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = resolved(Oracles(judging).expected(problem))
     assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
-        # Otherwise judge() would derive the error bounds while the backend waits.
+        # If the error bounds were not derived at this point, judge() would derive them while the
+        # backend waits.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -221,7 +222,7 @@ class Findings:
         )
 
     def forget_passed(self) -> None:
-        """Forget the passing examples, with which explanations then need not agree."""
+        """Forget the passing examples, so that explanations need not agree with them."""
         self._passed.clear()
 
     def record(self, trial: Trial) -> None:
@@ -354,8 +355,8 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
     """Write new files, and return True.
 
-    If one of the files exists, no file is written and the result is False. Another run may write to
-    the same folder at the same time.
+    If one of the files exists, no file is written and the result is False. A different run may
+    write to the same folder at the same time.
     """
     written: list[Path] = []
     try:

@@ -302,7 +302,7 @@ class _Drawing:
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
         """Choose an earlier value with a rank from least to most; late values are preferred.
 
-        Returns None if there is no such value.
+        The result is None if no earlier value has such a rank.
         """
         names = [
             name
@@ -576,7 +576,7 @@ def _cast(drawing: _Drawing) -> None:
 
 
 def _gelu(drawing: _Drawing) -> None:
-    """Append Gelu as the nodes that exporters write for it."""
+    """Append the nodes that exporters write for Gelu."""
     if x := drawing.tensor():
         (scaled,) = drawing.node("Div", x, drawing.constant(np.sqrt(2.0)))
         (bend,) = drawing.node("Erf", scaled)
@@ -586,7 +586,7 @@ def _gelu(drawing: _Drawing) -> None:
 
 
 def _normalized_by_hand(drawing: _Drawing) -> None:
-    """Append a layer normalization as the nodes that exporters write for it."""
+    """Append the nodes that exporters write for a layer normalization."""
     if (x := drawing.tensor(1)) and drawing.shape(x)[-1] > 1:
         (mean,) = drawing.node("ReduceMean", x, axes=[-1])
         (centered,) = drawing.node("Sub", x, mean)

@@ -76,8 +76,8 @@ _ENDLESS = 1 << 40
 #: When this number of failures have required a restart of the worker, shrinking ends.
 _MAX_COSTLY_FAILURES = 30
 #: If an example has failed this number of times, hypothesis considers the failure reproducible.
-#: Afterwards, single nodes and random graphs are shrunk by smaller(), which needs fewer attempts
-#: than hypothesis.
+#: After these failures, single nodes and random graphs are shrunk by smaller(), which needs fewer
+#: attempts than hypothesis.
 _REPRODUCIBLE_FAILURES = 2
 #: Maximum number of attempts of smaller() to shrink a failure.
 _MAX_SHRINK_ATTEMPTS = 300
@@ -150,9 +150,9 @@ class _Portions:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard begins with all invalid nodes. The first shard may skip the invalid
-            # nodes of some operators, whereas all shards must divide the examples in the same way.
-            # Therefore the skipped nodes are counted, too.
+            # The first shard tries all invalid nodes before other examples. The first shard may
+            # skip the invalid nodes of some operators, whereas all shards must divide the examples
+            # in the same way. Therefore the count includes skipped nodes.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -280,8 +280,8 @@ class Search:
                 try:
                     finding = self._search(number, size)
                 finally:
-                    # Each search of a portion tries the same examples again, but each example is
-                    # counted only once.
+                    # A portion may be searched several times with the same examples, but each
+                    # example is counted only once.
                     self.tried = most_tried = max(self.tried, most_tried)
                 if finding is None:
                     break
@@ -322,7 +322,7 @@ class Search:
         return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
-        """Try the examples of a round up to a failure of a new kind, and shrink this failure.
+        """Try the examples of a round up to a failure of a new kind, and shrink that failure.
 
         Args:
             number: number of the round, which determines its examples.
@@ -349,7 +349,7 @@ class Search:
         completed, reproducible = self._drive(try_example, most, number)
         if new.kind is None:
             return None
-        # In a completed round, the last example is the smallest failing one.
+        # The last example of a completed round is the smallest failing example.
         trial = new.trials[-1] if completed else min(new.trials, key=lambda trial: trial.size)
         if reproducible:
             trial = self._smallest(trial, new.kind)
@@ -529,7 +529,7 @@ def smaller(example: Example) -> Iterator[Example]:
     """Yield smaller examples; the smallest comes first.
 
     Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
-    hypothesis cannot remove elements or nodes. The function ``smaller`` removes them.
+    hypothesis cannot remove elements or nodes. The function ``smaller`` removes elements and nodes.
 
     A chain of examples, each of which is a smaller example of its predecessor, is finite. For
     examples of several nodes of operators with a formula, no smaller examples are yielded.
@@ -599,8 +599,8 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # First, all inputs but one are simplified at once, because attempts may be slow if the failure
-    # is a crash.
+    # At first, all inputs but one are simplified at once, because attempts may be slow if the
+    # failure is a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004

@@ -106,8 +106,8 @@ def _files(result: Result, case: Case | None, oracles: Oracles) -> dict[str, byt
             files[f"test_data_set_0/actual_{index}.pb"] = actual
     if not problem.must_reject:
         return files
-    # The files get other names, because a directory without expected outputs must not be mistaken
-    # for a case.
+    # The files of a rejection case get other names, because a directory without expected outputs
+    # must not be mistaken for a case.
     return {f"refused_{name}": data for name, data in files.items()}
 
 

@@ -23,7 +23,8 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView, failure_t
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import in_words
 
-#: GitHub shows this many commands of a step, and drops further ones without a message.
+#: GitHub shows at most this number of commands of a step, and drops further commands without a
+#: message.
 _MAX_COMMANDS = 10
 #: Messages are shortened to this number of characters, because GitHub truncates long messages.
 _MAX_MESSAGE_CHARS = 4000
@@ -36,10 +37,10 @@ _FRAME = re.compile(
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# Python's faulthandler prints these words; it lists the innermost frame first.
+# Words that Python's faulthandler prints, because it lists the innermost frame first.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
-# Folders with these names, such as environments, contain code that is not part of the repository.
+# Names of folders, such as environments, that contain code which is not part of the repository.
 _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 
 
@@ -62,7 +63,7 @@ def github_report(view: RunView) -> str:
             title = f"{item.word}: {result.case} on {result.backend}"
             raising_line = _raising_line(result)
             if raising_line and result.printed == f"{RAISED_AT}{raising_line}":
-                # GitHub shows the notice at this line.
+                # GitHub shows the message beside the line that raised the error.
                 result = replace(result, printed="")
             text = clipped(failure_text(result, ELSEWHERE), _MAX_MESSAGE_CHARS, "\n")
             again = f"again: {printable(item.again)}"
@@ -85,7 +86,7 @@ def _notices(view: RunView) -> list[str]:
 def _raising_line(result: Result) -> Location | None:
     """Return the innermost frame of a traceback that lies in the repository; None without one.
 
-    A backend may print any text, so a frame counts only if the repository has its file and line.
+    A backend may print any text, so a frame is ignored unless the repository has its file and line.
     """
     if result.outcome not in _RAISED:
         return None

@@ -2,8 +2,8 @@
 
 The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
 harmful characters become visible escapes. A template that omits the escaping is therefore harmless.
-In addition, the page's content security policy admits only one script and one style, by their
-hashes.
+In addition, the content security policy of the page admits only one script and one style,
+identified by their hashes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# Bars of larger values end at this error / tolerance, a little beyond the limit of 1.
+# Bars of larger values end at this error / tolerance, which is a little above the limit of 1.
 _MAX_DRAWN_SHARE = 1.15
 # Distances in ulp with more bits than this are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
@@ -123,8 +123,8 @@ def html_report(view: RunView) -> str:
 
 
 def page_parts() -> dict[str, Markup]:
-    """Return the style and the script of a page, and the policy that admits only these two."""
-    # Files of this package are trusted and not escaped.
+    """Return the style and the script of a page, and the policy that admits no others."""
+    # Files of the package onnxopt are trusted and not escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     policy = Markup(_policy(style, script))  # noqa: S704 - made of hashes
     return {"style": style, "script": script, "policy": policy}
@@ -154,7 +154,7 @@ def template_environment(package: str, folder: str) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Markup is trusted; it is a subclass of str.
+        # Text of type Markup, a subclass of str, is trusted.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     environment.filters["lines"] = lambda text: Markup("{}").format(printable(text, lines=True))

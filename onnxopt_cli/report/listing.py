@@ -180,7 +180,7 @@ def heading(text: str) -> Padding:
 
 
 def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
-    """Yield a heading and a table without lines, or nothing if there are no rows."""
+    """Yield a heading and a table without lines; yield nothing if there are no rows."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
@@ -196,9 +196,10 @@ _VERDICT_WIDTH = max(map(len, RuleOutcome))
 
 
 def rule_line(finding: RuleResult) -> RenderableType:
-    """Return a rule with its verdict and finding, and with the remedy if it is violated.
+    """Return a rule with its verdict and finding.
 
-    The line to copy into the backend's specification is printed separately.
+    If the rule is violated, the remedy is added. The line to copy into the backend's specification
+    is printed separately.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)

@@ -99,7 +99,7 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        # A value of this problem has a type that a test directory cannot store.
+        # A value of the finding's problem has a type that a test directory cannot store.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
 

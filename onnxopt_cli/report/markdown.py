@@ -250,7 +250,7 @@ def _code(text: str, longest: int = _MAX_NAME_CHARS) -> str:
         return ""
     if "`" not in text and "|" not in text:
         return f"`{text}`"
-    # A pipe would end the cell even after a backslash. A character reference never acts as markup.
+    # Even after a backslash, a pipe would end the cell. A character reference never acts as markup.
     escaped = re.sub(r"[\W_]", lambda match: f"&#{ord(match[0])};", text)
     return f"<code>{escaped}</code>"
 

@@ -100,7 +100,7 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Parts of types in schemas, and the words that pages show for them.
+# Parts of the names of types in schemas, and the words with which pages replace these parts.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),
@@ -131,7 +131,7 @@ def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str
 
 
 def _attribute_text(schema: defs.OpSchema, name: str) -> tuple[str, str] | tuple[()]:
-    """Return type and default of an attribute in a version; empty if the version lacks it."""
+    """Return type and default of an attribute in a version; empty if it has no such attribute."""
     entry = schema.attributes.get(name)
     if entry is None:
         return ()

@@ -67,7 +67,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:
-    """Call functions that write files; an error of one does not prevent the next call.
+    """Call functions that write files; an error of one call does not prevent the next call.
 
     Raises:
         UsageError: with the messages of all errors.

@@ -118,8 +118,8 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # The file is not a single JSON document. If the file is not a log either, read_record
-        # raises an exception.
+        # The file is not a single JSON document. If the file is not a log, read_record raises an
+        # exception.
         return read_record(path)
     try:
         # A report may have been written in any number of parts.
@@ -134,7 +134,7 @@ def read_saved_run(path: Path) -> RunRecord:
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the run in a report as log records, which are then validated like those of a log."""
+    """Yield the run in a report as log records, which are validated like the records of a log."""
     results, options = document["results"], document["options"]
     cases = {result["case"] for result in results if result["case"] not in OUTSIDE_IDS}
     config = RunConfig.from_json(options)

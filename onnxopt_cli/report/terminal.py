@@ -327,7 +327,7 @@ class _Elements:
             )
             cells = [(f"  {index}", *numbers) for index, *numbers in rows]
             table = plain_table(cells, [f"  {first}"], titles, "dim")
-            # With this padding, numbers of full length fit into 80 columns.
+            # With this padding, numbers with the maximum number of digits fit into 80 columns.
             table.padding = (0, 1, 0, 0)
             width = console.measure(table, options=options.update(max_width=_WIDE_COLUMNS)).maximum
             if width <= options.max_width:

@@ -68,8 +68,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # Sets of operators of the models that failed when they ran alone. A further model with one
-        # of these sets does not join a batch.
+        # Sets of operators of the models that failed when they ran alone. A model does not join a
+        # batch if the set of its operators is one of these sets.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead
@@ -148,7 +148,7 @@ class BatchExecutor:
         failure = _failure(response)
         is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
         if is_limit and failure not in map(_failure, responses):
-            # No case alone exceeds the limit, so the batch was too large.
+            # No case exceeds the limit alone, so the batch was too large.
             self._size = min(self._size, middle)
         return responses
 

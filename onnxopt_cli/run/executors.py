@@ -122,8 +122,8 @@ def open_executors(
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    Backends start in the background; :meth:`Executor.ready` waits for a backend. The environment of
-    an adapter is created first if it does not exist.
+    Backends start in the background; :meth:`Executor.ready` waits for a backend. If the environment
+    of an adapter does not exist, the environment is created before the backends start.
 
     Args:
         backends: the specifications of the backends.
@@ -212,7 +212,9 @@ def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
 
 
 class _Pools:
-    """Starts pools of workers for :func:`open_executors`, which ends them.
+    """Starts pools of workers.
+
+    The pools are ended by :func:`open_executors`.
 
     Args:
         interruption: set when the user interrupts the run.
@@ -225,8 +227,8 @@ class _Pools:
 
     @cached_property
     def _loop(self) -> WorkerLoop:
-        # Imported late: runs of the backend numpy need no workers and start faster without this
-        # module.
+        # Imported late, because runs of the backend numpy need no workers and start faster without
+        # the module.
         from onnxopt_cli.workers.pool import WorkerLoop
 
         return self.stack.enter_context(closing(WorkerLoop()))
@@ -456,16 +458,16 @@ def refuse_workers() -> NoReturn:
 
 
 class InProcess:
-    """A backend in the runner's own process: if it crashes, so does the runner.
+    """A backend in the runner's own process; if the backend crashes, so does the runner.
 
     Args:
         specification: the specification of the backend.
         lowering: when the backend is given primitive operators.
         interruption: set when the user interrupts the run.
         open_pool: starts workers, which run all models except single nodes with a formula and their
-            trajectories; None to run all models in this process. The time and memory that a formula
-            takes are bounded by the size of its inputs, and its node is checked first; any other
-            model may loop endlessly or allocate terabytes.
+            trajectories; None to run all models in this process. The size of a formula's inputs
+            limits the time and memory that the formula takes, and the node is checked first; any
+            other model may loop endlessly or allocate terabytes.
     """
 
     def __init__(
@@ -515,7 +517,10 @@ class InProcess:
         return run
 
     def renew(self) -> None:
-        """Create the backend again; state that the backend stored in imported modules remains."""
+        """Create the backend again.
+
+        State that the backend has stored in imported modules remains.
+        """
         self._host = self._start()
         if self._pool is not None:
             self._pool.renew()

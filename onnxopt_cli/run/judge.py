@@ -91,7 +91,7 @@ def judge(
     note = ""
     if response.failure is Outcome.SKIP and not (
         # Only a node that violates the signature of its operator may be skipped. A hostile worker
-        # could claim for any case that it was skipped.
+        # could claim that it skipped any case.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]
@@ -130,8 +130,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the correct result with the fewest wrong elements. Results
-    that follow the second reading of a contested question are not considered for this choice.
+    If no correct result matches, return the correct result with the fewest wrong elements. This
+    choice does not consider results that follow the second reading of a contested question.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -320,8 +320,8 @@ def other_defect(result: Result) -> str:
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory also contains a summary of the wrong steps, which is not another
-    # defect.
+    # The message of a trajectory also contains a summary of the wrong steps, which is not a defect
+    # of its own.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 

@@ -71,8 +71,8 @@ _SECONDS, _BYTES = 10.0, 1 << 30
 # A mistake reproduces a wrong element of a backend if their values differ by less than this share
 # of the element's error.
 _NEAR_SHARE = 0.02
-# Mistakes that compute in a coarser type than the tensors' types: the name of each mistake, and
-# this type.
+# Mistakes that compute in a coarser type than the types of the tensors, by name, with the coarser
+# type.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -230,7 +230,7 @@ def conforms(outputs: Sequence[Array], observation: Observation, judging: Judgin
 
 
 def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether a backend with this mistake can pass a case that passed in the run."""
+    """Return whether a backend with a mistake can pass a case that passed in the run."""
     outputs = implementation.run(observation.call)
     if conforms(outputs, observation, judging):
         return True
@@ -328,7 +328,7 @@ def _returns(
     coarse = _coarse_type(implementation, outputs, observation.call)
     fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # If a mistake rounds some outputs to a coarser type, the other outputs may be unrounded.
+    # If a mistake rounds some outputs to a coarser type, its other outputs may be unrounded.
     may_have_all_digits = fits or implementation.precision is None
     if may_have_all_digits and agree([*map(Branch, outputs, limits)], returned):
         return True
@@ -567,7 +567,8 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(wide[np.isfinite(wide)])
-    # Use the median, because a few large elements do not show how all the others are rounded.
+    # The median is used, because a few large elements do not show how all other elements are
+    # rounded.
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Fewer cases than this run in the main process, because forking would take longer than it saves.
+# A run with fewer cases than this does not fork, because forking would take longer than it saves.
 _MIN_PARALLEL_CASES = 20
 # Cases are distributed to forked processes in about this number of chunks.
 _CHUNK_COUNT = 1000

@@ -86,7 +86,7 @@ class _CasesAtClient:
 
 
 def sent_case(tree: Path, memory: int, case_id: str, path: str) -> Case | None:
-    """Return the case with an id; None if there is no such case.
+    """Return the case with an id; None if the case does not exist.
 
     Args:
         tree: the folder with the case files that the client has sent.

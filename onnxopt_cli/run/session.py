@@ -109,7 +109,7 @@ _MAX_ORIGIN_CHARS = 300
 #: Restarts a backend, runs the given cases on the backend in order, and returns their results.
 _Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# After these outcomes the worker is replaced, so that earlier cases have no effect on later cases.
+# Outcomes after which the worker is replaced, so that earlier cases have no effect on later cases.
 _WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
@@ -205,7 +205,7 @@ def _selected(
     expectations: Expectations,
     tell: Callable[[str], None],
 ) -> tuple[list[Case], Mapping[str, str]]:
-    """Return the cases that the settings select, and the reasons why others are left out."""
+    """Return the cases that the settings select, and the reasons why other cases are left out."""
     selected, left_out = choose(
         collection.cases,
         config.filters,
@@ -239,7 +239,9 @@ def _identity(executor: Executor) -> BackendIdentity:
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
-    """Wait until the backends have started; a backend that fails to start does not stop the rest.
+    """Wait until the backends have started.
+
+    A backend that fails to start does not stop the others.
 
     Raises:
         UsageError: if a backend does not exist.
@@ -367,8 +369,8 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # The resumed log may also contain a failure outside of any case; the worse of the
-                # two failures is kept.
+                # The resumed log may also contain a failure outside of any case; the worse of that
+                # failure and the new one is kept.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
@@ -522,9 +524,10 @@ class _RunInterrupted(Exception):
 def _restarted_backend(
     plan: Plan, backend: str, execution: Execution, cluster: Cluster | None
 ) -> Iterator[_Restarted]:
-    """Yield a function that runs cases in order on a backend, and restarts it before each call.
+    """Yield a function that runs cases on a backend in order.
 
-    The function raises _RunInterrupted if the user interrupts the run.
+    The function restarts the backend before each call. The function raises _RunInterrupted if the
+    user interrupts the run.
 
     Args:
         plan: the plan of the run.
@@ -632,7 +635,7 @@ def _dependence(
     if not same_after(before):
         return f"{verb} only in some runs"
     # Search for the shortest run of consecutive cases, ending just before this case, that leads to
-    # the same outcome. The first case of this run is the culprit.
+    # the same outcome. The first of these consecutive cases is the culprit.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

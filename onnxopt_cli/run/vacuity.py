@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case_template import Author
 
 
-# At most this number of cases serve as probes of one operator without a formula.
+# Largest number of cases that serve as probes of one operator without a formula.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
 # Shape of the first tensors of a plain node if the inputs of the original node cannot be used.
 _PLAIN_SHAPE = (3,)
-# The inputs of the first node of a pair are multiplied by this factor for the second node. The
+# Factor by which the inputs of the first node of a pair are multiplied for the second node. The
 # factor is positive, so that signs do not change.
 _FACTOR = 1.25
 # Values of T for plain nodes.
@@ -272,7 +272,7 @@ def _is_new(value: Array, problem: Problem) -> bool:
 
 
 def _likelihood(case: Case, name: str, lower_name: str) -> int:
-    """Return a score of how likely a case is to have the operator; 0 if it cannot have it.
+    """Return a score of how likely a case is to have the operator; 0 if it is impossible.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
@@ -359,7 +359,7 @@ def plain_pair(
         (similar, False, None),
         *((ordinary, False, count) for count in (None, *_COUNTS)),
     ]
-    # Outputs that depend only on the signs of inputs do not change under a positive factor.
+    # Outputs that depend only on the signs of inputs are not changed by a positive factor.
     for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
             operands = _operands(author, arrays, groups, count, keep=keep)
@@ -422,7 +422,7 @@ def _is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
 def _same(array: Array, reference: Array) -> bool:
     """Return whether elements equal a reshaped or broadcast reference; NaN equals NaN."""
     if array.size and reference.size:
-        # Different tensors usually differ in the first element.
+        # Different tensors usually differ in their first elements.
         first, second = array.item(0), reference.item(0)
         if first != second and (first == first or second == second):  # noqa: PLR0124 - not NaN
             return False

@@ -177,8 +177,8 @@ class _BackendRuns:
         except BackendUnavailable:
             raise
         except OnnxoptError as error:
-            # A backend's name or package may be missing on this machine only. The remaining
-            # backends run, as they do if a backend does not start.
+            # A backend's name or package may be missing on this machine only. If a backend is
+            # missing, the remaining backends run, as they do if a backend does not start.
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:
@@ -275,7 +275,7 @@ def tier_cases(cases: Sequence[Case], tier: Tier, rows: dict[str, str]) -> list[
 
     The quick tier has one case of each pair of suite and operator, then a second case of each pair,
     and so on up to :data:`QUICK_CASES`. The cases of a pair are ordered by a hash of their ids. The
-    choice therefore depends only on the ids, and a new case displaces few others.
+    choice therefore depends only on the ids, and a new case displaces few other cases.
 
     Args:
         cases: all cases.

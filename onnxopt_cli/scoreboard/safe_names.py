@@ -8,10 +8,10 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# Names may end in a digest, so a text that ends like a digest could be the same as another text's
-# name.
+# Matches the end of a text that looks like a digest; such a text could equal the name of another
+# text, because names may end in a digest.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
-# Windows does not accept these names for files, not even with a suffix.
+# Matches names that Windows does not accept for files, even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 
 

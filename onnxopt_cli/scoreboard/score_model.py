@@ -189,7 +189,7 @@ class BitsLost:
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
-        # Only the measures are needed, so the names are arbitrary.
+        # The names are arbitrary, because only the measures are used.
         row = Accuracy.of("", "", "", Provenance.DERIVED, diffs)
         within = row.ulp_within(TYPICAL_SHARE)
         typical = float("inf") if within is None else log2(1 + within)
@@ -276,7 +276,8 @@ def read_scores(
 
 
 def _row_order(row: str) -> tuple[bool, str, str]:
-    # Names of operators begin with a capital letter; rows of other models come last.
+    # Names of operators, which begin with a capital letter, come first; rows of other models come
+    # last.
     return not row[:1].isupper(), row.lower(), row
 
 

@@ -63,13 +63,13 @@ _LISTED_NAME = re.compile(
 # Longer messages are shortened, to limit the size of the site; for a failure, the page folds the
 # remainder instead.
 _MAX_MESSAGE_CHARS = 300
-# The page folds the characters of a failure without outputs that exceed this number.
+# A failure without outputs shows this number of characters, and the page folds further characters.
 _MAX_BRIEF_CHARS = 150
 # The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500
 # Inputs whose values have more characters than this are shown by type and shape only.
 _MAX_VALUE_CHARS = 80
-# The colors of a badge; each has the smallest share of passes for which it is used.
+# The colors of a badge, each with the smallest share of passes for which the color is used.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # Matches an option that sets an environment variable, whose value may be a secret.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
@@ -271,7 +271,8 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # A set is listed under each of its labels, so it is used only for the first label.
+            # Each set is listed under each of its labels, so only the entry of the first label is
+            # used.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))

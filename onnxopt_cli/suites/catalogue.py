@@ -122,7 +122,7 @@ def named_suite(
     """Return the cases of one of :func:`suite_names`, and the faults in the suite's files.
 
     With a stem, a generated suite is limited to the operator whose file has this stem, and the
-    gallery to the runtime whose adapter has this name. Without such an operator or adapter, all
+    gallery to the runtime whose adapter has this name. If no operator or adapter has this stem, all
     cases are returned.
     """
     if name in CORPORA:
@@ -142,7 +142,7 @@ def suite_cases(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
-    """Return the cases of a generated suite: those of its files, but without outputs.
+    """Return the cases of a generated suite, which are those of its files without outputs.
 
     Most cases are created directly from their templates, since writing and reading a case file
     takes longer than running its cases. Only templates of refusals and trajectories are written as

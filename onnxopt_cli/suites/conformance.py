@@ -66,7 +66,7 @@ _LATE = 900
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
 #: A setting is a combination of values of the attributes with choices. If an operator has more
-#: settings than this, each case template has only one setting.
+#: settings than this, each case template has a single setting.
 _MAX_SETTINGS = 4
 
 
@@ -175,8 +175,8 @@ class _ConformanceTemplates(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # Settings are assigned to successive templates in turn, so an additional template at this
-        # place would change the settings of all later cases.
+        # Settings are assigned to successive templates in turn, so an additional template in this
+        # section would change the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}
@@ -421,8 +421,8 @@ class _ConformanceTemplates(Author):
                     for name, column in columns.items():
                         column.append(value if name == special else self.tensor(name, 0, (1,))[0])
         for name, column in columns.items():
-            # The last elements of all tensors are finite, so that the last elements of the result
-            # must be finite, too.
+            # The last elements of all tensors are finite; therefore, the last elements of the
+            # result must also be finite.
             column.append(self.tensor(name, 0, (1,))[0])
         about = "NaN and infinity in each tensor: detects results that drop or spread them."
         tensors = {name: np.array(column) for name, column in columns.items()}

@@ -2,7 +2,7 @@
 
 An implementation may have separate code for large tensors, for scalars, for operands that are
 broadcast, or for certain values of T. If this code computes in float32, a double keeps only 24 of
-its 53 bits. Only a case in double detects the loss.
+its 53 bits. Only a case in double detects the lost digits.
 """
 
 from __future__ import annotations

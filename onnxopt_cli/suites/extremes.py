@@ -36,7 +36,7 @@ _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Values of T that double represents exactly, including their parity, because an implementation may
 #: compute powers in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
-#: Suites that run in seconds use this number of _PARITIES: an odd and an even number.
+#: Number of _PARITIES, one odd and one even, that suites which run in seconds use.
 _FEW_PARITIES = 2
 #: Values of T for which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
@@ -51,8 +51,7 @@ PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: Suites that run in seconds use only this number of BETWEEN_PAGES and of HIGH_RANKS, the first
-#: ones.
+#: Number of shapes of BETWEEN_PAGES and of HIGH_RANKS that suites which run in seconds use.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(
@@ -293,7 +292,8 @@ def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
         mixed |= {f"float_{name}": dict.fromkeys(set(names) - {name}, WIDE_TYPE) for name in names}
     mixed["double_all"] = author.double
     if author.carried:
-        # The difference of a float and a double may be rounded to float32, which makes it zero.
+        # The difference between a float and a double may be rounded to float32 and thereby become
+        # zero.
         mixed = {"double_all": author.double}
         nearly = {
             name: 1 + 2.0**-28 * (place + np.arange(3) / 7) for place, name in enumerate(names)
@@ -362,8 +362,9 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
     """Return one or more sets of tensors, by the ending of the template's name.
 
-    If each output depends on one element of each tensor, a single set contains every combination
-    of zeros, and each special value in each tensor. Otherwise, each tensor and value have a set.
+    If each output depends on one element of each tensor, a single set contains every combination of
+    zeros, and each special value in each tensor. If outputs depend on several elements, each
+    combination of a tensor and a value has its own set.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}

@@ -35,7 +35,7 @@ AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by 
 _LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
 _SINGLE: Shapes = ((), (1,), (1, 1), (1, 1, 1))
-#: Shapes of every rank that exceed all tiles and blocks without being multiples of one.
+#: Shapes of every rank that exceed all tiles and blocks, and are not multiples of them.
 _BEYOND_BLOCKS: Shapes = (
     (300, 2), (2, 300), (1100,),
     (2, 3, 191), (3, 7, 1, 53), (2, 3, 2, 2, 47), (2, 2, 3, 2, 3, 17), (2, 1, 3, 2, 2, 3, 17),
@@ -65,8 +65,8 @@ _LARGE_SHAPES: Shapes = (
     *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
-#: For nodes of the suite ``large`` with extremes in other dimensions: their shapes and their
-#: number.
+#: Shapes of nodes in the suite ``large`` with extremes in other dimensions, each with the number of
+#: such nodes.
 _LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
@@ -106,13 +106,13 @@ _NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
 )
 #: Tensors with more elements than this are random instead of literal.
 LITERAL = 24
-#: Of the random tensors with fewer than 800 elements, one in 4 is a literal instead, so that it can
-#: have infinite elements. If a single NaN makes the whole result NaN, one in 10 literals may
-#: contain NaN.
+#: One in 4 of the tensors with fewer than 800 elements is a literal although it could be random, so
+#: that it can have infinite elements. If a single NaN makes the whole result NaN, one in 10
+#: literals may contain NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: In nodes with more tensors than this, the tensors are small and have random levels.
 _FEW_TENSORS = 9
-#: In literal tensors with infinite elements, this share of the elements is infinite.
+#: Share of infinite elements in literal tensors that have infinite elements.
 _INFINITE_SHARE = 0.06
 #: Share of the numbers of an attribute with limits that are at or next to an integer rank.
 _RANK_SHARE = 0.4
@@ -128,14 +128,13 @@ _GROUPS = 12
 _EXTREMES = 4.5
 #: Limits of the share of extreme dimensions in a node.
 _LEAST_EXTREME, _MOST_EXTREME = 0.6, 0.75
-#: In nodes with more than _FEW_TENSORS tensors, this share of the dimensions is extreme.
+#: Share of extreme dimensions in nodes with more than _FEW_TENSORS tensors.
 _MANY_EXTREME = 0.6
 #: Probability that all terms of a sum over tensors are ordinary numbers, for each number of
 #: tensors.
 _CALM = {1: 0.5, 2: 0.5}
 _CALM_MANY = 0.8
-#: In tensors that the formula requires to be nonnegative, this share of the elements is
-#: nonnegative.
+#: Share of nonnegative elements in tensors that the formula requires to be nonnegative.
 _NONNEGATIVE = 0.9
 #: Share of special values among the elements of a literal tensor, for each element of
 #: _DISTRIBUTIONS.
@@ -147,15 +146,15 @@ _RARE = 10.0
 _POOL = 4096
 #: Number of attempts to draw a node whose outputs are all conclusive.
 _TRIES = 8
-#: One in this number of nodes is accepted with a single conclusive output.
+#: One in this number of nodes is accepted even if it has a single conclusive output.
 _PARTLY = 3
 #: The rank of a matrix.
 _MATRIX = 2
 #: The highest rank of a vector with additional axes of 1.
 _MOST_RANK = 7
-#: One of this number of vectors gets additional axes of 1.
+#: One in this number of vectors gets additional axes of 1.
 _LIFTED = 4
-#: In one of this number of nodes, all tensors have the same shape.
+#: One in this number of nodes has tensors that all have the same shape.
 _ALIKE = 8
 
 
@@ -170,7 +169,7 @@ class _Cover:
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Few case templates have these levels, so each of these templates should cover new pairs.
+        # Few case templates have these levels, so each such template should cover new pairs.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
@@ -255,8 +254,8 @@ class _Design:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
         # Half of the nodes are without doubles, half without broadcasting, and half without
-        # infinities, for backends that lack one of these. An infinity hides all other terms of a
-        # sum, unless it is multiplied by zero.
+        # infinities, because some backends support only such nodes. An infinite term of a sum hides
+        # all other terms, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
         # The first dimension follows from the shapes that are passed to `template`.
@@ -289,7 +288,7 @@ class _Design:
         if len(shapes) > _FEW_TENSORS:
             # Few nodes have many tensors, so each of these nodes has many extremes.
             extremes = _MANY_EXTREME
-        # With some levels, one output is never finite, although the other outputs are conclusive.
+        # With some levels, one output is never finite, although all other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
         for _ in range(_TRIES):
             candidates = self._candidates(self._sizes[: len(self._node)], extremes, _NODES)
@@ -413,7 +412,7 @@ class _Design:
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
         """Return a number for each group.
 
-        A number is the given one, or is at or next to an integer rank.
+        Each number is the given number, or a number at or next to an integer rank.
         """
         numbers = []
         for shape in shapes:

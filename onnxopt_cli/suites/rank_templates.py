@@ -4,8 +4,8 @@ The templates of :func:`rank_templates` have ranks at elements of literal tensor
 elements. The templates of :func:`whole_rank_templates` have integer ranks of tensors of many
 lengths, and the templates of :func:`far_rank_templates` have many elements or many tensors. The
 function :func:`far_rank_templates` avoids integer ranks at which the rounding of (n - 1) * percent
-/ 100 depends on the order of operations. The order percent / 100 * (n - 1) of ``numpy.percentile``
-is also correct, but may prune one more element at such a rank.
+/ 100 depends on the order of operations. The order percent / 100 * (n - 1), which
+``numpy.percentile`` uses, is also correct, but may prune one more element at an integer rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxopt_cli.cases.tensors.declared import RandomTensor
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.suites.pairwise import LITERAL
 
-#: With this number of elements, a percentage just below 100 selects a different rank than 100.
+#: A number of elements for which a percentage just below 100 selects another rank than 100 does.
 _LONG_SIZE = 100_001
 _LONG_SHARES = (0.3, 1.0)
 #: A number of tensors that exceeds a batch of 32.
@@ -37,7 +37,7 @@ _RANKED = (
     *((length, "infinite") for length in (5, 11, 33)),
     *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
 )
-#: In tensors whose ranks are tested, this share of the elements is infinite.
+#: Share of infinite elements in tensors whose ranks are tested.
 _INFINITE = 0.4
 _RATE = 0.41234568
 #: The seed of the literal tensors.

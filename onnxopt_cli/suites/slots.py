@@ -1,8 +1,8 @@
 """Case templates that vary every operand slot of an operator, one after the other.
 
 A slot is a tensor of a node in one group, such as the gradient of the second tensor. Code for
-shapes, types and shared values is often right for one slot and wrong for another. Therefore each of
-these templates exists for every slot, or has one group for every slot.
+shapes, types and shared values is often right for one slot and wrong for another. Therefore each
+template exists for every slot, or has one group for every slot.
 """
 
 from __future__ import annotations

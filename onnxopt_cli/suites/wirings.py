@@ -25,7 +25,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Wirings for mistakes that other wirings usually detect as well.
+#: Names of wirings that detect only mistakes which other wirings usually detect as well.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip

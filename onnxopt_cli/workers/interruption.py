@@ -15,7 +15,7 @@ from types import FrameType
 
 from onnxopt_cli.core.process_control import SIGNALS, exceptions_are_lost
 
-# A signal that arrives where raising is unsafe is sent again after this number of seconds.
+# Seconds after which a signal is sent again if it arrived where raising an exception is unsafe.
 _RESEND_SECONDS = 0.01
 # A signal is sent again at most this number of times.
 _MAX_RESENDS = 100
@@ -108,7 +108,7 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let the first signal, too, raise KeyboardInterrupt, for code that does not poll.
+        """For code that does not poll, let the first signal raise KeyboardInterrupt, too.
 
         Raises:
             KeyboardInterrupt: also if a signal has already arrived.
@@ -134,7 +134,7 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Record the first signal, and raise KeyboardInterrupt at the second.
+    """Record the first signal, and raise KeyboardInterrupt when the second arrives.
 
     Code that polls the interruption may raise a plain KeyboardInterrupt; when the exception leaves
     the context, it becomes a :class:`Stop` with the number of the signal.

@@ -36,7 +36,7 @@ _SWEEP_SECONDS = 0.5
 
 def name_folder() -> str:
     """Return a path for a new folder; empty if there is no folder for temporary files."""
-    # Imported here because the supervisor, which also uses this module, does not need it.
+    # Imported late, because the supervisor, which also uses this module, does not need tempfile.
     import tempfile
 
     try:
@@ -90,7 +90,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 def sweep_folders() -> None:
     """Remove folders that killed runs of this user have left behind.
 
-    If the removal takes too long, the next run continues it.
+    If removing the folders takes too long, the next run continues.
     """
     import tempfile
 
@@ -142,7 +142,7 @@ def _empty(folder: str, deadline: float) -> None:
                 try:
                     for child in os.listdir(inner):  # noqa: PTH208 - as above
                         if not _unlink(child, inner):
-                            # A folder can be moved only with write permission to it, which _open
+                            # Moving a folder requires write permission to the folder, which _open
                             # has set.
                             os.close(_open(child, inner))
                             new_name = os.urandom(_RANDOM_BYTES).hex()

@@ -9,10 +9,10 @@ of each supervisor.
 **Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish these orphans
 from other children that the runner did not start: a shell that executes the command with ``exec``
 leaves its children to the command, and the first process of a container adopts every orphan.
-Therefore each supervisor marks itself and its descendants by a hard resource limit below that of
-the runner. Children inherit the limit, a new session or environment does not change the limit, and
-only root may raise the limit. The marking limit is the limit on file locks, which Linux has not
-enforced since version 2.4.
+Therefore each supervisor marks itself and its descendants with a hard resource limit that is lower
+than the limit of the runner. Children inherit the limit, a new session or environment does not
+change the limit, and only root may raise the limit. The marking limit is the limit on file locks,
+which Linux has not enforced since version 2.4.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LIMIT_ERRORS = (ImportError, OSError, ValueError, LookupError, StopIteration)
 
 @cache
 def visible() -> bool:
-    """Return whether processes are visible in /proc; on Linux, it must show this PID namespace.
+    """Return whether processes are visible; on Linux, /proc must show this PID namespace.
 
-    With the /proc of another namespace, process ids would denote other processes.
+    The process ids in /proc of another namespace would denote other processes.
     """
     if sys.platform != "linux":
         return True
@@ -144,11 +144,12 @@ def descendants(process: int) -> list[int]:
 def end_descendants(
     parent: int, seconds: float, is_selected: Callable[[int], bool] = lambda _child: True
 ) -> bool:
-    """Kill the descendants of a process until none is left, even if they start new processes.
+    """Kill the descendants of a process until none is left, although they may start new ones.
 
-    All descendants are stopped before any is killed, so that no process can react to the end of
-    another. Signals are sent to whole process groups, from which a process does not escape by
-    forking. Orphans that this process adopts meanwhile are killed in the next round.
+    All descendants are stopped before any of them is killed, so that no process can react to the
+    end of another process. Signals are sent to whole process groups, from which a process does not
+    escape by forking. Orphans that this process adopts while the others are killed are killed in
+    the next round.
 
     Args:
         parent: the process; it and its process group receive no signal.
@@ -273,8 +274,8 @@ def limit_memory(size: int) -> None:
     """Limit this process, and each process that it starts, to ``size`` bytes of memory.
 
     The limit is on private writable memory, not on address space: common runtimes reserve far more
-    address space than any machine has memory. On systems without a limit of this kind, the function
-    sets no limit.
+    address space than any machine has memory. The function has no effect on systems that lack such
+    a limit.
     """
     # ValueError: the system enforces a further limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):
@@ -300,7 +301,7 @@ def allowed_memory(size: int) -> int:
 
 
 def can_mark() -> bool:
-    """Return whether this process can mark its children: set its own limit to its present value."""
+    """Return whether this process can mark its children, which is tried with an unchanged limit."""
     with suppress(*_LIMIT_ERRORS):
         import resource
 

@@ -4,7 +4,8 @@
 omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Files in
 memory are found among the open files of each process. If the sum of resident sizes and files
 exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
-which takes much longer. Mapped pages of a file in memory are counted only once, with the file.
+which takes much longer. Mapped pages of a file in memory are counted only once, as a part of the
+file.
 
 No cgroup is created, because few users may create one. The cgroup of a container cannot be used
 either, because it includes the runner.
@@ -103,7 +104,8 @@ def memory_files(process: int) -> dict[FileKey, int]:
     with suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208 - runs after every case
             with suppress(OSError):
-                # The link is read without access to the file system, which the backend may control.
+                # Reading the link does not access the file that the link names, which the backend
+                # may control.
                 target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - as above
                 is_shared = target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
                 if is_shared or target.endswith(_DELETED_SUFFIX):
@@ -154,7 +156,7 @@ def _proportional_bytes(process: int) -> int:
 def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
     """Return the proportional set size without mapped pages of files.
 
-    Private copies of such pages are included.
+    Private copies of pages of files are included.
     """
     try:
         return sum(_mapping_bytes(process, files))
@@ -180,7 +182,7 @@ def _kibibytes(line: bytes) -> int:
 class Step(Enum):
     """The action that a leak check requests before it continues."""
 
-    #: Run the case again.
+    #: Run the case again, to confirm a leak.
     AGAIN = auto()
     #: Wait while threads and child processes end.
     WAIT = auto()
@@ -196,7 +198,7 @@ class LeakCheck:
 
     def __init__(self, supervisor: int, foreign_files: Collection[FileKey] = ()) -> None:
         self._supervisor, self._foreign_files = supervisor, frozenset(foreign_files)
-        # Supervisors exist only on Linux. The other children of a supervisor are orphans.
+        # Supervisors exist only on Linux. All other children of a supervisor are orphans.
         adopted = children(supervisor) if sys.platform == "linux" else []
         self._worker = adopted[0] if adopted else supervisor
         self._known_orphans = set(adopted[1:])

@@ -1,4 +1,4 @@
-"""One worker: its process, and its state in the runner, which polls it and never blocks on it.
+"""One worker: its process, and its state in the runner, which polls the worker and never blocks.
 
 A worker that violates the protocol, exceeds a time limit or holds too much memory is killed and
 never used again, so that late messages cannot be mistaken for the response to a later case.
@@ -75,9 +75,10 @@ _RERUN_NOTE = " (when the case ran again)"
 _TEARDOWN_SECONDS = 30.0
 # Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
-# Memory checks take at most this share of the time; slower checks are less frequent.
+# Memory checks take at most this share of the time, so that checks which take long are less
+# frequent.
 _MEMORY_CHECK_SHARE = 0.1
-# Programs that end because an allocation failed print one of these texts.
+# Texts that programs print when they end because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
 # The worker gets the import path of this process, independent of the current folder.
 _START = (
@@ -87,9 +88,9 @@ _START = (
 )
 # Seconds that a supervisor has to clean up.
 _CLEANUP_SECONDS = 1.0
-# Seconds after which the killing of processes without a supervisor is given up.
+# Seconds after which the attempt to kill processes without a supervisor ends.
 _KILLING_SECONDS = 10.0
-# The last bytes that a worker has printed are kept, up to this number.
+# Number of bytes of a worker's output that are kept; only the last bytes are kept.
 _KEPT_BYTES = 16 << 10
 # Messages show at most this number of lines and characters from the end of a worker's output.
 _SHOWN_LINES = 20
@@ -301,9 +302,9 @@ class Worker:
             self._conversation.require_no_more()
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
-                # An earlier case may be the cause: the backend's command may have sent a second
-                # response to the earlier case, or have ended before this case. A new worker runs
-                # the case again.
+                # An earlier case may have caused the failure: the backend's command may have sent a
+                # second response to the earlier case, or have ended before this case. A new worker
+                # runs the case again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return
@@ -340,7 +341,7 @@ class Worker:
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak:
-            # The next case must not run while the memory of this case is still held.
+            # The next case must not run while the memory of the finished case is still held.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:
@@ -425,7 +426,8 @@ class _WorkerProcess:
             _end_supervisor(self.popen)
         STARTED.discard(self.popen.pid)
         dead = not _adopts_orphans() or end_descendants(os.getpid(), _KILLING_SECONDS, _is_orphan)
-        # The supervisor has already killed them, unless the backend has killed the supervisor.
+        # Unless the backend has killed the supervisor, the supervisor has already killed the
+        # processes.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
@@ -456,8 +458,8 @@ def _start(
     printed, write_end = os.pipe()
     _adopts_orphans()
     numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
-    # While a program starts, other processes can inspect it. A forked process, by contrast,
-    # inherits the protection of this process.
+    # While a program starts, other processes can inspect the program. A forked process, by
+    # contrast, inherits the protection of this process.
     serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
@@ -534,7 +536,7 @@ def _orphans_are_workers() -> bool:
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "linux":
         process.terminate()
-        # The backend may have stopped the supervisor, which then would not react.
+        # A supervisor that the backend has stopped would not react.
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_CLEANUP_SECONDS)
@@ -550,8 +552,8 @@ def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
 def _is_orphan(child: int) -> bool:
     """Return whether a child of this process is an orphan of a worker.
 
-    Supervisors begin new sessions, and their descendants cannot join an older session. All other
-    processes that this process starts stay in its session.
+    Supervisors begin new sessions, and their descendants cannot join an older session. All
+    processes that the runner starts itself stay in the session of the runner.
     """
     if child in STARTED:
         return False

@@ -149,13 +149,14 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
         return
     mark_process()
     signals = {signal.SIGCHLD, signal.SIGTERM, signal.SIGCONT}
-    # The parent process may ignore SIGCHLD; if it stayed ignored, sigwait would never return it.
+    # The parent process may ignore SIGCHLD; if this process ignored it, too, sigwait would never
+    # return it.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
-    # From now on, the end of the runner sends SIGCONT, which stays pending; therefore everything
-    # that is created from now on is also removed. SIGCONT also wakes a supervisor that the backend
-    # has stopped.
+    # From this point, the end of the runner sends SIGCONT, which stays pending, so that everything
+    # that is created after this point is also removed. SIGCONT also wakes a supervisor that the
+    # backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     has_namespace = not visible() and begin_pid_namespace()
@@ -169,11 +170,12 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
         os.close(status_reader)
         _begin_namespace(signals, channel, status_writer)
         parent = 1
-    # Without a process group of its own, the worker is still found as a descendant.
+    # A worker without a process group of its own is still found as a descendant.
     with suppress(OSError):
         os.setpgid(0, 0)
     if lock is not None:
-        # Only the supervisor keeps the lock, because a backend could release it.
+        # Only the supervisor keeps the lock on the folder, because a backend could release the
+        # lock.
         os.close(lock)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     end_with(parent, signal.SIGKILL)
@@ -252,8 +254,8 @@ def _end_group(worker: int) -> None:
 def _has_unreaped(id_kind: int, number: int) -> bool:
     """Return whether this process has children that it has not reaped.
 
-    The result is True if the system cannot answer the question. The arguments select children in
-    the same way as the arguments of ``waitid``.
+    The result is True if the system cannot answer the question. The parameters select children in
+    the same way as the parameters of ``waitid``.
     """
     try:
         os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -6,7 +6,7 @@ by the content of messages.
 
 The backend runs in the worker's process, so the backend can send every message that the worker can
 send. A secret in the hello message would not help, because the backend could read it. A deceptive
-backend can therefore misreport the following:
+backend can therefore misreport the following facts:
 
 - its version;
 - whether it ran primitive operators, and whether it modified its inputs;
@@ -19,10 +19,10 @@ one for outputs. The files have no name, so nothing remains when the last proces
 ends for any reason. On systems without files in memory, or without space for them, values pass
 through the channel.
 
-The runner does not map these files, but reads them. A worker that truncates or modifies its file
-therefore cannot crash the runner, which merely reads fewer or other bytes. The worker maps its
-input file twice with private pages: pages that the backend modifies are copied, and onnxopt
-compares the modified mapping with the other one.
+The runner reads the files instead of mapping them into its memory. A worker that truncates or
+modifies its file therefore cannot crash the runner, which merely reads fewer bytes or different
+bytes. The worker maps its input file twice with private pages: pages that the backend modifies are
+copied, and onnxopt compares the modified mapping with the other one.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
 #: Values with fewer bytes than this pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
-# Each buffer in shared memory begins at a multiple of this number, so that any tensor type is
-# aligned.
+# Each buffer in shared memory begins at a multiple of this number of bytes, so that elements of any
+# type are aligned.
 _ALIGNMENT = 64
 
 

@@ -175,7 +175,8 @@ def test_model_that_fails_the_full_check_is_invalid(run, name):
 
 
 def test_check_knows_the_defaults_of_function_bodies(run):
-    # Inference of MeanVarianceNormalization uses the function body, without the default of axes.
+    # Inference of MeanVarianceNormalization uses the function body, but ignores the default of
+    # axes.
     text = "g (float[1,1,1,2] x) => (float[1,1,1,2] y) { y = MeanVarianceNormalization (x) }"
     x = np.array([[[[1, 3]]]], np.float32)
     model = onnx.parser.parse_model(HEAD + text)

@@ -2,10 +2,10 @@
 
 An environment is identified by the adapter's requirements and lock, the version of the runtime and
 the interpreter: if one of them changes, another environment is used. The environment is created in
-a temporary folder beside its final place and renamed when it is complete. The process that creates
-the environment holds a lock on the parent folder; other processes wait for the lock. If the
-installation fails, both folders are removed. If the process was killed, the next process removes
-the temporary folder.
+a temporary folder beside its final location, and the folder is renamed when the environment is
+complete. The process that creates the environment holds a lock on the parent folder; other
+processes wait for the lock. If the installation fails, the temporary folder and its parent are
+removed. If the process was killed, the next process removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AdapterEnvironment:
 
     @classmethod
     def for_adapter(cls, specification: Specification, adapter: Adapter) -> AdapterEnvironment:
-        """Return the environment of an adapter that has been read.
+        """Return the environment of an adapter, given the content of the adapter's file.
 
         Raises:
             BackendUnavailable: if no interpreter is suitable.
@@ -195,7 +195,7 @@ class AdapterEnvironment:
     def create(self, open_progress: OpenProgress = hide_progress) -> None:
         """Create the environment unless it exists.
 
-        If another process is creating it, wait for that process.
+        If another process is creating the environment, wait for that process.
 
         Args:
             open_progress: opens a progress display.
@@ -255,7 +255,7 @@ class AdapterEnvironment:
     def _create(self, open_progress: OpenProgress, *, held: bool) -> None:
         """Create the environment in a temporary folder, and rename the folder."""
         if held:
-            # No other process uses these folders, so they were left by killed processes.
+            # No other process uses the temporary folders, so they were left by killed processes.
             for folder in self.folder.glob(f"{_NEW}*"):
                 shutil.rmtree(folder)
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))

@@ -51,8 +51,8 @@ ATTRIBUTE = "Backend"
 NPM_PREFIX = "npm:"
 
 _MAX_FILE_BYTES = 1 << 20
-# A lock may contain this number of requirements; adapters pin tens of packages. Installers would
-# take minutes to read thousands of requirements.
+# Largest number of requirements in a lock; an adapter pins tens of packages. Installers would take
+# minutes to read thousands of requirements.
 _MAX_REQUIREMENTS = 1000
 # The number of characters in a version is limited because the version is part of the name of a
 # folder.

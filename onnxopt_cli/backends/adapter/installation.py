@@ -291,7 +291,7 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
     """
     environment = without_ci_channels(os.environ)
     environment = {name: value for name, value in environment.items() if name not in _DROPPED}
-    # The output is line-buffered, and in a language that the patterns above match.
+    # The output is line-buffered, and is in English, which the patterns for errors match.
     environment |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     try:
         process = subprocess.Popen(  # noqa: S603 - uv, pip or venv

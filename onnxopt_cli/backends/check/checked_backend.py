@@ -154,8 +154,8 @@ def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str,
 
 def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that does not exist; the output is declared like the input."""
-    # The names of the tensors depend on the operator. Otherwise a message with the names of tensors
-    # would yield a pattern for all unknown operators.
+    # The names of the tensors depend on the operator. Otherwise, a message that contains the names
+    # of tensors would yield a pattern for all unknown operators.
     operand, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [operand], [result], domain=domain)
     model = _model(node, {operand: array}, opset, [value_info(result, array)])
@@ -229,7 +229,7 @@ _SEARCH_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A backend's response other than outputs.
+    """A response of a backend that is not a list of outputs.
 
     Attributes:
         text: the message as reports show it.

@@ -218,8 +218,8 @@ def _stays(command: CheckedCommand) -> str:
 
 def _refuses_damaged(command: CheckedCommand) -> str:
     damaged = command.probe.problem()
-    # Commands that accept single nodes receive this damaged node; all other commands receive
-    # `content`.
+    # Commands that accept single nodes receive a damaged node; all other commands receive the
+    # damaged model `content`.
     damaged.model.graph.node[0].input[0] = "nowhere"
     refused = refusal(partial(command.run, content=b"\xff" * 64), damaged)
     if refused is None:
@@ -383,7 +383,7 @@ def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Ite
     for index, result in enumerate(results):
         starts = index > 0 or result.verdict is not RuleOutcome.FAIL
         if not starts and result.exit_code != UsageError.exit_code:
-            # Every onnxopt command ends with this exit code if a backend does not start.
+            # The exit code with which every onnxopt command ends if a backend does not start.
             result = replace(result, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield result
         if result.hung or not starts:
@@ -434,8 +434,8 @@ def serve() -> None:
     """Read numbers of rules, and respond to each with a result, until standard input ends."""
     subject = CheckedPlugin(sys.argv[1])
     responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # Output of the plugin goes to a file, so that it is not mistaken for a response, and its size
-    # is known.
+    # The output of the plugin goes to a file, so that the output is not mistaken for a response,
+    # and its size is known.
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         for request in map(json.loads, sys.stdin):

@@ -1,9 +1,9 @@
 """Check that a backend reports unknown operators as unsupported, or propose a pattern.
 
-Every runtime has its own error message for an unknown operator. A pattern identifies this message.
-The check submits nonexistent operators and training operators, and compares the resulting messages
-with messages for invalid models of a supported operator: a pattern that matches a message of the
-latter kind does not identify unknown operators.
+Every runtime has its own error message for an unknown operator. A pattern identifies the message of
+a runtime. The check submits nonexistent operators and training operators, and compares the
+resulting messages with messages for invalid models of a supported operator: a pattern that matches
+a message of the latter kind does not identify unknown operators.
 """
 
 from __future__ import annotations
@@ -197,9 +197,9 @@ def _proposal(
 ) -> str:
     """Return a regular expression that matches the errors about unknown operators.
 
-    The candidate that matches most of ``texts`` is chosen; ties are resolved in favour of words
-    beside the operator's name, then of the longest pattern. The result is empty if no candidate is
-    valid.
+    The candidate that matches most of ``texts`` is chosen; of several such candidates, words beside
+    the operator's name are preferred, then the longest pattern. The result is empty if no candidate
+    is valid.
 
     Args:
         errors: the errors, by operator; the pattern matches all of them.

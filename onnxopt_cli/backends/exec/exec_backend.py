@@ -354,7 +354,8 @@ def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
 
 def _begin(parent: int) -> None:
     """Prepare the process before it becomes the command."""
-    # A terminal also sends Ctrl-C to the command, but only onnxopt decides when the command ends.
+    # A terminal sends Ctrl-C to the command as well, although onnxopt alone decides when the
+    # command ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent, signal.SIGKILL)
 
@@ -413,8 +414,8 @@ class ExecBackend(Backend):
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, timeout_of(specification))
-        # The finalizer ends the command when this interpreter exits, and can no longer report
-        # errors. The finalizer cannot report errors any more.
+        # The finalizer ends the command when this interpreter exits. The finalizer cannot report
+        # errors any more.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello
@@ -571,8 +572,8 @@ class CommandSession(Command):
         outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
-                # The host compares the inputs after this function, and then detects that this input
-                # was modified.
+                # When this function has returned, the host compares the inputs, and detects that
+                # this input was modified.
                 cast("dict[str, Value]", inputs)[name] = None
         if len(outputs) != len(outputs_by_name):
             return outputs
@@ -653,7 +654,8 @@ def _element_types(value: TypeProto) -> set[str]:
     if kind == "map_type":
         return _element_types(value.map_type.value_type)
     number = value.tensor_type.elem_type
-    # A type that the installed onnx does not define is left to the command, which rejects it.
+    # If the installed onnx does not define a type, the model is sent to the command, which rejects
+    # the type.
     if not number or number not in TensorProto.DataType.values():
         return set()
     dtype = dtype_named(TensorProto.DataType.Name(number))

@@ -118,7 +118,7 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
-        # For example, NumPy or ml_dtypes in this interpreter lacks an element type.
+        # An element type is missing, for example in NumPy or ml_dtypes of this interpreter.
         raise Unsupported(f"the interpreter {error.message}") from None
     model = onnx.ModelProto.FromString(bytes(data))
     before = {name: content(value) for name, value in inputs.items()}

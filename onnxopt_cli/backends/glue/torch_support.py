@@ -17,7 +17,7 @@ from onnxopt_cli.errors import Unsupported
 
 # The value of numpy.dtype.isbuiltin for a type that ml_dtypes has registered.
 _REGISTERED = 2
-# Types that torch declares, but for which it has no operators.
+# Types that torch declares although it has no operators for them.
 _PLACEHOLDERS = {"int2", "int4", "uint2", "uint4"}
 # Declarations of the operators to which the import of torchvision refers.
 _SCHEMAS = (

@@ -38,7 +38,7 @@ from onnxopt_cli.core.values import Array, Value, random_state
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 
-# Sizes that are tried for symbolic dimensions, in this order.
+# Sizes that are tried for symbolic dimensions, in order.
 _SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
 # Size for the first dimension of a tensor, which is usually the batch.
 _BATCH = 1

@@ -191,13 +191,15 @@ def _read_problem(data: memoryview) -> Problem:
 
 
 def node_contents() -> Iterator[tuple[str, Problem]]:
-    """Collect onnx's node cases, without warnings of onnx; this takes seconds.
+    """Collect onnx's node cases, without warnings of onnx.
+
+    Collecting the cases takes seconds.
 
     Yields:
         The name of a test (``test_abs``) and its problem.
     """
     with _quietly():
-        # Importing these modules creates the cases.
+        # The import of the modules creates the cases.
         from onnx.backend.test.case.node import collect_testcases
 
         cases: list[Any] = collect_testcases()

@@ -188,7 +188,7 @@ def read_checked_case(files: CaseFiles) -> Problem:
 
 
 def fed_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
-    """Return the inputs that a caller must feed, which are those without an initializer."""
+    """Return the inputs that a caller must feed: all inputs without an initializer."""
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {sparse.values.name for sparse in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in constants]
@@ -301,8 +301,8 @@ def _named_message(
     """Return the input or output that a file belongs to, and the message in the file."""
     default = list(classes)[position]
     parsed: dict[type[Message], Message] = {}
-    # A name in the message takes precedence over the position of the file. All classes are tried,
-    # because some data can be parsed as several of them.
+    # A name in the message takes precedence over the position of the file. The data is parsed as
+    # each of the classes, because some data are valid for several classes.
     for candidate in dict.fromkeys([classes[default], *classes.values()]):
         try:
             message = parsed[candidate] = parse_message(data, candidate)

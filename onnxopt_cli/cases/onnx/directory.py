@@ -81,7 +81,7 @@ def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
     """Yield the cases at or below a folder, and the faults of directories."""
     number = resolved.name.removeprefix(_DATA_SET)
     if is_number(number) and (resolved.parent / _MODEL).is_file():
-        # The path that the user typed may be "." or a link, whose parent is another folder.
+        # The path that the user typed may be "." or a link, so its parent may be another folder.
         parent = root.parent if root.name == resolved.name else resolved.parent
         yield _data_set(parent, str(resolved.parent), int(number))
     else:

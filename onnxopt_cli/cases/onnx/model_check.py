@@ -117,8 +117,8 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # A second derivative has the type of the first derivative; the loop repeats because that type
-    # may not be declared yet.
+    # A second derivative has the type of the first derivative, which may not be declared yet, so
+    # the loop repeats.
     for _ in gradients:
         declared = _declared_types(model)
         derivatives = [
@@ -149,7 +149,7 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     """Clear the declared shapes of the outputs of operators with a formula.
 
     Inference assigns the shape of V to V_new. However, if V broadcasts to the shape of X, V_new has
-    the shape of X. Without a declared shape, inference has nothing to contradict.
+    the shape of X. If the shape is not declared, inference has nothing to contradict.
     """
     yielded = {
         name
@@ -179,7 +179,7 @@ def _shapeless(model: onnx.ModelProto) -> list[Any]:
 def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
     """Add the default attributes that the function body of a node's operator uses.
 
-    Otherwise, inference of the function body ignores the defaults of omitted attributes.
+    Inference of the function body would otherwise ignore the defaults of omitted attributes.
     """
     domain = plain_domain(node.domain)
     version = versions.get(domain, 0)

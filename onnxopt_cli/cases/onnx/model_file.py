@@ -80,8 +80,8 @@ def external_files(path: Path) -> list[Path]:
     """Return the files of external data that a model names; none if the model is unreadable."""
     try:
         data = read_regular_file(path)
-        # Every location of external data has this key. Few models contain the key, and the search
-        # for it is fast.
+        # Every location of external data has this key. Few models contain the key, and searching
+        # for the key is fast.
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
         return []
@@ -116,7 +116,7 @@ def _parse(data: bytes) -> onnx.ModelProto:
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
     """Yield every tensor in a message at any depth, with a description of its place."""
     if isinstance(message, SparseTensorProto):
-        # A tensor field that is missing is also yielded; its lack of an element type is reported
+        # A tensor field that is missing is also yielded; the missing element type is reported
         # later.
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
@@ -223,7 +223,7 @@ def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
     except OSError as error:
-        # For example, the name may be too long.
+        # The name of the file may be too long, for example.
         raise Malformed(f"cannot be read: {error.strerror}") from None
 
 

@@ -43,7 +43,8 @@ class Wiring:
         outputs: the outputs that the graph declares first; other outputs follow in the node's
             order.
         initializers: inputs of the node that are initializers of the graph. An initializer that is
-            also in `inputs` is declared as a graph input too, which IR versions before 4 required.
+            also in `inputs` is declared as a graph input as well, which was required in IR versions
+            before 4.
         attributes: the first attributes of the node; other attributes follow, sorted by name.
     """
 
@@ -197,9 +198,9 @@ def formula_model(
     outputs: list[onnx.ValueInfoProto] = []
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         inferred, shape = inputs[like].shape, inputs[base].shape
-        # According to onnx, the output has the shape of the input `like`. A dimension in which this
-        # shape differs from the formula's result is declared as unknown, because onnx's check would
-        # reject the correct size.
+        # According to onnx, the output has the shape of the input `like`. A dimension in which the
+        # shape of `like` differs from the formula's result is declared as unknown, because onnx's
+        # check would reject the correct size.
         sizes = (
             size if size == inferred_size else None
             for size, inferred_size in zip(shape, inferred, strict=False)

@@ -24,7 +24,7 @@ _iinfo: Any = ml_dtypes.iinfo
 #: Largest number of elements of a tensor, independent of the available memory.
 MAX_ELEMENTS = 1 << 31
 
-#: By default, a case may use this number of bytes of memory.
+#: Number of bytes of memory that a case may use by default.
 DEFAULT_MEMORY = 4 << 30
 
 #: Upper estimate of the memory in bytes that judging needs for each element of a case. Measured:
@@ -83,7 +83,7 @@ def made(value: Declared) -> Any:
 def too_large(shape: tuple[int, ...]) -> str | None:
     """Return a message if a tensor of a shape would be too large, otherwise None.
 
-    Dimensions of zero are ignored, because NumPy rejects even shapes such as (0, 2^62, 4).
+    Dimensions with length zero are ignored, because NumPy rejects even shapes such as (0, 2^62, 4).
     """
     if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
         return None

@@ -1,8 +1,8 @@
 """Converts values to and from ONNX messages of tensors, sequences, optionals and maps.
 
-A file contains one such message, but not the class of the message, which follows from the type that
-the graph declares. Values are checked against this type when they are read and written. The sizes
-of a tensor are validated before its elements are converted.
+A file contains a message, but does not name the class of the message; the class follows from the
+type that the graph declares. Values are checked against the declared type when they are read and
+written. The sizes of a tensor are validated before its elements are converted.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from onnxopt_cli.core.values import (
 #: A message that holds a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
-# Only in files of at least this number of bytes are raw data read separately.
+# Least number of bytes of a file whose raw data are read separately.
 _LARGE_BYTES = 1 << 20
-# Raw data are read separately if they begin within this number of bytes from the beginning.
+# Raw data are read separately if their offset in the file is at most this number of bytes.
 _HEAD_BYTES = 1 << 16
 
 # Matches the beginning of a field: its key, followed by its value or the length of its data. The
-# key and the length are varints: digits in base 128, the lowest first; the high bit is set in all
-# digits but the last.
+# key and the length are varints: numbers in base 128 with the lowest digit first; the high bit is
+# set in all digits but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
 # The kinds of values. The field elem_type of SequenceProto and OptionalProto is the position of a
@@ -371,7 +371,7 @@ def describe_type(declared: TypeProto) -> str:
     return kind.replace("_", " ") or "an unknown type"
 
 
-# Some exporters write -1 for an unknown dimension, and onnx's checker accepts it.
+# An unknown dimension is written as -1 by some exporters, and onnx's checker accepts it.
 _UNKNOWN_SIZE = -1
 
 

@@ -125,7 +125,7 @@ def array_names(path: Path) -> list[str]:
 
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open an ``.npy`` file or a member of an ``.npz`` file; yield it with its stated size."""
+    """Open an ``.npy`` file or a member of an ``.npz`` file; yield the file and its stated size."""
     with (
         open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, status),
         os.fdopen(descriptor, "rb", closefd=False) as file,

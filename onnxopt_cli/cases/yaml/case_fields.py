@@ -331,7 +331,7 @@ def rejected_case(
 ) -> DeclaredCase:
     """Read a case that a correct backend must reject; the node is not checked against a signature.
 
-    The node's inputs are in the order of `input_names`, followed by unknown ones in the order of
+    The node's inputs are in the order of `input_names`, followed by unknown inputs in the order of
     the case.
 
     Args:
@@ -371,7 +371,7 @@ def rejected_case(
         kinds = {_BARE_DTYPES[type(item.scalar)] for item in node.items or [node]}
         if kinds == {"float32", "int64"} or (as_float and kinds == {"int64"}):
             kinds = {"float32"}
-        # As in other cases, a single number is accepted in place of a list of one number.
+        # A single number is accepted in place of a list of one number, as in other kinds of cases.
         is_wrapped = declared.get(name) == AttributeProto.FLOATS and kinds == {"float32"}
         return _ATTRIBUTE_TYPES[min(kinds)][is_wrapped or node.items is not None]
 
@@ -528,7 +528,7 @@ def _promised(
 ) -> DeclaredTensor:
     """Declare a tensor; errors are reported at a node.
 
-    Some errors are raised only when the data are created or read.
+    Errors of the data are raised when the data are created or read.
     """
 
     def located(function: Callable[[], T]) -> T:

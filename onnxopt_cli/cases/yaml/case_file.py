@@ -190,7 +190,7 @@ def _cases(
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
-    # All cases without data files share this function.
+    # All cases without data files share the function.
     only_file: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken, memory)
@@ -264,7 +264,7 @@ def _declare(fields: CaseFields, file: Node) -> DeclaredCase:
         Incomplete: if the case is invalid; the errors are collected in the fields.
     """
     # Most files contain only cases of operators with a formula, and no trajectories. The readers of
-    # other cases are imported late.
+    # all other cases are imported late.
     steps = fields.node.field("steps")
     only_formula = "expected only with an operator that has a formula"
     if fields.node.field("model") is not None:

@@ -43,7 +43,7 @@ from onnxopt_cli.operators.operator import (
     Operator,
 )
 
-# If different inputs have the same name in the graph, messages end with this text.
+# The text with which messages end if different inputs have the same name in the graph.
 _EXPECTED_EQUAL = "expected equal inputs, because they share a name in the graph"
 
 
@@ -69,7 +69,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     outputs: Mapping[str, DeclaredTensor] | None = None
     call: Call[DeclaredTensor] | None = None
     if len(inputs) == len(names):
-        # Errors of attributes have already been collected, and they do not affect the check of the
+        # Errors of attributes have been collected before; they do not affect the check of the
         # inputs.
         call = check_signature(operator, fields, inputs, attributes)
         if fields.node.field("outputs") is not None:
@@ -96,7 +96,7 @@ def formula_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     def make_wired() -> Problem:
         values = {name: made(value) for name, value in inputs_by_name.items()}
         stored = None if outputs is None else wiring.yielded(outputs)
-        # The content of random data and files becomes known only at this point.
+        # The content of random data and files is not known before this point.
         for name, value in values.items():
             first = next(peer for peer in values if wiring.name(peer) == wiring.name(name))
             if value.tobytes() != values[first].tobytes():

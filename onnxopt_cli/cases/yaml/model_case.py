@@ -47,7 +47,7 @@ def model_case(fields: CaseFields) -> DeclaredCase:
         load_model = partial(read_model, path, links=False)
         model = load_model()
     except BeyondLimit:
-        # The same error is raised again when the case is loaded.
+        # When the case is loaded, the same error is raised again.
         return DeclaredCase((), (), {"": partial(one_step_problem, load_model, {}, None)})
     except (Malformed, InvalidCase) as error:
         reasons = (

@@ -118,12 +118,12 @@ class _ChangingInputs:
         place = names.index(name) - scalars
         if place < 0:
             raise FormatError(node, f"found a gradient, expected values for {name}")
-        # The optimized tensor that belongs to the same group.
+        # The tensor that is optimized in the same group.
         variable = names[scalars + place % self._groups]
         if variable in self._nodes:
             message = f"found a gradient, expected {variable} in the inputs of the case"
             raise FormatError(node, message)
-        # If the variable has no valid value, the error about it was collected before.
+        # If the variable has no valid value, an error about the variable has been collected before.
         if variable in self._start:
             value = self._start[variable]
             self.derived[name], elements = _derived(node, variable, value, fields)
@@ -513,7 +513,7 @@ def _derived(
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))
     if name == "rosenbrock":
-        # The formula multiplies by this identity matrix.
+        # The formula multiplies by the identity matrix `elements`.
         computed += element_count(base) ** 2
     return make, computed
 

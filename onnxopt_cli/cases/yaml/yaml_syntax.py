@@ -56,7 +56,7 @@ _TYPES = {
     "object": "a mapping",
     "string": "text",
 }
-# Describes the expected content if a schema keyword without errorMessage is violated.
+# Describes the expected content for violations of schema keywords that have no errorMessage.
 _EXPECTED = {
     "const": "{expected_value!r}",
     "minimum": "at least {limit}",
@@ -67,7 +67,7 @@ _EXPECTED = {
     "minLength": "a text of at least {limit} characters",
     "maxLength": "a text of at most {limit} characters",
 }
-# Describes the expected content if any other keyword is violated.
+# Describes the expected content for violations of all other schema keywords.
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
 # At most this number of unknown keys of a mapping is reported one by one.
 _MAX_UNKNOWN = 20
@@ -95,8 +95,8 @@ _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _HEXADECIMAL = re.compile(
     r"[-+]?0[xX](\.[0-9a-fA-F]+|[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?)[pP][-+]?[0-9]+"
 )
-# Larger integers are rejected. Every accepted integer is below 2^1023, so it can be converted to a
-# double without overflow.
+# Larger integers are rejected. Every accepted integer is below 2^1023, so that each can be
+# converted to a double without overflow.
 _MAX_DIGITS = 300
 _MAX_BITS = 1023
 
@@ -260,7 +260,8 @@ def read_document(text: str, package: str, version: str) -> tuple[Node | None, l
     version_node = root.field(version)
     if version_node is None:
         return None, [error for error in errors if len(error.node.path) <= 1]
-    # The schema is not meant for other versions, so its remaining errors would be misleading.
+    # The schema is meant for the known version, so further errors of a file with another version
+    # would be misleading.
     version_errors = [error for error in errors if error.node is version_node]
     return (None, version_errors) if version_errors else (root, errors)
 
@@ -281,7 +282,7 @@ def _instance(node: Node) -> object:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
         # JSON has no numbers for infinity and NaN. As text, infinity and NaN are valid in tensors
-        # and attributes, which may contain text, and invalid in all other places.
+        # and attributes, which may contain text, but are invalid in all other places.
         return str(node)
     if isinstance(node.scalar, int):
         # The validator does not support integers with more than 64 bits.

@@ -70,7 +70,7 @@ class Accuracy:
 
     @property
     def not_finite(self) -> int:
-        """The number of elements with exactly one finite value, expected or actual."""
+        """The number of elements for which only the expected or only the actual value is finite."""
         return self.elements - sum(self.ulp_counts)
 
     @property
@@ -121,10 +121,10 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"
     absolute = result.note.startswith(ABSOLUTE_ONLY)
-    # The outputs of a node are X1_new, X2_new, ..., then V1_new, ...
+    # The outputs of a node are ordered as X1_new, X2_new, ..., V1_new, V2_new, ...
     names = list(operator.outputs) if operator else []
     groups = max(1, len(result.diffs) // len(names)) if names else 1
-    # Parts of a sequence are one output.
+    # All parts of a sequence are considered one output.
     stems = list(dict.fromkeys(diff.name.partition("[")[0] for diff in result.diffs))
     for position, diff in enumerate(result.diffs):
         if diff.structure is not None or not diff.elements:

@@ -37,7 +37,7 @@ _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
 # A title contains at most this number of names of outputs, and at most this number of operators.
 _MAX_NAMES = 3
-# The order of groups by outcome: wrong values, which are the most informative, come first, and
+# Groups are ordered by outcome: wrong values, which are the most informative, come first, and
 # errors such as a missing operator come last.
 _SEVERITY = {
     outcome: rank
@@ -110,7 +110,7 @@ class FailureGroup:
 
     @property
     def formula_change(self) -> list[str]:
-        """The lines of the formula, with ``-`` and ``+`` before those that the mistakes change.
+        """The formula's lines; lines that the mistakes change are marked with ``-`` and ``+``.
 
         The result is empty if no known mistake is the cause, or if this installation lacks the
         operator.
@@ -233,7 +233,7 @@ def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:
     key = [pattern, result.outcome, result.standing or "", bool(result.flaky) * "flaky"]
     key += structure
     if result.wrong and not structure:
-        # Wrong values are similar only for the same operator and outputs.
+        # Results with wrong values are similar only if operator and outputs are the same.
         key += [*result.operators, *sorted({_DIGITS.sub("", diff.name) for diff in result.wrong})]
     return tuple(map(str, key))
 
@@ -253,7 +253,7 @@ def _wrong_structures(result: Result) -> list[str]:
 def _message_line(result: Result) -> str:
     """Return the most informative line of a result's message.
 
-    The most informative line is the first; the second is added if the first ends with a colon. The
+    The first line is the most informative; if it ends with a colon, the second line is added. The
     last line may be a frame of a stack trace.
     """
     message = remark(result)
@@ -370,19 +370,21 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
     """Return for each pattern the common pattern of all patterns that differ only in names.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
-    one word are merged if the differing words are at least three, or if one of them is a
-    placeholder. A pattern that differs from others in several places belongs to the largest group.
+    one word are merged if there are at least three differing words, or if one of these words is a
+    placeholder. A pattern that differs from other patterns in several places belongs to the largest
+    group.
     """
     by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
     for pattern in set(patterns):
         words = pattern.split()
-        # The first word is the type of the error.
+        # The first word of a pattern is the type of the error.
         for place, word in enumerate(words[1:], start=1):
             gap = _PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    # If a pattern belongs to several groups, the last one, which is the largest, decides. Groups of
-    # equal size are sorted by their words, so that the result does not depend on their order.
+    # If a pattern belongs to several groups, the last group, which is the largest, determines the
+    # common pattern. Groups of equal size are sorted by their words, so that the result does not
+    # depend on their order.
     groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
     for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}

@@ -60,9 +60,10 @@ class Change:
 
 
 def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
-    """Return all changes of outcomes, then of accuracy; in each group, the worsened ones first.
+    """Return all changes of outcomes, then of accuracy.
 
-    Backends are matched by name; if both runs have a single backend, these two are compared.
+    In each group, deteriorations come first. Backends are matched by name; if each run has a single
+    backend, the two backends are compared.
     """
     before, after = _by_case(old), _by_case(new)
     changes = [
@@ -84,7 +85,7 @@ def have_common_results(old: RunRecord, new: RunRecord) -> bool:
 
 
 def other_options(old: RunRecord, new: RunRecord) -> str:
-    """Describe differences in options that change verdicts; empty if there is none."""
+    """Describe differences in options that change verdicts; empty if no such option differs."""
     names = [
         name
         for name in {**old.options, **new.options}
@@ -103,8 +104,8 @@ def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Cha
 
     The noise is the median over all cases of the ratio of the largest to the smallest time of a
     case. A case is slower if every new time exceeds every old time, and the ratio of the smallest
-    new time to the smallest old time exceeds the fourth power of the noise. If there is only a
-    single old or new run, the noise is unknown and no case is returned.
+    new time to the smallest old time exceeds the fourth power of the noise. If there is a single
+    old run or a single new run, the noise is unknown and no case is returned.
 
     Args:
         old: the old run and its repetitions.
@@ -194,8 +195,8 @@ def _compared(old: float, new: float) -> Direction:
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
     """Yield the change of an output's error in the first measure that has changed.
 
-    The measures are error / tolerance (the absolute error if the tolerances differ), then the
-    distance in ulp.
+    The first measure is error / tolerance (the absolute error if the tolerances differ); the second
+    is the distance in ulp.
     """
     if str(old.tolerance) == str(new.tolerance):
         measures = [("error / tolerance", old.tolerance_used, new.tolerance_used)]

@@ -33,7 +33,7 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
-#: A shortened report ends a sentence with these words, which refer to the complete reports.
+#: The words with which a shortened report refers to the complete reports, at the end of a sentence.
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
 # The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
@@ -116,7 +116,7 @@ class OutputView:
 
 @dataclass(frozen=True)  # The class has no slots, because of its cached properties.
 class ResultView:
-    """One case on one backend, as text.
+    """The result of a case on a backend, as text.
 
     Attributes:
         result: the result.
@@ -173,7 +173,7 @@ class ResultView:
     def worst_first(self) -> list[OutputView]:
         """The wrong outputs, worst first.
 
-        Outputs with a wrong structure come first, then outputs that the message names, then those
+        Outputs with a wrong structure come first, then outputs that the message names, then outputs
         with the largest errors.
         """
 
@@ -199,7 +199,8 @@ def headline(result: Result) -> str:
         return wrong_outputs(result.diffs, tuple(result.curve))
     if not more:
         return printable(clipped(first, _MAX_LINE_CHARS))
-    # The last line of a stack trace is informative; the last problem of an invalid file is not.
+    # For an error, the last line of a stack trace is informative; for an invalid file, the last
+    # problem is not.
     last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
     return printable(f"{clipped(first, _MAX_HALF_CHARS)} ...{clipped(last, _MAX_HALF_CHARS)}")
 
@@ -282,7 +283,7 @@ def _errors(diff: Diff) -> list[str]:
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
-    """Return whether error / tolerance is undefined: the tolerance is in ulp, or it is zero."""
+    """Return whether error / tolerance is undefined: the tolerance is in ulp or is zero."""
     return isinstance(tolerance, Ulps) or (
         isinstance(tolerance, ErrorBound) and not tolerance.factor
     )

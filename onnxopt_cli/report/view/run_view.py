@@ -41,11 +41,12 @@ from onnxopt_cli.report.view.verdict import (
     run_verdict,
 )
 
-#: If the verdict does not concern a single backend, the title of a report begins with this word.
+#: The word with which the title of a report begins if the verdict does not concern a single
+#: backend.
 NEUTRAL_SUBJECT = "onnxopt report:"
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 200
-# Qualifications of passes, each with the mark that identifies it in the note of a result.
+# Qualifications of passes, each with the mark by which the note of a result shows it.
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
@@ -185,7 +186,7 @@ class RunView:
     def nonconforming(self) -> tuple[Result, ...]:
         """The results that are not as expected, without cases that did not run.
 
-        An invalid case is listed once, with the first backend: it is not the backend's fault.
+        An invalid case is listed once, with the first backend, because no backend is at fault.
         """
         nonconforming = []
         invalid: set[str] = set()
@@ -199,7 +200,7 @@ class RunView:
 
     @cached_property
     def failures(self) -> tuple[Result, ...]:
-        """The results that are not as expected, without unsupported ones."""
+        """The results that are not as expected, without unsupported cases."""
         return tuple(
             result for result in self.nonconforming if result.outcome not in WITHOUT_RESULT
         )
@@ -249,7 +250,7 @@ class RunView:
 
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:
-        """The counts by operator and backend, in this order."""
+        """The counts for each operator and backend, ordered by operator and then by backend."""
         groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
         for result in self.record.results:
             groups[operator_of(result), result.backend].append(result)
@@ -411,7 +412,7 @@ def results_by_capability(results: Sequence[Result]) -> dict[str, list[Result]]:
         return {}
     groups: defaultdict[str, list[Result]] = defaultdict(list)
     for result in results:
-        # The capabilities of a case are unknown until it has been read.
+        # The capabilities of a case are unknown until the case has been read.
         if result.outcome is not Outcome.NOT_RUN:
             for name in result.capabilities or [_NO_CAPABILITY]:
                 groups[name].append(result)

@@ -73,10 +73,10 @@ def update_expectations(
 ) -> str:
     """Update the entries of an expectation file to match a run, and return a summary.
 
-    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed, or
-    loses its date if it is still needed. An entry that contradicts the results is removed or gets
-    another outcome. Unexpected results without an entry get one entry per cause, whose globs match
-    no other case of the run's targets.
+    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed or,
+    if the entry is still needed, loses its date. An entry that contradicts the results is removed
+    or gets another outcome. Unexpected results without an entry get one entry per cause, whose
+    globs match no other case of the run's targets.
 
     Args:
         path: the file to update; if it exists, it is the last file of the expectations.
@@ -218,8 +218,8 @@ class _Update:
         words = {_word(result) for result in results}
         if len(unexpected) == len(results):
             if not needed or entry.mistakes or entry.outputs:
-                # The entry describes another failure than the one that occurred, or the entry is
-                # not needed.
+                # The failure differs from the failure that the entry describes, or the entry is not
+                # needed.
                 edit.remove(place)
                 self.done["removed"] += 1
                 return needed
@@ -364,7 +364,7 @@ def _word(result: Result) -> str:
 
 
 class _FlowStyle(Exception):
-    """Several entries or fields share a line, so that they cannot be edited separately."""
+    """Several entries or fields share a line and therefore cannot be edited separately."""
 
 
 class _Edit:
@@ -447,8 +447,8 @@ class _Edit:
         start = next((key for key in keys if self._lines[key].startswith("suites")), count)
         end = next((key for key in keys if key > start), count)
         if start == end:
-            # The first key states the version of the format, so the new line is inserted after this
-            # key.
+            # The first key states the version of the format, so the new line is inserted after the
+            # first key.
             start = end = (keys[0] if keys else -1) + 1
         self.changes.append((start, end, [new_line]))
 

@@ -273,8 +273,8 @@ class Expectations:
     """The entries of all expectation files of a run.
 
     If several entries apply to a result, an entry of a later file takes precedence. Within a file,
-    an entry that names only this case, by its id, takes precedence over all other entries;
-    otherwise the last entry does. Expired entries are ignored.
+    an entry that names a single case by its id takes precedence over all other entries; otherwise,
+    the last entry that applies takes precedence. Expired entries are ignored.
 
     Attributes:
         layers: the files, in order of increasing precedence.
@@ -440,8 +440,8 @@ class Expectations:
         """Return a fault for each entry that is duplicate, stale or expired.
 
         Args:
-            cases: ids of all cases of the run's targets, selected or not. An entry that matches
-                none of these ids is stale; the files must have been written for these targets.
+            cases: ids of all cases of the run's targets, selected or not. An entry that matches no
+                id of a case is stale; the files must have been written for the given targets.
             backends: the tested backends; entries for other backends are not checked.
         """
         faults: list[Fault] = []

@@ -1,8 +1,8 @@
 """The first record of a log, which identifies the run: cases, files, backends and options.
 
-The record has a digest of each file that the run depends on. A digest is computed once. Later the
-file is read again only if its signature (size, modification time and the like) differs. A file that
-was touched but has the same content counts as unchanged.
+The record has a digest of each file that the run depends on. A digest is computed once. Later, a
+file is read again only if its signature (size, modification time and the like) has changed. A file
+that was touched but has the same content is considered unchanged.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file as it was when this method was first called for the file.
+        """Return the digest of a file as it was at the first call of this method for the file.
 
         Args:
             path: the file; an unreadable file also has a digest.
@@ -196,7 +196,7 @@ class FileSnapshot:
         signature_now, digest_now = self._look(path)
         if signature_now != now or digest_now != digest:
             return True
-        # The file has a new signature, but the same content.
+        # The file has a new signature but unchanged content.
         self._known[path] = now, digest
         return False
 
@@ -242,7 +242,7 @@ def _signature(path: str) -> Signature:
 
 @dataclass(frozen=True, slots=True)
 class CaseList:
-    """The number of cases, and a hash of them."""
+    """The number of cases, and a hash of the cases."""
 
     count: int
     hash: str

@@ -37,7 +37,8 @@ from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 if TYPE_CHECKING:
     import jsonschema_rs
 
-# The first bytes of every log. A file that ends within these bytes is also recognized as a log.
+# The first bytes of every log. A file that consists of some of the first bytes is also recognized
+# as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
 #: A key of a result: the id of a case, and the name of a backend.
@@ -112,7 +113,7 @@ class Log:
 def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
     """Read a log, finished or not.
 
-    A last line without a line end is ignored: the run was killed while it wrote the line.
+    A last line without a line end is ignored, because the run was killed while it wrote the line.
 
     Args:
         path: the file.

@@ -48,8 +48,8 @@ class LogWriter:
     If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
     and the run continues, so that its verdict is shown. A write to the log by another program is
     also stored as a failure. To detect such a write, the writer compares the file's size before
-    each record, and the file's content at the end. In that case the last record marks the log as
-    spoiled, and readers reject the log.
+    each record, and the file's content at the end. If another program has written to the log, the
+    last record marks the log as spoiled, and readers reject the log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.
@@ -201,7 +201,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
 
 
 def _hashed(descriptor: int, size: int) -> blake2b:
-    """Return the hash of the first ``size`` bytes of a file, or of a shorter file."""
+    """Return the hash of the first ``size`` bytes of a file, or of all bytes of a shorter file."""
     digest = blake2b()
     # The file is open for appending, so its position does not affect later writes.
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -217,7 +217,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     try:
         if flags & os.O_CREAT:
             create_last_folder(path.parent)
-        # Only the user may write to a log, even if the umask allows others to.
+        # Only the user may write to a log, even if the umask would allow other users to write.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:
             _require_file(descriptor, path)

@@ -41,8 +41,8 @@ def _attention(draft: NodeDraft) -> None:
         draft.attribute("right_window_size", (None, None, 0, 1, 2, -1))
     past = draft.size(1, 2) if draft.maybe(3) else 0
     total = past + columns
-    # The input nonpad_kv_seqlen states the number of valid keys of each batch. The keys then
-    # include the earlier keys, so the node has no past.
+    # The input nonpad_kv_seqlen states the number of valid keys of each batch. If nonpad_kv_seqlen
+    # is present, the keys include the earlier keys, so the node has no past.
     has_lengths = len(draft.schema.inputs) > _PLACE_OF_LENGTHS and not past and draft.maybe(3)
     draft.add(draft.tensor(dtype, packed(query_heads, rows, width), styles=_STYLES))
     draft.add(draft.tensor(dtype, packed(key_heads, columns, width), styles=_STYLES))
@@ -78,7 +78,7 @@ def _add_mask(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
     """Draw a mask that can be broadcast to a shape, or omit the mask."""
     form = draft.choice(("none", "bool", "float"))
     batch, heads, rows, total = shape
-    # A mask may be shorter than the keys. The remaining keys are then masked.
+    # A mask may be shorter than the keys. If the mask is shorter, the remaining keys are masked.
     length = draft.integer(1, total) if draft.maybe(4) else total
     shapes: tuple[Shape, ...] = (
         (rows, length),

@@ -157,7 +157,7 @@ _ONE_SIDED_INVERSE_VERSION = 20
 def _dft(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, _FLOATS)
     onesided = draft.maybe()
-    # Earlier versions do not define the inverse of a one-sided transform.
+    # Versions before _ONE_SIDED_INVERSE_VERSION do not define the inverse of a one-sided transform.
     inverse = (not onesided or draft.since(_ONE_SIDED_INVERSE_VERSION)) and draft.maybe()
     rank = draft.integer(1, 2)
     lengths = [draft.integer(1, 7) for _ in range(rank)]
@@ -197,7 +197,7 @@ def _stft(draft: NodeDraft) -> None:
         draft.add(draft.tensor(dtype, (frame,), low=-0.25, high=draft.choice((1.0, 9.0))))
         draft.optional(lambda: np.array(frame, np.int64))
     elif draft.maybe(4):
-        # Without a window and a frame length, the frame is the whole signal.
+        # If neither a window nor a frame length is given, the frame is the whole signal.
         draft.omit()
     else:
         draft.omit()
@@ -205,7 +205,7 @@ def _stft(draft: NodeDraft) -> None:
 
 
 def _window(draft: NodeDraft) -> None:
-    # For symmetric windows with one element, the formula divides by zero.
+    # The formula of symmetric windows divides by zero if the window has one element.
     draft.attribute("periodic", (None, 0, 1))
     draft.attribute("output_datatype", _WINDOW_DTYPES)
     draft.add(np.array(draft.integer(2, 12), draft.dtype(0, ("int64", "int32"))))

@@ -68,7 +68,7 @@ def _scatter_elements(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, shape, styles=styles))
     index = draft.dtype(1, ("int64", "int32"))
     if reduction == "none":
-        # Without a reduction, no index may occur more than once.
+        # If there is no reduction, no index may occur more than once.
         picked = tuple(draft.integer(1, size) for size in shape)
         ranks = draft.state().random_sample((*picked[:place], shape[place], *picked[place + 1 :]))
         order = np.argsort(ranks, axis=place, kind="stable")
@@ -142,7 +142,7 @@ def _nonzero(draft: NodeDraft) -> None:
         dtype, shape, low=-1 if dtype.kind != "u" else 0, high=1, styles=("halves",)
     )
     if dtype.kind in "iu" and dtype.itemsize > 1 and draft.maybe():
-        # The lowest byte of each of these numbers is 0.
+        # The lowest byte of each element is 0.
         values = values * dtype.type(256)
     if dtype.kind == "f" and draft.maybe(3):
         # NaN is considered nonzero.

@@ -41,7 +41,7 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# In a tensor with a style from _EXCEPTIONS, on average one of this number of elements is
+# In a tensor with a style from _EXCEPTIONS, on average one in this number of elements is
 # exceptional.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
@@ -51,8 +51,8 @@ _EXCEPTIONS = {
 }
 
 
-# Styles of floats in a node with exceptional values; they are used in addition to the generator's
-# own.
+# Styles of floats that are used in a node with exceptional values, in addition to the styles that
+# the generator states.
 _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negative")
 # Styles of integers in a node with exceptional values.
 _EXTREME_STYLES = ("special", "negative")
@@ -86,7 +86,7 @@ class SeededChoices:
 
     def integer(self, least: int, most: int) -> int:
         """Return an integer from least to most."""
-        # The sequence of random() is the only one that Python guarantees to be stable.
+        # Python guarantees only for random() that its sequence is the same in all versions.
         return least + int(self._random.random() * (most - least + 1))
 
 

@@ -1,6 +1,6 @@
 """The suite ``operators``: nodes of selected seeds and nodes at boundaries, in memory and as files.
 
-The generators are imported only when cases are made, since every run needs the name of the suite.
+The generators are imported late, because every run imports this module for the name of the suite.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _split(draft: NodeDraft) -> None:
     if is_equal:
         sizes = [draft.integer(1, 3)] * count
         if draft.has("num_outputs") and draft.maybe():
-            # The last chunk may be smaller.
+            # The last chunk may be smaller than the others.
             sizes[-1] = draft.integer(1, sizes[0])
     shape[axis] = sum(sizes)
     _add(draft, tuple(shape))

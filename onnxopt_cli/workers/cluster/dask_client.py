@@ -63,8 +63,7 @@ _BATCH_SECONDS = 1.0
 # A batch has at most this number of items.
 _MAX_BATCH_ITEMS = 1000
 # Assumed time that the client needs for each batch. With many workers, batches are larger, so that
-# the client's total time stays limited. The batches for many workers are larger, to limit the total
-# of this time.
+# the client's total time stays limited.
 _CLIENT_SECONDS_PER_BATCH = 0.01
 # An item that was lost with this number of workers is not sent again.
 _MAX_TRIES = 2
@@ -92,7 +91,7 @@ _MAX_LOSS_CHARS = 200
 _MAX_RESPONSE_BYTES = 1 << 26
 # Errors that may be raised when an invalid response is read.
 _INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-# Files of about this many bytes are sent at once.
+# About this number of bytes of files is sent at once.
 _FILES_AT_ONCE_BYTES = 32 << 20
 
 
@@ -146,7 +145,7 @@ class Cluster:
         match = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", self.where)
         self.local = match is not None
         if self.local and not os.access(sys.executable, os.X_OK):
-            # Otherwise Dask would print a traceback for each of its processes.
+            # Dask would otherwise print a traceback for each of its processes.
             raise UsageError(
                 f"Python cannot be started: {printable(sys.executable)} is not executable",
                 hint="a local cluster consists of Python processes; run without --cluster",
@@ -213,7 +212,7 @@ class Cluster:
 
         folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
         self._stack.callback(folder.cleanup)
-        # Parts of Dask that are given no folder use this folder.
+        # Parts of Dask use this folder unless they are given a folder of their own.
         self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
         return await self._stack.enter_async_context(distributed.LocalCluster(
             n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
@@ -584,7 +583,7 @@ class WorkerGroup:
             self._work = None
 
     def request(self, message: bytes) -> Callable[[], bytes | None]:
-        """Send a message to one worker; messages are processed in order.
+        """Send a message to one worker, which processes messages in order.
 
         Returns:
             A function that waits for the response. The function returns None if the user interrupts
@@ -683,7 +682,7 @@ class WorkerGroup:
             )
 
     async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
-        """Start a sidecar on a new worker, compare it with the first worker, and use it."""
+        """Start a sidecar on a new worker, compare it with the first one, and assign batches."""
         worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
@@ -695,7 +694,8 @@ class WorkerGroup:
             await self._serve(worker)
         except LostError as error:
             if worker.is_ready:
-                # Forget the worker; if it still exists, it is added again with a new sidecar.
+                # Forget the worker; if the worker still exists, it is added again with a new
+                # sidecar.
                 del self._workers[worker.address]
             elif not worker.loss.done():
                 self._refuse(worker, BackendUnavailable(str(error)))

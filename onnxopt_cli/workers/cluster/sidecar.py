@@ -62,7 +62,7 @@ class Setup:
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Python, of the packages on which verdicts depend, and of others.
+    """Return the versions of Python, of packages on which verdicts depend, and of further packages.
 
     Args:
         packages: names of further packages.
@@ -179,7 +179,7 @@ class Sidecar:
         self.close()
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Pickle as an empty string, because a retiring worker sends its objects to others."""
+        """Pickle as an empty string, since a retiring worker sends its objects to other workers."""
         return str, ()
 
 

@@ -184,7 +184,7 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
         ("two_classes_logistic", {"post_transform": "LOGISTIC"}),
     ):
         yield "SVMClassifier", stem, fixed_node(x, outputs=2, **machine, **attributes)
-    # If there are two classes, one row of coefficients is sufficient.
+    # For two classes, a single row of coefficients is sufficient.
     row: dict[str, Any] = {"coefficients": [-0.25, 0.125], "intercepts": [0.0625]}
     for stem, labels in (
         ("ints", {"classlabels_ints": [4, 9]}),
@@ -212,8 +212,8 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
     """Yield maxima that are placed in a given shape with more rows than the inferred shape.
 
     The indices in the published case refer to the inferred shape, whereas the indices of ONNX
-    Runtime refer to the given shape. If there is one channel and the further rows are at the end,
-    both indices are the same.
+    Runtime refer to the given shape. If there is one channel, and the additional rows are at the
+    end, the indices in both shapes are the same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)
@@ -240,7 +240,7 @@ def _far_padding() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _states() -> Iterator[tuple[str, str, Generator]]:
-    """Yield a loop and a map that declare their outputs in another order than they compute them."""
+    """Yield a loop and a map whose outputs are declared in another order than they are computed."""
     iteration, go, goes_on = (
         helper.make_tensor_value_info(name, dtype, [])
         for name, dtype in (("iteration", _INT64), ("go", _BOOL), ("goes_on", _BOOL))

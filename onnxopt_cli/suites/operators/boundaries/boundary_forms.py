@@ -1,8 +1,8 @@
 """Nodes in forms that random draws seldom have.
 
 Examples are scalars as either operand and as results, tensors of many axes, an optional input that
-is present after omitted inputs, subgraphs that declare their outputs in another order than they
-compute them, and sequences of empty tensors.
+is present after omitted inputs, subgraphs whose outputs are declared in another order than they are
+computed, and sequences of empty tensors.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _graphs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield subgraphs that declare their outputs in another order than they compute them."""
+    """Yield subgraphs whose outputs are declared in another order than they are computed."""
     branches: dict[str, GraphProto] = {}
     for number, branch in enumerate(("then_branch", "else_branch"), 1):
         values = [np.full(shape, 4 * number - place) for place, shape in enumerate(_RESULTS)]
@@ -287,7 +287,7 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long_texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts that differ only after many equal characters, one of which is a zero byte."""
+    """Yield texts that have a common beginning of many characters, including a zero byte."""
     stem = "x" * 40
     first, second, third = stem, f"{stem}a", f"{stem}b"
     table = np.array([[first, second, third], [third, f"{stem}\0b", first]], object)
@@ -354,7 +354,8 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
 def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
     """Yield indices that are shorter than the data along an axis before the indexed axis.
 
-    onnx's reference refuses such indices of GatherElements, although the text allows them.
+    onnx's reference refuses such indices of GatherElements, although the specification's text
+    allows them.
     """
     data, indices = (
         distinct(3, 4, 5),

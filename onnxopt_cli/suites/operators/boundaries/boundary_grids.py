@@ -26,10 +26,10 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-#: A length that exceeds the length of a vector register, but is not a multiple of it.
+#: A length that exceeds the length of a vector register, but is not one of its multiples.
 _LONG_AXIS = 67
-#: A length that exceeds the length of the blocks in which rows are reduced, but is not a multiple
-#: of it.
+#: A length that exceeds the length of the blocks in which rows are reduced, but is not one of its
+#: multiples.
 _LONGER_AXIS = 1031
 
 
@@ -123,7 +123,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
 def _long() -> Iterator[tuple[str, str, Generator]]:
     """Yield axes longer than the blocks of vectorized loops, and not multiples of a block."""
     row, column = _wave((2, _LONGER_AXIS)), _wave((_LONGER_AXIS, 3))
-    # The largest element and the smallest element are the last elements.
+    # The largest element and the smallest element are at the end of the tensor.
     row[0, -1], row[1, -1] = 2.5, -2.5
     column[-1] = 2.5, -2.5, 2.75
     for operator in ("Add", "Sub", "Mul", "Div"):
@@ -284,7 +284,7 @@ def _divisions() -> Iterator[tuple[str, str, Generator]]:
 def _vectors() -> Iterator[tuple[str, str, Generator]]:
     """Yield products of vectors and square matrices.
 
-    The shapes also fit if the operands are exchanged.
+    If the operands are exchanged, their shapes fit, too.
     """
     vector, square = _wave((3,)), _wave((3, 3), -1.0, 3.0)
     batch = _wave((2, 3, 3), -3.0, 1.0)

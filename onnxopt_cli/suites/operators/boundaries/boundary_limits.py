@@ -24,7 +24,7 @@ _COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 # Operators whose results can exceed the range of their operands. For integers, the specification
-# leaves such results undefined.
+# does not define results beyond the range.
 _EXACT_RESULTS: Mapping[str, Callable[[int, int], int]] = {"Add": add, "Sub": sub, "Mul": mul}
 # Types that implementations confuse with each other in comparisons and arithmetic.
 _CONFUSED = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "int16", "uint16")
@@ -151,7 +151,7 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
         x = np.array(factors, DTYPES[dtype])
         yield "ReduceProd", f"products_{dtype}", fixed_node(x, np.array([1]))
         yield "CumProd", f"products_{dtype}", fixed_node(x, np.array(1))
-        # The type can represent the squares of these numbers.
+        # Numbers whose squares the type can represent.
         roots = x % (20011 if dtype == "int32" else 2**30 + 3)
         yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
     powers = np.array([4097, 46340, -46339, 3, -7], np.int32)
@@ -265,7 +265,7 @@ _NARROW: Mapping[str, Sequence[float]] = {
 
 
 def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield an odd number of elements of narrow types, so that the last byte is not full."""
+    """Yield an odd number of elements of narrow types, so that the last byte is partly used."""
     for name, values in _NARROW.items():
         dtype = DTYPES[name]
         x = np.array(values, np.float32).astype(dtype)

@@ -46,7 +46,7 @@ def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
     """Draw operands that fit both the first and the last axes, which have equal lengths."""
     name = draft.schema.name
     if name == "Where":
-        # The condition is not constant, and it differs between the two axes.
+        # The condition is not constant, and its values differ between the two axes.
         draft.add(np.arange(prod(shapes[-1])).reshape(shapes[-1]) % 3 == 0)
     for shape in shapes:
         place = len(draft.inputs)
@@ -222,8 +222,8 @@ def _sampled(draft: NodeDraft, *, mode: str, padding: str, align: int) -> None:
         # The distance between two elements is 2/3.
         places = np.concatenate([places, [-1 / 3, 1 / 3]])
     if mode == "nearest":
-        # A position half way between elements is a rounded quotient, so only exact quotients are
-        # drawn.
+        # A position half way between elements is a rounded quotient, so only quotients that are
+        # exact are drawn.
         places = np.array([-0.75, -0.5, 0.0, 0.5, 0.25, 1.0]) if not align else np.array([0.0, 1.0])
     x, y = np.meshgrid(places, places[:4])
     draft.add(np.stack([x, y], -1)[None].astype(np.float32))

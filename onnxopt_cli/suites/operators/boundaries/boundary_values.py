@@ -135,7 +135,7 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     """Draw integers that float32 or float64 rounds.
 
-    The second operand is near these integers, or small.
+    The second operand is either near the integers or small.
     """
     dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)
@@ -284,7 +284,7 @@ def _cumulated(draft: NodeDraft, *, exclusive: int, reverse: int, axis: int) -> 
 
 
 def _zero_rows(draft: NodeDraft, *, p: int) -> None:
-    """Draw a row whose sum is zero, other rows with elements of both signs, and a row of zeros."""
+    """Draw a row with the sum zero, rows with other sums, and a row of zeros."""
     rows = [[1.5, -2.0, 0.25], [0.0, 0.0, 0.0], [1.0, -1.0, 0.0], [-3.0, -0.5, -1.0]]
     draft.add(np.array(rows, np.float32))
     draft.set("p", p)
