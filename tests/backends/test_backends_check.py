@@ -170,6 +170,7 @@ def test_hanging_backend_is_not_checked_further(kind, monkeypatch, tmp_path):
     assert {finding.verdict for finding in passed} == {RuleOutcome.PASS}
     assert last.verdict is RuleOutcome.FAIL
     assert "did not respond within" in last.observed
+    assert last.remedy != last.rule.remedy
 
 
 def test_unknown_option_of_command_is_usage_error(onnxopt):
@@ -250,6 +251,13 @@ def test_proposed_pattern_does_not_depend_on_tensor_names(onnxopt):
     for case in ("spec/adam/adam", "onnx-node/test_erf"):
         output = " ".join(onnxopt("run", case, *backend).out.split())
         assert "1 unsupported" in output
+
+
+@pytest.mark.slow
+def test_pattern_that_a_shorter_one_contains_is_not_proposed(onnxopt):
+    written = proposed(onnxopt, own("NamesTheDomain"))
+    assert written == own("NamesTheDomain", "Unsupported op")
+    assert broken(written) == []
 
 
 @pytest.mark.slow

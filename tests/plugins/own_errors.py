@@ -167,6 +167,17 @@ class SaysTwoThings(Only):
         return super().run(model, inputs)
 
 
+class NamesTheDomain(Only):
+    """Raises an error that begins the same for all domains, and names the default one."""
+
+    def run(self, model, inputs):
+        self.domain = model.graph.node[0].domain or "ai.onnx"
+        return super().run(model, inputs)
+
+    def refuse(self, operator):
+        raise RuntimeFault(f"Unsupported op {self.domain}.{operator}")
+
+
 class NamesTheTensor(Only):
     """Raises an error that names the unknown layer by its output, as OpenCV does."""
 

@@ -38,7 +38,13 @@ from onnxopt_cli.backends.check.protocol_rule import (
     broken,
 )
 from onnxopt_cli.backends.check.unknown_operators import reports_unknown_operators
-from onnxopt_cli.backends.exec.exec_backend import OPTIONS, Command, require_supported
+from onnxopt_cli.backends.exec.exec_backend import (
+    MORE_TIME,
+    OPTIONS,
+    Command,
+    require_supported,
+    timeout_of,
+)
 from onnxopt_cli.backends.protocol import BREAKDOWNS, normalise_outputs
 from onnxopt_cli.backends.specification import Specification, parse_specification
 from onnxopt_cli.cases.case import Problem
@@ -379,7 +385,7 @@ def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Ite
         specification.require_known(OPTIONS)
         results = _command_results(specification)
     else:
-        results = _plugin_results(text)
+        results = _plugin_results(specification)
     for index, result in enumerate(results):
         starts = index > 0 or result.verdict is not RuleOutcome.FAIL
         if not starts and result.exit_code != UsageError.exit_code:
@@ -399,19 +405,23 @@ def _command_results(specification: Specification) -> Iterator[RuleResult]:
         subject.session.kill()
 
 
-def _plugin_results(text: str) -> Iterator[RuleResult]:
+def _plugin_results(specification: Specification) -> Iterator[RuleResult]:
     """Check a plugin in another process.
 
     If the process ends, it is restarted for the next rule.
     """
-    command = [sys.executable, "-c", _START, text, json.dumps(sys.path)]
-    session = Command(command, _SECONDS, "its process")
+    seconds, remedy = _SECONDS, "look for a deadlock or an endless loop"
+    if specification.adapter:
+        seconds, remedy = max(seconds, timeout_of(specification)), MORE_TIME
+    command = [sys.executable, "-c", _START, specification.text, json.dumps(sys.path)]
+    session = Command(command, seconds, "its process")
     try:
         for index, rule in enumerate(PLUGIN_RULES):
             try:
                 fields = session.request({"request": "rule", "rule": index}, _read_result)
             except BREAKDOWNS as error:
-                yield broken(rule, error.message, hung=isinstance(error, BackendHangs))
+                hung = isinstance(error, BackendHangs)
+                yield broken(rule, error.message, remedy if hung else "", hung=hung)
                 continue
             yield RuleResult(rule, RuleOutcome(fields.pop("verdict")), **fields)
     finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from onnxopt_cli.backends.exec.exec_backend import MORE_TIME
 from onnxopt_cli.core.text import exception_text
 from onnxopt_cli.errors import BackendHangs, OnnxoptError
 
@@ -93,7 +94,8 @@ def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
         return broken(rule, str(error), error.remedy, option=error.option)
     except OnnxoptError as error:
         hung, code = isinstance(error, BackendHangs), error.exit_code
-        return broken(rule, error.message, error.hint, hung=hung, exit_code=code)
+        remedy = error.hint or (MORE_TIME if hung else "")
+        return broken(rule, error.message, remedy, hung=hung, exit_code=code)
     except BaseException as error:  # noqa: BLE001 - a backend may raise anything
         return broken(rule, exception_text(error))
 

@@ -82,7 +82,8 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
         if not pattern:
             reason = "no part of it differs from its messages about invalid models"
             raise RuleBroken(f"{failure}; {reason}")
-        patterns.append(pattern)
+        # A shorter pattern makes the longer patterns that contain it redundant.
+        patterns = [*(longer for longer in patterns if pattern not in longer), pattern]
     errors = _unmatched_errors(training, patterns)
     if len(errors) > 1 and subject.supported is not None:
         # If each message names its operator, the messages are not about a defect of a single

@@ -53,6 +53,7 @@ from onnxopt_cli.errors import (
     BackendDied,
     BackendDiedEarlier,
     BackendFailure,
+    BackendHangs,
     BackendUnavailable,
     OnnxoptError,
     ProtocolBreach,
@@ -381,6 +382,8 @@ def _program(name: str) -> str:
 OPTIONS = ("timeout", "device", "unsupported")
 
 _SECONDS = 60.0
+#: Advice for a command that does not respond in time.
+MORE_TIME = "if the backend is slow, allow more time with its option timeout=SECONDS"
 # Types of attributes that JSON can represent.
 _PLAIN_ATTRIBUTE_TYPES = {
     AttributeProto.AttributeType.Value(f"{kind}{plural}")
@@ -423,7 +426,8 @@ class ExecBackend(Backend):
             self._finalizer()
             protocol = "onnxopt backends protocol shows the requests"
             needs = "the interpreter needs Python 3.9, NumPy 1.24 and onnx 1.14, or newer"
-            hint = error.hint or (protocol if specification.command else needs)
+            advice = protocol if specification.command else needs
+            hint = error.hint or (MORE_TIME if isinstance(error, BackendHangs) else advice)
             raise unavailable(self.name, f" does not start: {error.message}", hint) from error
         self.version = f"{self._hello.name} {self._hello.version}"
         self.unsupported = self._hello.unsupported or None
