@@ -453,13 +453,14 @@ def outcomes_on_trials(
 ) -> list[NodeOutcome]:
     """Run implementations on the trials of their operator.
 
-    The arguments are those of :func:`node_outcomes`.
+    The arguments are those of :func:`node_outcomes`. A trial on which a reformulation exceeds a
+    limit of time or memory is skipped, because this says nothing about the tolerance.
     """
     is_mutant = kind == "automatic"
     evaluators = _operator_trials(tuple(trials))
     by_name = {name: _in_versions(name, kind, trials) for name in names}
 
-    def run(name: str) -> Iterator[tuple[int, float, str]]:
+    def run(name: str) -> Iterator[tuple[int, float | None, str]]:
         entries = by_name[name]
         compute = computing(evaluators, entries)
         succeeded = is_killed = False
@@ -468,6 +469,9 @@ def outcomes_on_trials(
             outputs, failure = run_implementation(
                 entries[trial.opset], trial.model, trial.inputs, compute
             )
+            if failure == "timeout" and not is_mutant:
+                yield index, None, ""
+                continue
             ran = outputs is not None and not failure
             ratio = float("inf") if failure else trial.excess(outputs or ()) if ran else 0.0
             yield index, ratio, failure or ("ran" if ran else "")
@@ -487,7 +491,7 @@ def outcomes_on_trials(
         ratios: list[float | None] = [None] * len(trials)
         for index, ratio, _ in events:
             ratios[index] = ratio
-        if was_lost:
+        if was_lost and is_mutant:
             ratios[min(len(events), len(trials) - 1)] = float("inf")
         ran = {event for _, _, event in events}
         failed = was_lost or bool(ran - {"", "ran"})

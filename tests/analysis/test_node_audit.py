@@ -22,7 +22,7 @@ from onnxopt_cli.analysis.node_audit import (
     node_outcomes,
     outcomes_on_trials,
 )
-from onnxopt_cli.analysis.node_reformulations import node_reformulations
+from onnxopt_cli.analysis.node_reformulations import NodeReformulation, node_reformulations
 from onnxopt_cli.analysis.node_search import prepared, search_nodes
 from onnxopt_cli.analysis.node_variations import variations
 from onnxopt_cli.config.run_config import Judging
@@ -124,6 +124,19 @@ def test_published_cases_accept_reformulations(operator, form):
     (entry,) = [entry for entry in node_reformulations(operator) if entry.name == form]
     outputs = [entry.outputs(t.model, t.inputs, native_outputs) for t in trials[operator]]
     assert any(output is not None for output in outputs)
+
+
+def test_reformulation_that_exceeds_the_time_limit_is_skipped(leaky_trials, monkeypatch):
+    def loop(*_):
+        while True:
+            pass
+
+    slow = NodeReformulation("slow", "Never ends.", loop)
+    monkeypatch.setattr("onnxopt_cli.analysis.node_audit.node_reformulations", lambda _: (slow,))
+    monkeypatch.setattr(node_search, "MUTANT_SECONDS", 0.05)
+    (outcome,) = node_outcomes(["slow"], "right", leaky_trials[:2], thorough=True)
+    assert outcome.excess == (None, None)
+    assert outcome.survives
 
 
 def hang():
