@@ -54,7 +54,7 @@ COUNTED = (*DefectState, NOT_CHECKED)
 
 
 class CheckedRow(NamedTuple):
-    """The result of a row's case.
+    """The result of the case of a row of the gallery.
 
     Attributes:
         row: the row.

@@ -143,7 +143,7 @@ def _value_info(
 
 
 def initial_parameters(seed: int) -> dict[str, Array]:
-    """Draw weights as He et al. (2015) do; biases are zero."""
+    """Draw weights by the method of He and others (2015) and set biases to zero."""
     generator = np.random.default_rng(seed)
     return {
         name: generator.normal(0, np.sqrt(2 / shape[0]), shape).astype(np.float32)

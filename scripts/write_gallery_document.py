@@ -28,7 +28,7 @@ _INTRODUCTION = """\
 
 {defects} defects of {runtimes} public runtimes, found with `onnxopt`. Each row is one deviation
 from ONNX's specification, with a case that shows it. {features} more rows are features of a recent
-opset that a runtime accepts and ignores. They are counted and listed
+opset that a runtime accepts and ignores. These rows are counted and listed
 [separately](#ignored-features-of-recent-opsets).
 
 The rows state facts about versions. They do not rank runtimes, which support different operators

@@ -36,7 +36,7 @@ _WIDENED = {onnx.TensorProto.INT64: np.int64, onnx.TensorProto.BOOL: np.bool_}
 
 
 def _variable(value):
-    """Return an input for MNN."""
+    """Return an input as a value for MNN."""
     if not isinstance(value, np.ndarray) or value.dtype.name not in _TYPES:
         raise NotImplementedError(
             f"MNN's Python interface has no type for {getattr(value, 'dtype', type(value))}"

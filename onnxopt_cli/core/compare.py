@@ -550,7 +550,7 @@ def absolute_distance(expected: Array, actual: Array) -> Array:
         distance = np.asarray(np.abs(actual - expected))
     equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
     distance[equal] = 0.0
-    # NaN remains where exactly one value is NaN.
+    # The distance is still NaN where exactly one of the two values is NaN.
     distance[np.isnan(distance)] = np.inf
     return distance
 

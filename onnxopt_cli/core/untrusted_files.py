@@ -37,7 +37,8 @@ class TooLarge(Malformed):
 #: file.
 PROTOBUF_LIMIT = 2**31 - 1
 
-# O_NONBLOCK: opening a named pipe must not block. O_BINARY: Windows would translate line ends.
+# With O_NONBLOCK, opening a named pipe does not block. Without O_BINARY, Windows would translate
+# line ends.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 #: The largest number of bytes that loading one case reads from files.

@@ -329,7 +329,7 @@ class _Draw:
         # A quotient by a power of ten is the double nearest to the decimal; a product is not.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
-        # The sum turns negative zeros into positive ones.
+        # The sum turns negative zeros into positive zeros.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:

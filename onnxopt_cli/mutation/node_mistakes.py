@@ -107,7 +107,7 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
     return later
 
 
-# Names of attributes that are inputs of another name in later versions, by operator and input.
+# Names of attributes that became inputs of another name in later versions, by operator and input.
 _RENAMED = {("TopK", "K"): "k", ("Pad", "constant_value"): "value"}
 
 

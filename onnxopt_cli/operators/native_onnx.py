@@ -76,7 +76,7 @@ class OnnxRefusal(Exception):
 
 
 class TooLargeForOnnx(OnnxRefusal):
-    """The model exceeds onnx's size limit."""
+    """Raised if a model exceeds onnx's size limit."""
 
 
 def check_model(model: _Model, *, full: bool = False) -> None:

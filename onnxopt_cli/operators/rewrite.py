@@ -96,7 +96,7 @@ def _parse_function(formula: Formula) -> ast.FunctionDef:
 
 
 class _Replacement:
-    """Replaces the nodes of a syntax tree that equal old expressions or statements.
+    """Replaces those nodes of a syntax tree that equal old expressions or statements.
 
     The result shares the unchanged nodes with the tree, because copying a tree takes longer than
     replacing its nodes.

@@ -353,7 +353,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
 
 
 def _unchecked(node: Any) -> Compute:
-    """Return a function that computes a node without the reference's checks of types, if possible.
+    """Return a function that computes a node, if possible without the reference's checks of types.
 
     The checks take longer than the arithmetic of small tensors. The run of the model in its own
     types has passed these checks.

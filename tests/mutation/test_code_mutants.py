@@ -8,7 +8,7 @@ from onnxopt_cli.mutation.code_mutants import code_mutants, patched
 
 
 def clamp(value, low=0, high=10):
-    """Return a value within limits."""
+    """Return a value limited to a range."""
     if low > high:
         raise ValueError("no limits")
     if value < low:

@@ -13,7 +13,7 @@ from onnxopt_cli.mutation.infection import InfectionRecorder
 
 
 def clamp(value, low=0, high=10):
-    """Return a value within limits."""
+    """Return a value limited to a range."""
     if value < low:
         return low
     return min(value, high)

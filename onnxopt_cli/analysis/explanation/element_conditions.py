@@ -32,29 +32,45 @@ MIN_FAILING = 8
 #: The largest probability with which the wrong elements of the confirming nodes may meet a
 #: condition by chance.
 MAX_CHANCE = 1e-6
-#: The smallest share of the elements that meet a condition that must be wrong, and the share from
-#: which the statement is "wherever" instead of "only where".
-MIN_WRONG_SHARE, WHEREVER_SHARE = 0.2, 0.99
-#: If a condition names a trait, this many new nodes without the trait must be right, and at most
-#: this share of the nodes without the trait may fail.
-MIN_RIGHT_WITHOUT, MAX_WRONG_WITHOUT_SHARE = 11, 0.1
-# Smallest share of wrong elements and smallest evidence, as a decimal exponent, of a candidate.
-_MIN_CANDIDATE_SHARE, _MIN_CANDIDATE_EVIDENCE = 0.25, 0.6
+#: Of the elements that meet a condition, at least this share must be wrong.
+MIN_WRONG_SHARE = 0.2
+#: If at least this share of the elements that meet a condition is wrong, the statement is
+#: "wherever" instead of "only where".
+WHEREVER_SHARE = 0.99
+#: If a condition names a trait, this many new nodes without the trait must be right.
+MIN_RIGHT_WITHOUT = 11
+#: If a condition names a trait, at most this share of the nodes without the trait may fail.
+MAX_WRONG_WITHOUT_SHARE = 0.1
+# A condition is a candidate if at least this share of the elements that meet it is wrong.
+_MIN_CANDIDATE_SHARE = 0.25
+# A condition is a candidate if it has at least this evidence, as a decimal exponent.
+_MIN_CANDIDATE_EVIDENCE = 0.6
 # Evidence, as a decimal exponent, above which more evidence makes no condition better.
 _MAX_EVIDENCE = 12.0
-# Costs of a trait, of a second part, of a limit of a number, and of a failing case that a condition
-# leaves unexplained.
-_TRAIT_COST, _PART_COST, _LIMIT_COST, _CASE_COST = 0.6, 0.5, 0.3, 0.3
+# Cost of a trait of a condition.
+_TRAIT_COST = 0.6
+# Cost of a second part of a condition.
+_PART_COST = 0.5
+# Cost of a limit of a number in a condition.
+_LIMIT_COST = 0.3
+# Cost of a failing case that a condition leaves unexplained.
+_CASE_COST = 0.3
 # Cost of a condition that does not explain all wrong elements.
 _SUFFICIENT_COST = 0.6
-# Cost of a condition of which no element is wrong, and largest total cost of unexplained cases.
-_SHARE_COST, _MAX_LEFT_COST = 2.0, 3.0
-# Number of single conditions from which pairs are formed, and number of ranked conditions.
-_MAX_PAIRED, _MAX_RANKED = 14, 30
-# The smallest probability that a single node contributes to the evidence.
+# Cost of a condition if none of the elements that meet it is wrong.
+_SHARE_COST = 2.0
+# Largest total cost of cases that a condition leaves unexplained.
+_MAX_LEFT_COST = 3.0
+# Number of single conditions from which pairs are formed.
+_MAX_PAIRED = 14
+# Number of ranked conditions.
+_MAX_RANKED = 30
+# The smallest probability of chance that a single node contributes to the evidence.
 _LEAST_CHANCE = 1e-2
-# Number of traits for which pairs are tried, and number of pairs that are kept for each trait.
-_MAX_PAIRED_TRAITS, _MAX_PAIRS = 5, 3
+# Number of traits for which pairs are tried.
+_MAX_PAIRED_TRAITS = 5
+# Number of pairs that are kept for each trait.
+_MAX_PAIRS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +83,9 @@ class ElementCondition:
         trait: the trait of the nodes for which the statement holds; None for all nodes.
         content: what the wrong elements are; may be empty.
         share: the share of the elements with all features that are wrong.
-        cost: the condition of the least cost is stated.
-        is_sufficient: whether elements without the features may be wrong for another reason; all
-            elements with the features are wrong then.
+        cost: the cost of the condition; the condition of the least cost is stated.
+        is_sufficient: whether all elements with the features are wrong, but elements without the
+            features may be wrong for another reason.
     """
 
     place: int

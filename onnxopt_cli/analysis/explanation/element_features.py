@@ -341,7 +341,7 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 
 #: The content of an output whose elements are right, but in the wrong places.
 REORDERED = "has the right elements in another order"
-#: Contents that many mistakes have.
+#: Contents that outputs of many mistakes have.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
 # elements.

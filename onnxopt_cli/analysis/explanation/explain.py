@@ -577,7 +577,7 @@ class _Search:
     def _contradicted(
         self, cover: Sequence[_Candidate], submit: SubmitCall | None
     ) -> frozenset[str]:
-        """Return the names of the first candidate that generated inputs contradict, if any."""
+        """Return the mistakes of the first candidate that generated inputs contradict, if any."""
         mistakes = [candidate.mistake for candidate in cover]
         for candidate in cover:
             reproduced = self._in_order(candidate.cases)

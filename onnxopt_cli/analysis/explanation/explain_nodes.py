@@ -90,9 +90,10 @@ _RIVAL_COST = 0.15
 _ELEMENTS_SHARE = 0.35
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 5
-# Largest number of outputs whose elements are examined, and number of the best conditions on which
-# the generated nodes depend.
-_MAX_OUTPUTS, _MAX_TESTED = 2, 4
+# Largest number of outputs whose elements are examined.
+_MAX_OUTPUTS = 2
+# Number of the best conditions on elements on which the generated nodes depend.
+_MAX_TESTED = 4
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 

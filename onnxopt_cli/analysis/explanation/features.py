@@ -381,7 +381,7 @@ def _features(
 
 
 def _matrix_shape(tensor: Array) -> tuple[float, float]:
-    """Return the numbers of rows and columns of a tensor's matrices. A vector is a row."""
+    """Return the numbers of rows and columns of a tensor's matrices. A vector counts as a row."""
     if not tensor.ndim:
         return np.nan, np.nan
     return (tensor.shape[-2] if tensor.ndim > 1 else 1), tensor.shape[-1]

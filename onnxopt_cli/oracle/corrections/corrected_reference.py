@@ -293,7 +293,7 @@ def _loss(
 
 @replaces("aionnxml.op_one_hot_encoder.OneHotEncoder._run")
 def _encoded(node: Any, original: Any, x: Array, **kwargs: Any) -> Any:
-    """Convert floats to integers before the lookup. The reference does not convert them."""
+    """Convert floats to integers before the lookup. The reference does not convert floats."""
     return original(node, x.astype(np.int64) if x.dtype.kind == "f" else x, **kwargs)
 
 

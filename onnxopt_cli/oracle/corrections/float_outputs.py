@@ -1,7 +1,7 @@
 """Operators of ai.onnx.ml whose outputs are float32, whatever the type of their operand.
 
 The operand may also be double, int32 or int64. The reference returns the results in the type of the
-operand: integers are truncated, and doubles are not rounded.
+operand, so that it truncates results to integers and does not round doubles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONVERTING = frozenset(
 
 
 def in_single(x: Array) -> Array:
-    """Return numbers as float32 or, where the reference computes in double, as doubles."""
+    """Return numbers as float32 or, if the model is computed in double, as doubles."""
     # In a model that is computed in double, float32 is an alias of float64 in this module.
     names = reference_modules().aionnxml.op_svm_helper.np
     return x.astype(names.float32)
@@ -66,7 +66,10 @@ def _tree_regression(node: Any, original: Any, x: Array, **attributes: Any) -> t
 def _regression(
     node: Any, original: Any, x: Array, post_transform: str = "NONE", **attributes: Any
 ) -> tuple[Array]:
-    """Return the transformed scores of each sample. The reference supports only NONE."""
+    """Return the transformed scores of each sample.
+
+    The reference supports only the transform NONE.
+    """
     transform = {"SOFTMAX": _shares, "LOGISTIC": _sigmoid}.get(post_transform)
     passed = "NONE" if transform else post_transform
     (scores,) = original(node, x, post_transform=passed, **attributes)

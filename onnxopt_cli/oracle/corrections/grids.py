@@ -1,8 +1,8 @@
 """GridSample, computed for all points at once.
 
-onnx's reference computes one point after the other, and rounds coordinates to float32. Here
-coordinates have the type of the grid. Cubic interpolation clamps the indices of pixels, not the
-coordinate.
+onnx's reference computes one point after the other, and rounds coordinates to float32. In this
+module, coordinates have the type of the grid. Cubic interpolation clamps the indices of pixels, not
+the coordinate.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# Pixels that are in memory at once.
+# Number of pixels that are in memory at once.
 _MAX_PIXELS = 1 << 22
-# The distance of the first pixel from the floor of the coordinate, and the number of pixels.
+# For each mode of interpolation, the distance of the first pixel from the floor of the coordinate,
+# and the number of pixels along an axis.
 _TAPS = {"nearest": (0, 1), "linear": (0, 2), "cubic": (-1, 4)}
 
 
@@ -27,8 +28,8 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
 
     Args:
         x: the images: batch, channels, space.
-        grid: for each image, coordinates between -1 and 1 along its last axis, last axis of space
-            first.
+        grid: for each image, coordinates between -1 and 1 along the grid's last axis; the last axis
+            of space is the first coordinate.
         mode: "nearest", "linear" or "cubic".
         padding: "zeros", "border" or "reflection".
         align_corners: whether -1 and 1 are the centers of the first and last pixels, instead of
@@ -53,14 +54,14 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
 
 
 class _Axis:
-    """An axis of space, with the rule for coordinates outside."""
+    """An axis of space, with the rule for coordinates outside of an image."""
 
     def __init__(self, size: int, padding: str, *, align_corners: bool) -> None:
         self._size, self._padding, self._aligned = size, padding, align_corners
         self._least, self._largest = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
 
     def coordinates(self, n: Array, mode: str) -> Array:
-        """Return coordinates in pixels, given coordinates between -1 and 1."""
+        """Return coordinates in pixels, computed from coordinates between -1 and 1."""
         if self._aligned:
             x = (n + 1) / 2.0 * (self._size - 1)
         else:
@@ -76,7 +77,7 @@ class _Axis:
         return x
 
     def places(self, indices: Array) -> tuple[Array, Array]:
-        """Return the indices of pixels, and whether the pixels are in the image."""
+        """Return indices that are in the image, and whether the given indices were in it."""
         inside = (indices >= 0) & (indices < self._size)
         if self._padding == "zeros":
             return np.where(inside, indices, 0), inside
@@ -85,7 +86,7 @@ class _Axis:
         return np.clip(indices, 0, self._size - 1), np.ones_like(inside)
 
     def _reflected(self, x: Array) -> Array:
-        """Return coordinates that are reflected at the borders until they are within."""
+        """Return coordinates that are reflected at the borders until they are in the image."""
         x = x.astype(np.float64)
         below, above = x < self._least, x > self._largest
         length = self._largest - self._least

@@ -85,7 +85,7 @@ def _is_plain(node: onnx.NodeProto) -> bool:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One direction of a node.
+    """One direction of a recurrent node.
 
     Attributes:
         kind: the operator.

@@ -24,7 +24,8 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 _IMAGE_RANK = 4
 # Bytes of the windows of a convolution that are in memory at once.
 _MAX_WINDOW_BYTES = 1 << 27
-# Bytes of the windows of a pool that are copied at once. Few bytes remain in the processor's cache.
+# Bytes of the windows of a pool that are copied at once. The number is small, so that these bytes
+# stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
 # Up to this number of windows, all their elements are added by one call: a call for each place
 # within a window would take longer than the additions.

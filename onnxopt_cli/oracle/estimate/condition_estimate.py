@@ -242,7 +242,7 @@ def _reading(
 
 
 def _as_doubles(value: Value) -> Value:
-    """Return integers as doubles, because roundings are injected into floats only."""
+    """Return integers as doubles, because the estimate injects roundings into floats only."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return value.astype(np.float64)
     return value

@@ -48,7 +48,8 @@ def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
     If d_j is the rounding error of step j, the mean of k terms has the error
     (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means
     of the previous sweep, and new means from these errors. If a sweep changes no mean, the means
-    are exactly those of the recurrence. Otherwise, their errors are of the same magnitude.
+    are exactly those of the recurrence. Otherwise, their errors have the magnitude of the
+    recurrence's errors.
 
     Args:
         terms: the terms of the section.

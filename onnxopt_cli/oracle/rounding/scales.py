@@ -118,7 +118,7 @@ def _largest(power: Array, axis: int) -> Array:
 def _transform_length(node: Any, inputs: Sequence[Any], output: Array, axis: int) -> int:
     """Return the length of the transform.
 
-    With ``onesided``, the output has about half of this length.
+    With ``onesided``, the output has about half the length of the transform.
     """
     if node.op_type == "STFT":
         window, length = [*inputs, None, None][2:4]
