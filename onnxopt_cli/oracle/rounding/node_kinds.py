@@ -205,7 +205,9 @@ def classify(
         return NodeClass(NodeKind.EXACT)
     if not places or listed is NodeKind.ELEMENTWISE:
         return NodeClass(listed or NodeKind.ELEMENTWISE)
-    if listed in {None, NodeKind.COORDINATES} and _moves_data(node, compute, inputs, outputs):
+    # A product of generic numbers is not one of them, so MatMul never moves data.
+    may_move = listed in {None, NodeKind.COORDINATES} and node.op_type != "MatMul"
+    if may_move and _moves_data(node, compute, inputs, outputs):
         return NodeClass(NodeKind.EXACT if listed is None else NodeKind.SELECT)
     terms, product = _terms(node, compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
