@@ -743,6 +743,49 @@ def test_convolution_in_blocks_equals_the_convolution_of_all_windows(data):
     assert np.array_equal(in_blocks, whole)
 
 
+@pytest.mark.parametrize("few_windows", [0, 10_000])
+def test_columns_of_all_channels_are_summed_as_the_reference_sums_each(few_windows):
+    settings = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 0, 0, 2]}
+    x = np.arange(2 * 4 * 3 * 5).reshape(2, 4, 3, 5) % 7.0
+    weights = np.arange(4 * 3 * 2 * 3).reshape(4, 3, 2, 3) % 5.0
+    image, block = np.array([6, 8]), np.array([2, 3])
+    columns = np.arange(2 * 12 * 18).reshape(2, 12, 18) % 11.0
+    for operator, inputs in (
+        ("ConvTranspose", {"x": x, "w": weights, "b": np.arange(3.0)}),
+        ("Col2Im", {"x": columns, "image": image, "block": block}),
+    ):
+        node = helper.make_node(operator, [*inputs], ["y"], **settings)
+        model = model_of([node], inputs, {"y": x})
+        (expected,) = ReferenceEvaluator(model).run(None, inputs)
+        with replaced((windows, "_FEW_WINDOWS", few_windows)):
+            (computed_at_once,) = native_outputs(model, inputs)
+        assert np.array_equal(computed_at_once, expected)
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "padding"),
+    [
+        *product(["nearest", "linear", "cubic"], ["zeros", "reflection"]),
+        # The reference moves a cubic coordinate to the border.
+        *product(["nearest", "linear"], ["border"]),
+    ],
+)
+def test_grid_sample_equals_the_samples_of_the_reference(mode, padding, aligned):
+    random = np.random.default_rng(0)
+    # The reference rounds coordinates to float32; these coordinates are exact.
+    inputs = {
+        "x": random.standard_normal((2, 2, 5, 3)),
+        "grid": random.integers(-24, 25, (2, 4, 6, 2)) / 16,
+    }
+    attributes = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+    node = helper.make_node("GridSample", [*inputs], ["y"], **attributes)
+    model = model_of([node], inputs, {"y": inputs["x"]})
+    (expected,) = ReferenceEvaluator(model).run(None, inputs)
+    (sampled,) = native_outputs(model, inputs)
+    np.testing.assert_allclose(sampled, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("operator", ["AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"])
 def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
