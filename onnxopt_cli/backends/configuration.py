@@ -336,7 +336,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _document(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a file and its table of onnxopt."""
+    """Return the text of a configuration file, and its table of settings."""
     import tomllib
 
     name = printable(str(path))

@@ -206,7 +206,8 @@ class Conversation:
         except BlockingIOError:
             return None
         except ProtocolBreach:
-            # Unrequested output is reported as such by `poll`, even if the output is malformed.
+            # The method `poll` reports unrequested output as unrequested, even if the output is
+            # malformed.
             if self.pending:
                 raise
             return None

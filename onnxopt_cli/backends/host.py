@@ -77,8 +77,8 @@ class Request:
             them.
         formula_loop: whether onnxopt generated the model as a ``Loop`` around a formula, which runs
             as many steps as the case has.
-        call: the call of a formula, if the model is one node of it; only backends in this process
-            use it.
+        call: the call of a formula, if the model is one node with this call; only backends in this
+            process use the call.
         joinable: whether the model may run in a batch, together with those of other requests.
     """
 

@@ -1,4 +1,4 @@
-"""Joins independent models into one model, which returns the outputs of all of them in order."""
+"""Joins independent models into one model, which returns all outputs of the models in order."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
     if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    # The oldest opset with the same versions of all operators among the opsets examined so far, and
-    # the schemas of the operators.
+    # Of the opsets with equal versions of all operators, the oldest one examined so far, and its
+    # schemas.
     oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
         older = _schemas(nodes, candidate)

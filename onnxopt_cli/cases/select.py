@@ -132,7 +132,8 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
     """Return the cases that failed in their last run, followed by all others unless excluded.
 
-    Returns all cases, and the reason, if none of them failed or a backend has no earlier run.
+    If none of the cases failed, or a backend has no earlier run, all cases are returned, with this
+    reason.
     """
     failures = _read(cache_folder() / _FAILURES_FILE).get(working_folder(), {})
     unknown = [name for name in wanted.backends if name not in failures]

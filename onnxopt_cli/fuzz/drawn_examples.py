@@ -426,7 +426,7 @@ class _Drawing:
         ]
         for name, value in drawn.inputs.items():
             choices = candidates if name in operator.tensors else []
-            # If there are candidates, at least the first tensor is one of them.
+            # If there are candidates, at least the first tensor is a candidate.
             if choices and (name == operator.tensors[0] or source.integer(0, 1)):
                 node_inputs.append(self._link(source.choice(choices), name in nonnegative))
             else:

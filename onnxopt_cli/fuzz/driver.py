@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    The number of invalid nodes is small, so all of them are tried instead of a random selection.
+    There are so few invalid nodes that each of them is tried.
     """
     for operator in operators:
         node = draw_node(Source(), operator)

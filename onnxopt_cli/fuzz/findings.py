@@ -52,8 +52,8 @@ VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# Number of passing examples with which a known mistake must also agree to explain a failure; the
-# latest ones of the operator are used.
+# A known mistake explains a failure only if it also agrees with this number of passing examples,
+# the latest of the operator.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")

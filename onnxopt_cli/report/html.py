@@ -147,7 +147,10 @@ def page_environment() -> Environment:
 
 
 def template_environment(package: str, folder: str) -> Environment:
-    """Return a Jinja environment for a package's folder of templates; it escapes inserted text."""
+    """Return a Jinja environment for a package's folder of templates.
+
+    The environment escapes inserted text.
+    """
     environment = Environment(
         loader=PackageLoader(package, folder),
         autoescape=True,

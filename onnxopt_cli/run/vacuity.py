@@ -86,7 +86,7 @@ class VacuityCheck:
         Args:
             executor: the backend, on which probes may run.
             problem: the problem of the case that passed.
-            response: the backend's response to it.
+            response: the backend's response to the case.
 
         Raises:
             ProbeNotRunError: if a probe is needed, but the run or the backend has ended.
@@ -412,7 +412,7 @@ def _is_zero_or_nan(array: Array) -> bool:
 
 
 def _is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
-    """Return whether a tensor has the elements of an input, in any shape or broadcast to it."""
+    """Return whether a tensor has the elements of an input, possibly reshaped or broadcast."""
     return any(
         isinstance(array, np.ndarray) and array.dtype == value.dtype and _same(value, array)
         for array in inputs.values()

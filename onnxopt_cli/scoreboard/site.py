@@ -263,7 +263,7 @@ class _Site:
         )
 
     def _agreements(self) -> list[tuple[tuple[str, ...], list[str]]]:
-        """Return each set of labels that agree with each other, and the cases with agreement."""
+        """Return each set of labels that agree with each other, and the cases in which they do."""
         cases: dict[tuple[str, ...], list[str]] = {}
         for (label, case), others in self._scores.agreements.items():
             labels = tuple(
@@ -388,7 +388,7 @@ class _Site:
         return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
 
     def _brief(self, labels: Sequence[str]) -> str:
-        """Return the shorter one of two lists: the labels, or all labels except the others."""
+        """Return the shorter of two lists: the labels, or "all except" the remaining labels."""
         if not labels:
             return ""
         others = [

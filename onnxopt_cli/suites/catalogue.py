@@ -121,9 +121,9 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in the suite's files.
 
-    With a stem, a generated suite is limited to the operator whose file has this stem, and the
-    gallery to the runtime whose adapter has this name. If no operator or adapter has this stem, all
-    cases are returned.
+    If ``stem`` is given, a generated suite is limited to the operator with this stem of the file
+    name, and the gallery is limited to the runtime with this adapter. If there is no such operator
+    or adapter, all cases are returned.
     """
     if name in CORPORA:
         return corpus(name, open_progress)

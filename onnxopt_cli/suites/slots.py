@@ -1,4 +1,4 @@
-"""Case templates that vary every operand slot of an operator, one after the other.
+"""Case templates that vary every operand slot of an operator, one slot after the other.
 
 A slot is a tensor of a node in one group, such as the gradient of the second tensor. Code for
 shapes, types and shared values is often right for one slot and wrong for another. Therefore each
@@ -165,7 +165,7 @@ def _together(
         name: the name of the case, or its beginning.
         about: the description of the case.
         first_shape: the shape of the first tensor.
-        narrow: for each way to broadcast, by a word for it, the shapes of the operands.
+        narrow: the shapes of the operands for each way to broadcast, which is named by a word.
         settings: further arguments of :meth:`Author.template`.
     """
     if author.carried:

@@ -196,7 +196,7 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
             if breach and (breach.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
-                # With this case, a new worker obeys the protocol, so an earlier case caused the
+                # A new worker obeys the protocol in the same case, so an earlier case caused the
                 # violation.
                 self._incidents.append(breach)
             job.result, worker.response = worker.response, None

@@ -565,7 +565,7 @@ def _is_orphan(child: int) -> bool:
 
 
 class Printed:
-    """Reads the output of a worker from a pipe, and keeps the last part of it.
+    """Reads the output of a worker from a pipe, and keeps the last part of the output.
 
     Args:
         descriptor: the reading end of the pipe.

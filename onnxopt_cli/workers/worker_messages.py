@@ -16,7 +16,7 @@ A backend can neither pass with wrong outputs nor respond in the name of another
 
 **Shared memory.** Each worker has two files in memory, which the runner creates: one for inputs,
 one for outputs. The files have no name, so nothing remains when the last process that holds them
-ends for any reason. On systems without files in memory, or without space for them, values pass
+ends for any reason. On systems that lack files in memory, or space for such files, values pass
 through the channel.
 
 The runner reads the files instead of mapping them into its memory. A worker that truncates or

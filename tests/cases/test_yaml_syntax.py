@@ -1,4 +1,4 @@
-"""Hostile YAML is rejected from the event stream, before nodes are built from it."""
+"""Hostile YAML is rejected in the stream of events, before nodes are built from the events."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class SharedHeads:
     """Computes attention correctly, if the only inputs are query, keys and values."""
 
     def key_heads(self, heads, count):
-        """Return the index of the key head for each query head; an index is below ``count``."""
+        """Return, for each head of the query, the index of the head of keys."""
         return heads // (len(heads) // count)
 
     def run(self, model, inputs):

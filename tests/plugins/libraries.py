@@ -161,7 +161,7 @@ class KerasAdam(_Library):
 
 
 class TensorFlowAdam(_Library):
-    """``ApplyAdam`` of TensorFlow, in ONNX's form; with ONNX's decays added, it conforms."""
+    """``ApplyAdam`` of TensorFlow in ONNX's form, which conforms once ONNX's decays are added."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p
@@ -250,7 +250,7 @@ class PyTorchSGD(_Library):
 
 
 class KerasSGD(_Library):
-    """``keras.optimizers.SGD.update_step``; it has neither dampening nor decay."""
+    """``keras.optimizers.SGD.update_step``, which has neither dampening nor decay."""
 
     operator = "Momentum"
 
@@ -271,7 +271,7 @@ class OptaxSGD(_Library):
 
 
 class TensorFlowSGD(_Library):
-    """``ApplyMomentum``, with ``use_nesterov``; it has neither dampening nor decay."""
+    """``ApplyMomentum`` with ``use_nesterov``, which has neither dampening nor decay."""
 
     operator = "Momentum"
 

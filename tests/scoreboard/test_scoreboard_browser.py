@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def opened(onnxopt, workplace):
-    """Return a function that opens a page of a site; it returns DOM and console output."""
+    """Return a function that opens a page of a site and returns DOM and console output."""
     (workplace / "demo.yaml").write_text(CASE)
     (workplace / "demo.py").write_text(BACKEND)
     text = 'suites = ["demo.yaml", "spec/adam"]\n[backends]\nright = "numpy"\n'

@@ -1,8 +1,8 @@
 """The environment of an adapter: a Python environment with the adapter's packages, in the cache.
 
-An environment is identified by the adapter's requirements and lock, the version of the runtime and
-the interpreter: if one of them changes, another environment is used. The environment is created in
-a temporary folder beside its final location, and the folder is renamed when the environment is
+The adapter's requirements and lock, the version of the runtime and the interpreter identify an
+environment: if any of these changes, another environment is used. The environment is created in a
+temporary folder beside its final location, and the folder is renamed when the environment is
 complete. The process that creates the environment holds a lock on the parent folder; other
 processes wait for the lock. If the installation fails, the temporary folder and its parent are
 removed. If the process was killed, the next process removes the temporary folder.

@@ -314,7 +314,7 @@ def read_adapter(specification: Specification) -> Adapter:
 
 
 def _require_version(adapter: Adapter, version: str) -> None:
-    """Require that an adapter has a runtime, and that a text is a version of it.
+    """Require that an adapter has a runtime, and that a text is a valid version.
 
     Raises:
         InvalidVersion: if the text is not a version, or is too long for one.

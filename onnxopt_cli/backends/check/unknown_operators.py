@@ -203,9 +203,9 @@ def _proposal(
     is valid.
 
     Args:
-        errors: the errors, by operator; the pattern matches all of them.
+        errors: the errors, by operator; the pattern matches every error.
         domain: the operators' domain.
-        contrasts: messages about invalid models; the pattern matches none of them.
+        contrasts: messages about invalid models; the pattern matches no such message.
         texts: all messages about unknown and training operators.
         named: whether to consider only words beside the operator's name.
     """

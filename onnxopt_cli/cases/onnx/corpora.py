@@ -103,7 +103,7 @@ def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
     stored = Cache(f"onnx-node-{onnx.__version__}-{origin[:16]}", "onnx's node cases are made")
     data = stored.get(_ENTRY)
     cases = [] if data is None else _read_cases(data)
-    # If the entry lacks a test that the sources of onnx name, it has been forged.
+    # If the cache entry lacks a test that the sources of onnx name, the entry has been forged.
     if not named <= {case.id.split("/")[1] for case in cases} or not cases:
         with open_progress("making onnx's node cases", "files") as tick:
             _make(tick)
@@ -148,7 +148,7 @@ def _origin() -> tuple[str, frozenset[str]]:
 
 
 def _write_cases() -> bytes:
-    """Return all node cases: a line of JSON with names, operators and sizes, and the problems."""
+    """Return all node cases as a line of JSON (names, operators, sizes), followed by problems."""
     rows, problems = [], []
     for name, problem in node_contents():
         request, values = run_request(problem.model.SerializeToString(), problem.inputs)

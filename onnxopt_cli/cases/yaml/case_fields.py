@@ -651,7 +651,7 @@ def element_array(nodes: Sequence[Node], dtype: np.dtype[Any]) -> Array:
 
 
 def _rule(dtype: np.dtype[Any]) -> tuple[Callable[[Any], bool], str]:
-    """Return a predicate for valid scalars of an element type, and a description of them."""
+    """Return a predicate for valid scalars of an element type, and the scalars' description."""
     name = dtype_name(dtype)
     if name == STRING:
         return lambda item: isinstance(item, str), "text"

@@ -282,8 +282,8 @@ def _values(
     """Read the valid inputs or outputs; errors of invalid values are collected.
 
     A value that states its element type determines the type variable of its schema parameter, such
-    as T. If no value of a type variable states its element type, they are all float32 if one of
-    them contains a float.
+    as T. If no value of a type variable states its element type, all values of the variable are
+    float32 if one of them contains a float.
 
     Args:
         kind: ``inputs`` or ``outputs``.

@@ -1,6 +1,6 @@
 """Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
 
-A case states the inputs of the first step, and under ``steps`` how some of them change. An input is
+A case states the inputs of the first step and, under ``steps``, how some inputs change. An input is
 fed back if the operator has an output whose name is that of the input with ``_new`` (``X_new`` for
 ``X``). An integer scalar counts up. All other inputs are constant, except for inputs for which
 ``steps`` states a value for each step, or a gradient that is computed from X.
@@ -262,8 +262,8 @@ def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Pr
 def _loop_model(trajectory: Trajectory) -> onnx.ModelProto:
     """Build a model whose loop body contains the node and primitive operators around it.
 
-    The inputs are those of :func:`_loop_inputs`. The outputs have the node's names, and a leading
-    dimension for the recorded steps.
+    The inputs of the model are those of :func:`_loop_inputs`. The outputs have the node's names,
+    and a leading dimension for the recorded steps.
     """
     step = trajectory.model
     node = step.graph.node[0]

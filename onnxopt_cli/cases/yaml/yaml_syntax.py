@@ -245,7 +245,7 @@ def read_document(text: str, package: str, version: str) -> tuple[Node | None, l
 
     Returns:
         The document and its errors. The document is None if the text cannot be parsed to its end,
-        or has no version or an unknown one. An unknown version is then the only error.
+        or has no version or an unknown version. If the version is unknown, this is the only error.
     """
     root, errors = parse_yaml(text)
     if root is None:

@@ -105,7 +105,7 @@ class FailureGroup:
 
     @property
     def more(self) -> str:
-        """A command that shows the effect of the known mistakes; empty if there are none."""
+        """A command that shows the effect of the known mistakes; empty if there are no mistakes."""
         return mistake_command(self.operator, self.known_mistakes)
 
     @property
@@ -219,7 +219,7 @@ def _severity(group: FailureGroup) -> tuple[int, int]:
 
 
 def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
-    """Return a command that shows the effect of known mistakes; empty if there are none."""
+    """Return a command that shows the effect of known mistakes; empty if there are no mistakes."""
     if not mistakes:
         return ""
     words = [word for name in mistakes for word in ("--mistake", name)]

@@ -128,7 +128,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """The results of an operator on a backend, counted.
+    """The numbers of results of an operator on a backend, by outcome.
 
     Attributes:
         operator: the operator, or in parentheses a kind of model.
@@ -342,8 +342,8 @@ class RunView:
     def fallback(self) -> str:
         """The number of cases judged by ONNX's tolerance as a fallback, with the reasons.
 
-        ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2); ...``; empty if no
-        case is.
+        An example is ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2);
+        ...``. The text is empty if there are no such cases.
         """
         cases: defaultdict[str, set[str]] = defaultdict(set)
         for result in self.record.results:

@@ -547,7 +547,7 @@ class WorkerGroup:
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
-        """Yield the result of each item, in order; a LostError if two workers were lost with it.
+        """Yield the result of each item in order; a LostError for an item that was lost twice.
 
         Args:
             request: the name of the request.

@@ -1,8 +1,7 @@
 """Nodes whose shapes, axes and positions lie at the boundaries of an operator's definition.
 
-Random draws seldom contain such nodes: operands that fit both their first and their last axes,
-remainders of uneven parts, positions half way between elements, windows that extend beyond the
-padding.
+Random draws seldom contain operands that fit both their first and their last axes, remainders of
+uneven parts, positions half way between elements, and windows that extend beyond the padding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nodes whose elements lie at the boundaries of an operator's definition.
 
-Random draws seldom contain such nodes: exceptional arguments of functions, elements equal to a
-threshold, integers that no float represents, empty axes, ties. All operators of a family have the
-same kinds of boundaries.
+Random draws seldom contain exceptional arguments of functions, elements equal to a threshold,
+integers that no float represents, empty axes, and ties. All operators of a family have the same
+kinds of boundaries.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class LengthDraft(NodeDraft):
         self._drawn_lengths = 0
 
     def size(self, smallest: int = 1, largest: int = _SHORT_LENGTH) -> int:
-        """Choose the length of a dimension; one of them is prescribed."""
+        """Choose the length of a dimension; one dimension has the prescribed length."""
         place = self._drawn_lengths
         self._drawn_lengths += 1
         if place == self._place:
