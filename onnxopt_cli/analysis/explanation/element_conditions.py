@@ -24,6 +24,7 @@ from onnxopt_cli.analysis.explanation.element_features import (
 )
 from onnxopt_cli.analysis.explanation.features import roundest
 from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
+from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode
 
@@ -41,6 +42,10 @@ WHEREVER_SHARE = 0.99
 MIN_RIGHT_WITHOUT = 11
 #: If a condition names a trait, at most this share of the nodes without the trait may fail.
 MAX_WRONG_WITHOUT_SHARE = 0.1
+#: A trait of all failing nodes is stated if at least this share of the nodes with the trait fail.
+MIN_FAILURE_RATE = 0.3
+# Cost of a condition that states only a trait of all failing nodes.
+_NODES_COST = 1.5
 # A condition is a candidate if at least this share of the elements that meet it is wrong.
 _MIN_CANDIDATE_SHARE = 0.25
 # A condition is a candidate if it has at least this evidence, as a decimal exponent.
@@ -185,6 +190,7 @@ class ElementConditions:
         conditions = [
             *self._of_elements(groups, holds),
             *self._of_contents(groups, holds),
+            *self._of_nodes(groups, holds),
         ]
         conditions.sort(key=lambda condition: condition.cost)
         return conditions[:_MAX_RANKED]
@@ -303,12 +309,8 @@ class ElementConditions:
             low, high = float(values.min()), float(values.max())
             right = np.concatenate([
                 node.features.numbers[name][~node.wrong]
-                if node.wrong is not None
-                else np.empty(0)
-                if node.failed
-                else node.features.numbers[name]
                 for node in self.nodes
-                if name in node.features.numbers
+                if node.wrong is not None and name in node.features.numbers
             ])  # fmt: skip
             right = right[np.isfinite(right)]
             below, above = right[right < low], right[right > high]
@@ -345,6 +347,16 @@ class ElementConditions:
                 cost += min(_MAX_LEFT_COST, _CASE_COST * (cases - covered))
                 yield ElementCondition(self._place, (), trait, content, 0.0, cost)
 
+    def _of_nodes(self, groups: Sequence[Trait | None], holds: Array) -> Iterator[ElementCondition]:
+        """Yield conditions that state only which nodes may fail: a trait of all failing nodes."""
+        failing = np.array([node.failed for node in self.nodes])
+        rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
+        has_all = np.asarray(holds[:, failing].all(axis=1))
+        for trait, rate, is_necessary in zip(groups, rates, has_all, strict=True):
+            if trait is not None and is_necessary and rate >= MIN_FAILURE_RATE:
+                cost = _NODES_COST + _TRAIT_COST * trait.cost + _SHARE_COST * (1 - float(rate))
+                yield ElementCondition(self._place, (), trait, "", float(rate), cost)
+
     # Proofs -------------------------------------------------------------------------------------
 
     def agrees(self, condition: ElementCondition) -> bool:
@@ -378,6 +390,9 @@ class ElementConditions:
         if condition.trait is None or condition.is_sufficient:
             return True
         outside = [node for node in self.nodes if not condition.applies_to(node.sample)]
+        if not condition.parts and not condition.content:
+            right = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
+            return right >= MIN_OTHERS and not any(node.failed for node in outside)
         wrong = sum(node.failed for node in outside)
         right_new = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
         return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(outside)
@@ -401,6 +416,13 @@ class ElementConditions:
         generated = [node for node in within if node.failed and not node.sample.case]
         where = f", in nodes in which {condition.trait.text}" if condition.trait else ""
         of_output = f" of {output}" if output else ""
+        if not condition.parts and not condition.content:
+            meeting = [node for node in within if not node.sample.case]
+            others = sum(not node.sample.case for node in self.nodes) - len(meeting)
+            return (
+                f"wrong only where {condition.trait.text if condition.trait else ''} "
+                f"({len(generated)} of {len(meeting)} generated nodes, 0 of {others} others)"
+            )
         if not condition.parts:
             is_of_elements = _is_of_elements(condition.content)
             subject = (

@@ -610,6 +610,10 @@ def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
                         f"{name} equals the length of the second axis of {first}", 1.3,
                     ),
                     (channels < value, f"the second axis of {first} is shorter than {name}", 1.3),
+                    (
+                        channels > value,
+                        f"{name} is between 1 and the length of the second axis of {first}", 1.3,
+                    ),
                 )
             )  # fmt: skip
 

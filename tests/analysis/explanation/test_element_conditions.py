@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
-from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample
+from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample, Trait
 from onnxopt_cli.oracle.evaluator import native_outputs
 
 ABS = "float[N, M] X => float[N, M] Y", "Abs (X)"
@@ -17,6 +17,10 @@ POOLED = (
     "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (X)",
 )
 MAXIMA = "float[N, M] X => float[N, 1] Y", "ReduceMax <axes = [1]> (X)"
+
+
+LARGEST_SMALL = 35
+SMALL = Trait("X is small", 1.0)
 
 
 def drawn(seed, shape):
@@ -53,13 +57,14 @@ def node(signature, number, change):
     failed = wrong is None or bool(wrong.any())
     sample = NodeSample(f"case {number}" if number < 6 else "", model, inputs, None, None, failed)
     sample.outputs = JudgedOutputs([right], [wrong] if failed else [])
+    sample.traits = frozenset({SMALL} if inputs["X"].size <= LARGEST_SMALL else {})
     sample.returned = [returned] if failed else None
     return sample
 
 
-def proven(signature, change):
+def proven(signature, change, count=40):
     """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
-    samples = [node(signature, number, change) for number in range(40)]
+    samples = [node(signature, number, change) for number in range(count)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     for condition in conditions.ranked()[:4]:
         if conditions.is_proven(condition, samples[10:]):
@@ -116,6 +121,12 @@ def moved(_x, y):
     return y
 
 
+def first_of_small(x, y):
+    if x.size <= LARGEST_SMALL and not np.isnan(x.flat[0]):
+        y.flat[int(abs(x.flat[0]) * 1000) % y.size] = -9
+    return y
+
+
 def squeezed(_x, y):
     return y.reshape(-1)
 
@@ -138,6 +149,10 @@ def squeezed(_x, y):
 )  # fmt: skip
 def test_condition_on_wrong_elements_is_found(signature, change, text):
     assert text in proven(signature, change)
+
+
+def test_trait_of_all_failing_nodes_is_found():
+    assert "wrong only where X is small (" in proven(ABS, first_of_small, count=90)
 
 
 def test_wrong_elements_without_a_pattern_have_no_condition():
