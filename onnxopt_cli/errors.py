@@ -50,7 +50,7 @@ class OnnxoptError(Exception):
 
 
 class UsageError(OnnxoptError):
-    """An option, a path or a name on the command line is wrong."""
+    """Raised if an option, a path or a name on the command line is wrong."""
 
     exit_code = 2
 
@@ -72,7 +72,7 @@ class Fault:
 
 
 class InvalidCase(OnnxoptError):
-    """A case file or directory breaks its format; the error lists all its faults."""
+    """Raised if a case file or directory breaks its format; the error lists all faults."""
 
     exit_code = 2
 
@@ -82,27 +82,27 @@ class InvalidCase(OnnxoptError):
 
 
 class BeyondLimit(InvalidCase):
-    """A valid case exceeds a limit of onnxopt; a run skips it."""
+    """Raised if a valid case exceeds a limit of onnxopt; a run skips such a case."""
 
 
 class BackendUnavailable(OnnxoptError):
-    """The backend could not be started: it is missing, not installed or not importable."""
+    """Raised if a backend does not start: it is missing, not installed or not importable."""
 
     exit_code = 4
 
 
 class NothingSelected(OnnxoptError):
-    """The selection contains no case."""
+    """Raised if the selection contains no case."""
 
     exit_code = 5
 
 
 class NodeError(OnnxoptError):
-    """A node, its attributes or its inputs break the operator's signature."""
+    """Raised if a node, its attributes or its inputs break the operator's signature."""
 
 
 class Unsupported(OnnxoptError):
-    """A backend does not know an operator, an opset, a type or a device.
+    """Raised if a backend does not know an operator, an opset, a type or a device.
 
     Args:
         message: the backend's own words.
@@ -115,28 +115,28 @@ class Unsupported(OnnxoptError):
 
 
 class NotApplicable(OnnxoptError):
-    """The lowering refuses a node, so the case does not run and has no verdict."""
+    """Raised if the lowering refuses a node, so that a case does not run and has no verdict."""
 
 
 class UnusableOutput(OnnxoptError):
-    """A value is not a tensor, sequence, optional or map, or exceeds the limits of a message."""
+    """Raised if a value is no tensor, sequence, optional or map, or is too large for a message."""
 
 
 class BackendFailure(OnnxoptError):
-    """A backend reports a failure, with its own message, in a response of its protocol."""
+    """Raised if a response of a backend reports a failure, with a message of the backend."""
 
 
 class BackendDied(OnnxoptError):
-    """A backend's process ended, or closed its channel, before it responded."""
+    """Raised if a backend's process ended, or closed its channel, before it responded."""
 
 
 class BackendDiedEarlier(BackendDied):
-    """A backend's process ended before it read the request, so the request is not the cause."""
+    """Raised if a backend ended before it read a request, so that the request is not the cause."""
 
 
 class BackendHangs(OnnxoptError):
-    """A backend did not respond in time, and was killed."""
+    """Raised if a backend did not respond in time, and was killed."""
 
 
 class ProtocolBreach(OnnxoptError):
-    """A backend violated its protocol, so its responses are not used."""
+    """Raised if a backend violated its protocol, so that its responses are not used."""

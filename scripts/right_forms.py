@@ -909,7 +909,7 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
         case ["scale", scale]:
             return x * float(scale)
         case ["alternating"]:
-            # Neighbours cancel except for a small difference.
+            # The sum of neighbours is small, because the elements have alternating signs.
             return (1 + 1e-4 * x) * (-1) ** np.arange(shape[-1])
         case ["wide"]:
             return x * 10 ** (12 * random.random(shape) - 6)

@@ -1,8 +1,8 @@
 """Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
 
 Neither a formula nor a backend is needed. The reference oracle computes the right outputs of a
-case. Errors that wrong backends make are injected into them, and the results are judged as in
-``run``.
+case. This module injects errors that wrong backends make into these outputs, and judges the results
+as in ``run``.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def outputs_of_runs(
 ) -> list[list[Any]]:
     """Return the outputs of a model in each of a number of runs.
 
-    Runs visit the nodes together if their values are small. Each run visits its nodes alone if the
-    nodes that run, or the shapes of tensors, differ between the runs.
+    Runs visit the nodes together if the values of the nodes are small. Each run visits its nodes
+    alone if the nodes that run, or the shapes of tensors, differ between the runs.
 
     Args:
         run: given the indices of runs, returns the outputs of the model; those that differ between

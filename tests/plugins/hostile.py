@@ -1,4 +1,4 @@
-"""Backends that misbehave in the bad case or always, each in one way.
+"""Backends that misbehave, each in one way, in all cases or only in the bad case.
 
 A case is one Momentum node. In the bad case, `R` is at least BAD. In other cases, a backend
 computes the right outputs.

@@ -168,7 +168,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheDomain(Only):
-    """Raises an error that begins the same for all domains, and names the default one."""
+    """Raises an error that begins equally for all domains and names the default domain."""
 
     def run(self, model, inputs):
         self.domain = model.graph.node[0].domain or "ai.onnx"

@@ -137,8 +137,9 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
     """Return a node for which all elements of an expected output are close to a given value.
 
-    All tensors are filled with the operands of one element, and scaled until the output has the
-    value. The output must be proportional to a power of the scale, at least approximately.
+    All tensors are filled with the operands of one element, and scaled until the output is close to
+    the given value. The output must be proportional to a power of the scale, at least
+    approximately.
     """
     place = [*call.operator.outputs].index(name) * len(call.groups)
     output = evaluate(call)[place].reshape(-1).astype(np.float64)

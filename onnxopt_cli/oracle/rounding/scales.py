@@ -33,11 +33,13 @@ _STANDARD_DEVIATIONS = 3 / 16
 _PARTIAL_SUMS = 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE = 1 / 3
-# The same error if the Fourier transform computes a convolution.
+# The error of each of these stages if the Fourier transform computes a convolution.
 _CONVOLUTION_STAGE = 1 / 6
 # A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
-# of the root mean square of the result, and of sqrt(n) / 40 roundings of its largest element.
-_ROOT_MEAN_SQUARE_DIVISOR, _LARGEST_DIVISOR = 10, 40
+# of the root mean square of the result.
+_ROOT_MEAN_SQUARE_DIVISOR = 10
+# Such a transform also has an error of sqrt(n) / 40 roundings of the largest element of the result.
+_LARGEST_DIVISOR = 40
 # An angle that is computed in float32 by a product and a quotient has an error of two roundings,
 # which moves all terms of a sum. The unit is this share of a rounding of the largest element, so
 # that a tolerance of 16 units is two roundings of this element.
