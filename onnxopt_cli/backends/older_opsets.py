@@ -37,7 +37,7 @@ _NEGATIVE_AXES = {11}
 # Versions in which an operator changed the meaning of some nodes, although the comparison of
 # schemas finds no difference.
 _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
-    # Before version 11, negative axes and indices were invalid.
+    # Before version 11, negative axes and indices of these operators were invalid.
     **dict.fromkeys(
         (
             "ArgMax", "ArgMin", "Compress", "Concat", "Flatten", "Gather", "GatherElements",
@@ -47,36 +47,36 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Before version 14, the number of outputs selected training. For versions before 14, onnx's
-    # reference always trains.
+    # Before version 14, the number of outputs of BatchNormalization selected the training mode. For
+    # versions before 14, onnx's reference always trains.
     "BatchNormalization": {14},
-    # Version 9 added conversions from and to strings. Version 13 defined the conversion of values
-    # out of range.
+    # Version 9 of Cast added conversions from and to strings. Version 13 of Cast defined the
+    # conversion of values out of range.
     "Cast": {9, 13},
     "ConvTranspose": {11},
-    # Before version 13, scales were scalars.
+    # Before version 13, the scales of quantized tensors were scalars.
     "DequantizeLinear": {13},
     "QuantizeLinear": {13},
-    # Version 20 renamed the values of `mode`.
+    # Version 20 of GridSample renamed the values of `mode`.
     "GridSample": {20},
-    # Before version 21, scale and bias had one element per group; since version 21, they have one
-    # per channel.
+    # The scale and bias of GroupNormalization had one element per group before version 21, and have
+    # one element per channel since then.
     "GroupNormalization": {21},
-    # Before version 11, negative axes were invalid; before version 13, the input was reshaped to a
-    # matrix.
+    # Softmax and similar operators rejected negative axes before version 11, and reshaped the input
+    # to a matrix before version 13.
     "Hardmax": {11, 13},
     "LogSoftmax": {11, 13},
     "Softmax": {11, 13},
-    # Version 8 added broadcasting.
+    # Version 8 of these operators added broadcasting.
     "Max": {8},
     "Mean": {8},
     "Min": {8},
     "Sum": {8},
     "NonMaxSuppression": {11},
-    # Versions that changed the default coordinate transformation, and how sizes are rounded.
+    # Versions of Resize that changed the default coordinate transformation or rounding of sizes.
     "Resize": {11, 13, 18},
     "RoiAlign": {16},
-    # Before version 9, the first axis was the batch axis.
+    # Before version 9 of Scan, the first axis was the batch axis.
     "Scan": {9, 11},
     "Upsample": {9},
 }  # fmt: skip

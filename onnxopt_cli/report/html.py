@@ -1,9 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
 The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
-harmful characters become visible escapes. A template that omits the escaping is therefore harmless.
-In addition, the content security policy of the page admits only one script and one style,
-identified by their hashes.
+harmful characters become visible escapes. Because of this escaping, a template that omits the
+escaping itself is harmless. In addition, the content security policy of the page admits only one
+script and one style, identified by their hashes.
 """
 
 from __future__ import annotations

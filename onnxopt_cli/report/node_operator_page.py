@@ -23,7 +23,10 @@ _MAX_DEFAULT_CHARS = 40
 
 
 def named_schemas(name: str) -> Sequence[defs.OpSchema]:
-    """Return the versions of the ONNX operators with a name, newest first; possibly none."""
+    """Return the versions of the ONNX operators with the given name, newest first.
+
+    The result may be empty.
+    """
     versions = [schema for schema in defs.get_all_schemas_with_history() if schema.name == name]
     return sorted(versions, key=lambda schema: schema.since_version, reverse=True)
 

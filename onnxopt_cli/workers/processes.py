@@ -250,7 +250,7 @@ def _ask_psutil(
     """Return psutil's information on a process; the default if the process is not visible."""
     import psutil
 
-    # AttributeError: psutil lacks this method on this system.
+    # AttributeError: psutil lacks a method on this system.
     with suppress(psutil.Error, AttributeError):
         return read(psutil.Process(process))
     return default

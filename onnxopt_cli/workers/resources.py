@@ -72,8 +72,8 @@ def held_bytes(
 
     Args:
         processes: their process ids; processes that have ended count as 0.
-        exact_above: a limit in bytes, below which a quick estimate suffices: it is returned if it
-            does not exceed the limit.
+        exact_above: a limit in bytes; a quick estimate is returned if the estimate does not exceed
+            the limit.
         foreign_bytes: bytes in files that do not count as held by these processes.
     """
     rough = sum(map(resident, processes))

@@ -42,8 +42,10 @@ from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 _SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
 # Size for the first dimension of a tensor, which is usually the batch.
 _BATCH = 1
-# Size for the second dimension of a tensor of this rank, which is usually the channels of an image.
-_CHANNELS, _IMAGE_RANK = 3, 4
+# Tensors of this rank are considered batches of images.
+_IMAGE_RANK = 4
+# Size for the second dimension of a batch of images, which is usually the channels.
+_CHANNELS = 3
 # Integers of unknown meaning are drawn below this limit, because 0 and 1 are valid as masks, as
 # flags, and as indices into most tensors.
 _INTEGERS_BELOW = 2
