@@ -443,6 +443,20 @@ _STACKED_MODELS = {
             root = Sqrt(x)
             y = BatchNormalization(root, s, b, b, s)
         }""",
+    "slices of a scan": """<ir_version: 8, opset_import: ["": 17]>
+        g (float[3] s, float[3,4] x) => (float[3] last, float[3,4] each)
+        {
+            root = Sqrt(x)
+            last, each = Scan(s, root) <
+                num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [-1],
+                scan_input_directions = [1], body = b (float[3] state, float[3] slice)
+                    => (float[3] next, float[3] scaled)
+                {
+                    next = Add(state, slice)
+                    scaled = Mul(next, slice)
+                }
+            >
+        }""",
     "a branch that depends on roundings": """<ir_version: 8, opset_import: ["": 17]>
         g (float[2] x) => (float[2] y)
         {

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaces
+from onnxopt_cli.oracle.stacked import Stacked
 
 # Before this version, Scan has a batch axis and a length for each batch.
 _UNBATCHED_VERSION = 9
@@ -51,14 +51,26 @@ def _looped(
     return loop._check_and_fix_outputs((*carried, *stacked))  # noqa: SLF001
 
 
-def _stacked(values: Sequence[Array], declared: onnx.ValueInfoProto, axis: int = 0) -> Array:
+def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0) -> Any:
     """Stack the values of all iterations along a new axis.
+
+    If the values of any iteration differ between runs, the result holds the values of all runs.
 
     If the loop has no iteration, a value has the shape and dtype that the body declares.
 
     Raises:
         ValueError: if the body never ran and does not declare the shape of its output.
     """
+    stacks = [value for value in values if isinstance(value, Stacked)]
+    if stacks:
+        runs = len(stacks[0].array)
+        arrays = [
+            value.array
+            if isinstance(value, Stacked)
+            else np.broadcast_to(value, (runs, *value.shape))
+            for value in values
+        ]
+        return Stacked(np.stack(arrays, axis if axis < 0 else 1 + axis))
     if values:
         return np.stack(values, axis)
     tensor = declared.type.tensor_type
@@ -112,11 +124,11 @@ def _scanned(
 
     directions = attribute("scan_input_directions", 0) or attribute("directions", scan_count)
     axes = attribute("scan_input_axes", scan_count)
-    slices = [np.moveaxis(x, axis, 0) for x, axis in zip(operands[-scan_count:], axes, strict=True)]
+    slices = [_slices(x, axis) for x, axis in zip(operands[-scan_count:], axes, strict=True)]
     slices = [x[::-1] if reverse else x for x, reverse in zip(slices, directions, strict=True)]
     scanned: list[list[Any]] = [[] for _ in outputs[len(states) :]]
     for elements in zip(*slices, strict=True):
-        results = run(dict(zip(inputs, [*states, *map(np.asarray, elements)], strict=True)))
+        results = run(dict(zip(inputs, [*states, *elements], strict=True)))
         for values, value in zip(scanned, results[len(states) :], strict=True):
             values.append(value)
         states = results[: len(states)]
@@ -126,3 +138,12 @@ def _scanned(
     for values, info, reverse, axis in zip(scanned, declared, directions, axes, strict=True):
         states.append(_stacked(values[::-1] if reverse else values, info, axis))
     return states
+
+
+def _slices(value: Any, axis: int) -> list[Any]:
+    """Return the slices of a tensor along an axis; in each run, if its values are stacked."""
+    if isinstance(value, Stacked):
+        runs_first = value.array
+        along = np.moveaxis(runs_first, axis if axis < 0 else 1 + axis, 0)
+        return [Stacked(part) for part in along]
+    return [np.asarray(part) for part in np.moveaxis(value, axis, 0)]
