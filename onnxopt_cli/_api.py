@@ -187,7 +187,8 @@ class NotConformingError(AssertionError):
     """
 
     def __init__(self, result: Result) -> None:
-        title = f"{result.case} on {result.backend}: {headline(result) or result.outcome}"
+        subject = printable(f"{result.case} on {result.backend}")
+        title = f"{subject}: {headline(result) or result.outcome}"
         super().__init__(f"{title}\n{failure_text(result)}".rstrip())
         self.result = result
 

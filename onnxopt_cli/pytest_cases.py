@@ -16,6 +16,7 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.cases.select import CAPABILITIES, capabilities_of
 from onnxopt_cli.core.record import result_from_json, result_to_json
 from onnxopt_cli.core.result import Result
+from onnxopt_cli.core.text import printable, without_ci_commands
 from onnxopt_cli.errors import OnnxoptError
 from onnxopt_cli.pytest_plugin import MARKER
 from onnxopt_cli.report.terminal import explanation_lines
@@ -72,7 +73,7 @@ def pytest_terminal_summary(
         if explanations:
             terminalreporter.section("causes of onnxopt failures")
         for line in explanation_lines(explanations):
-            terminalreporter.write_line(line.plain)
+            terminalreporter.write_line(without_ci_commands(line.plain))
 
 
 def _select(config: pytest.Config) -> _Selection:
@@ -111,7 +112,7 @@ def _read_selection(config: pytest.Config) -> _Selection:
 
 
 def _in_words(error: OnnxoptError) -> str:
-    return "; ".join(filter(None, (error.message, error.hint)))
+    return printable("; ".join(filter(None, (error.message, error.hint))), lines=True)
 
 
 class _Cases(pytest.Collector):
@@ -127,13 +128,14 @@ class _Cases(pytest.Collector):
             needs = capabilities_of(case)
             for backend in self._backends:
                 on = f"[{backend_name(backend)}]" if len(self._backends) > 1 else ""
-                name = f"{case.id}{on}"
+                # pytest prints the name as it is.
+                name = printable(f"{case.id}{on}")
                 item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
                 for marker in (MARKER, *needs):
                     item.add_marker(marker)
                 for need in needs:
                     if need in self._without:
-                        reason = f"without {need}: {self._without[need]}"
+                        reason = printable(f"without {need}: {self._without[need]}")
                         item.add_marker(pytest.mark.skip(reason))
                 yield item
 
@@ -159,14 +161,14 @@ class CaseItem(pytest.Item):
             self.result = error.result
             raise
         except api.OnnxoptError as error:
-            message = f"{backend_name(self._backend)}: {_in_words(error)}"
+            message = f"{printable(backend_name(self._backend))}: {_in_words(error)}"
             if hasattr(self.config, "workerinput"):
                 pytest.fail(message, pytrace=False)
             pytest.exit(message, returncode=error.exit_code)
         if result.outcome is api.Outcome.SKIP:
-            pytest.skip(result.message)
+            pytest.skip(printable(result.message, lines=True))
         if result.failing or result.outcome is api.Outcome.UNSUPPORTED:
-            pytest.xfail(result.expectation or result.message)
+            pytest.xfail(printable(result.expectation or result.message, lines=True))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the differences; overrides a method of pytest."""
@@ -179,4 +181,4 @@ class CaseItem(pytest.Item):
         """Return the location of the case; overrides a method of pytest."""
         location = self._case.location
         # pytest counts lines from 0, and requires a line for skipped items.
-        return location.path, (location.line or 1) - 1, self.name
+        return printable(str(location.path)), (location.line or 1) - 1, self.name

@@ -464,8 +464,8 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     for explanation in explanations:
         if explanation.is_unexamined:
             continue
-        backend = printable(explanation.backend)
-        line = Text.assemble("  ", (backend, "bold"), f", {explanation.operator}: ")
+        backend, operator = printable(explanation.backend), printable(explanation.operator)
+        line = Text.assemble("  ", (backend, "bold"), f", {operator}: ")
         yield line.append(printable(explanation.text), style="" if explanation.causes else "dim")
         for cause in explanation.causes:
             if command := mistake_command(explanation.operator, cause.known_mistakes):

@@ -6,6 +6,7 @@ import fnmatch
 import re
 
 import pytest
+from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 from places import PLUGINS, REPOSITORY
 
 # Imported late, because pytester removes modules that a test imports, and some cannot be imported
@@ -69,6 +70,15 @@ def test_failures_show_differences_and_share_an_explanation(pytester, processes)
     )
     result.stdout.no_fnmatch_line("*Traceback*")
     result.stdout.no_fnmatch_line("*raise NotConforming*")
+
+
+def test_name_of_a_case_contains_no_command_to_a_ci_server(pytester):
+    folder = pytester.path / "##vso[task.complete]x"
+    make_directory(folder, identity({"x": FLOAT}), [tensor(ONE_TWO)], [tensor(-ONE_TWO)])
+    result = pytester.runpytest("--onnxopt", str(folder), "-m", "onnxopt", "-v", "-rA")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*task.complete*on numpy: *"])
+    result.stdout.no_fnmatch_line("*##vso*")
 
 
 def test_ini_file_may_name_the_backend(pytester):
