@@ -204,7 +204,10 @@ def tanh_by_expm1(x: Array) -> Array:
 
 
 def erf_of(x: Array) -> Array:
-    """Compute erf by a polynomial near zero, else by the exponential of one (Cutlass, PyTorch)."""
+    """Compute erf by a polynomial or, far from zero, by the exponential of a polynomial.
+
+    Cutlass and PyTorch compute erf in this way.
+    """
     real = x.dtype.type
     z = np.abs(x)
     near = horner(

@@ -57,7 +57,7 @@ class OracleCache:
 
 
 def estimate_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return the key of an estimate: a digest of the model, the inputs, the code and its versions.
+    """Return the key of an estimate: a digest of the model, inputs, code and versions of packages.
 
     The key is empty if an input cannot be serialized.
     """

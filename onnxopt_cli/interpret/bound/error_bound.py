@@ -317,7 +317,8 @@ def _with_larger_errors(
     ]
     becomes_nan = np.isinf(accepted[0].value) & np.isnan(reformulated[0].value)
     if becomes_nan.any():
-        # Keep the other branch of a choice, and NaN accepted for an earlier reformulation.
+        # An alternative result is kept if it accepts another branch of a choice, or the NaN of an
+        # earlier reformulation.
         last = covered[-1]
         becomes_nan &= last.value == covered[0].value
         covered[1:] = [replace(last, value=np.where(becomes_nan, np.nan, last.value))]

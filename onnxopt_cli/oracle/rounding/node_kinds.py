@@ -205,7 +205,7 @@ def classify(
         return NodeClass(NodeKind.EXACT)
     if not places or listed is NodeKind.ELEMENTWISE:
         return NodeClass(listed or NodeKind.ELEMENTWISE)
-    # A product of generic numbers is not one of them, so MatMul never moves data.
+    # A product of generic numbers is equal to neither factor, so MatMul never moves data.
     may_move = listed in {None, NodeKind.COORDINATES} and node.op_type != "MatMul"
     if may_move and _moves_data(node, compute, inputs, outputs):
         return NodeClass(NodeKind.EXACT if listed is None else NodeKind.SELECT)
