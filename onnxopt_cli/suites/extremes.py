@@ -362,9 +362,9 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
     """Return one or more sets of tensors, by the ending of the template's name.
 
-    If each output depends on one element of each tensor, a single set contains every combination of
-    zeros, and each special value in each tensor. If outputs depend on several elements, each
-    combination of a tensor and a value has its own set.
+    If each element of an output depends on a single element of each tensor, one set of tensors has
+    all combinations of zeros, and each special value in one tensor at a time. If outputs depend on
+    several elements, each combination of a tensor and a value has its own set.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}

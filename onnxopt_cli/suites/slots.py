@@ -35,7 +35,7 @@ _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "transposed": ((3, 4), (4, 3)),
     "flat": ((3, 4), (12,)),
 }
-#: The unfit shapes that are used in suites that run in seconds.
+#: The shapes that suites which run in seconds use for operands that cannot be broadcast.
 _BRIEF_UNFIT_WORDS = ("enlarges_scalar", "enlarges_axis", "too_long")
 #: Shapes of a first tensor, each with the shapes of two operands that are broadcast to it in
 #: different ways.

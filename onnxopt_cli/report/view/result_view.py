@@ -211,7 +211,7 @@ def remark(result: Result, where: str = "") -> str:
     Args:
         result: the result; messages about invalid files are never shortened.
         where: words that refer to the place of the whole message; a long message is shortened to
-            its first and last line and these words. Empty to return the whole message.
+            its first and last line and these words. If it is empty, the whole message is returned.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message

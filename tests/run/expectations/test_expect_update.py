@@ -84,7 +84,7 @@ def test_causes_become_entries_with_globs_that_match_no_other_case(demo, onnxopt
     assert onnxopt(*run_arguments("OffOrRaises", "--expect", FILE)).code == 0
 
 
-# In the standard mode, X steps along the old V.
+# A known mistake: in the mode standard, X is updated with the old V instead of the new V.
 OLD_V = """
 
 class OldV:
