@@ -119,6 +119,7 @@ class _Node:
     Attributes:
         sample: the node.
         features: the features.
+        right: the elements of the right output.
         wrong: the wrong elements; None if the type or shape of the output is wrong.
         contents: the statements that hold for all wrong elements.
         failed: whether the output is wrong.
@@ -127,6 +128,7 @@ class _Node:
 
     sample: NodeSample
     features: ElementFeatures
+    right: Array
     wrong: Array | None
     contents: frozenset[str]
     failed: bool
@@ -372,7 +374,7 @@ class ElementConditions:
         new = {id(sample) for sample in fresh}
         nodes = [node for node in self.nodes if id(node.sample) in new]
         within = [node for node in nodes if condition.applies_to(node.sample)]
-        failing = [node for node in within if node.failed]
+        failing = _distinct([node for node in within if node.failed])
         if len(failing) < MIN_FAILING or not self.agrees(condition):
             return False
         if condition.content == REORDERED:
@@ -383,9 +385,11 @@ class ElementConditions:
             column = 4 if condition.is_sufficient else 2
             counts = np.array([_counts(node, [condition.parts])[0] for node in failing])
             evidence = counts[:, column].sum()
-            if condition.is_sufficient and np.count_nonzero(counts[:, 0]) < MIN_FAILING:
+            # A condition that leaves wrong elements to other causes is more often accidental.
+            required = 2 if condition.is_sufficient else 1
+            if np.count_nonzero(counts[:, 0]) < required * MIN_FAILING:
                 return False
-            if evidence < -np.log10(MAX_CHANCE) or condition.share < MIN_WRONG_SHARE:
+            if evidence < -np.log10(MAX_CHANCE) * required or condition.share < MIN_WRONG_SHARE:
                 return False
         if condition.trait is None or condition.is_sufficient:
             return True
@@ -466,7 +470,7 @@ def _examined(sample: NodeSample, place: int) -> _Node | None:
     contents: frozenset[str] = frozenset()
     if failed and sample.returned is not None:
         contents = wrong_content(features, right, sample.returned[place], wrong)
-    return _Node(sample, features, wrong, contents, failed, is_varied(right))
+    return _Node(sample, features, right.reshape(-1), wrong, contents, failed, is_varied(right))
 
 
 def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
@@ -502,6 +506,14 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         every_met = _chance(np.full(len(known), wrong_share), 1 - met_share)
         counts[known, 4] = -np.log10(np.where(all_wrong, every_met, 1.0))
     return counts
+
+
+def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
+    """Return the nodes without those that repeat the right output of another node.
+
+    Nodes with a common origin may have the same output, and are then no independent evidence.
+    """
+    return [*{node.right.tobytes(): node for node in nodes}.values()]
 
 
 def _chance(first: Array, second: Array | float) -> Array:

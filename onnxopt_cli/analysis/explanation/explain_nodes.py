@@ -601,7 +601,7 @@ class _NodeSearch(HypothesisRanking):
                 if hypothesis.has_exceptions(self._samples):
                     text += f", if {hypothesis.dependence} changes the result"
                 if hypothesis.has_silent_exceptions(self._samples):
-                    text += ", unless all right values are 0 or not finite"
+                    text += ", unless no right value is finite and other than 0"
                 text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
         return tuple(causes)

@@ -121,7 +121,7 @@ class Hypothesis:
 
         A node on which the mistake has no effect does not show whether the condition matters.
         """
-        if self.meets(sample):
+        if self.meets(sample) or (self.mistake is None and not sample.is_telling):
             return False
         effect = sample.effects.get(self.mistake.name) if self.mistake else None
         return effect is not Effect.NONE

@@ -738,15 +738,16 @@ class NodeSample:
 
     @cached_property
     def is_telling(self) -> bool:
-        """Whether wrong arithmetic would show in the outputs: not all are 0 or not finite."""
+        """Whether wrong arithmetic would show: not all right values are 0 or not finite."""
         if self.outputs is None:
             return True
-        numbers = [
-            value.astype(np.float64)
-            for value in self.outputs.right
-            if isinstance(value, np.ndarray) and "float" in value.dtype.name
-        ]
-        if len(numbers) < len(self.outputs.right):
+        arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
+        if len(arrays) < len(self.outputs.right):
+            return True
+        if not any(value.size for value in arrays):
+            return False
+        numbers = [value.astype(np.float64) for value in arrays if "float" in value.dtype.name]
+        if len(numbers) < len(arrays):
             return True
         return any((np.isfinite(values) & (values != 0)).any() for values in numbers)
 
@@ -911,9 +912,7 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             judge.failed = bool(judge.expected)
     except (TimeLimitError, Exception):  # noqa: BLE001 - the node cannot be judged
         return None
-    is_empty = not any(v.size for v in right if isinstance(v, np.ndarray))
-    # Outputs without elements agree with most mistakes.
-    return None if is_empty and not judge.failed else judge
+    return judge
 
 
 def effects_by_mistake(

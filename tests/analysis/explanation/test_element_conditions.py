@@ -151,6 +151,16 @@ def test_condition_on_wrong_elements_is_found(signature, change, text):
     assert text in proven(signature, change)
 
 
+def test_nodes_with_the_same_values_are_no_independent_evidence():
+    def with_the_same_input(x, y):
+        return nan_as_zero(x, y) if x.size == 49 else y
+
+    samples = [node(ABS, 2, with_the_same_input)] * 40
+    conditions = ElementConditions(samples, samples, 0)
+    assert conditions.ranked()
+    assert not any(conditions.is_proven(each, samples[1:]) for each in conditions.ranked())
+
+
 def test_trait_of_all_failing_nodes_is_found():
     assert "wrong only where X is small (" in proven(ABS, first_of_small, count=90)
 

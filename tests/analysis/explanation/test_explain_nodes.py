@@ -341,11 +341,14 @@ def test_only_nodes_that_a_mistake_changes_support_its_condition():
     assert not statement.leaves_out(sample)
 
 
-@pytest.mark.parametrize(("value", "contradicts"), [(0.0, False), (np.nan, False), (2.0, True)])
-def test_node_whose_right_values_cannot_be_scaled_contradicts_no_condition(value, contradicts):
+@pytest.mark.parametrize(
+    ("right", "contradicts"),
+    [([0.0, 0.0], False), ([np.nan, np.nan], False), ([], False), ([2.0, 0.0], True)],
+)
+def test_node_whose_right_values_cannot_be_scaled_contradicts_no_condition(right, contradicts):
     is_float = Trait("X is a float", 1.0)
     sample = NodeSample("", None, {}, None, None, failed=False, traits=frozenset({is_float}))
-    sample.outputs = JudgedOutputs([np.full(2, value, np.float32)])
+    sample.outputs = JudgedOutputs([np.float32(right)])
     hypothesis = Hypothesis((is_float,), None, 0.0)
     assert hypothesis.contradicts(sample) is contradicts
     assert hypothesis.has_silent_exceptions([sample]) is not contradicts
