@@ -1,4 +1,4 @@
-"""Corrections of Loop and Scan, also for bodies that never run."""
+"""Corrections of Loop and Scan, also for bodies that never run, and of SequenceMap."""
 
 from __future__ import annotations
 
@@ -147,3 +147,24 @@ def _slices(value: Any, axis: int) -> list[Any]:
         along = np.moveaxis(runs_first, axis if axis < 0 else 1 + axis, 0)
         return [Stacked(part) for part in along]
     return [np.asarray(part) for part in np.moveaxis(value, axis, 0)]
+
+
+@replaces("op_sequence_map.SequenceMap._run")
+def _mapped(
+    _node: Any,
+    _original: Any,
+    items: Sequence[Any],
+    *additional: Any,
+    body: Any = None,
+    attributes: Any = None,
+) -> tuple[list[Any], ...]:
+    """Map the elements of all sequences; tensors among the additional inputs are used as a whole.
+
+    The reference takes elements of an additional sequence only if it is the only additional input.
+    """
+    results: list[Sequence[Any]] = []
+    for place, item in enumerate(items):
+        others = [value[place] if isinstance(value, list) else value for value in additional]
+        fed = dict(zip(body.input_names, [item, *others], strict=True))
+        results.append(body.run(None, fed, attributes=attributes))
+    return tuple([list(values) for values in zip(*results, strict=True)])
