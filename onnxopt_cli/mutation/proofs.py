@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from onnx import defs
@@ -23,13 +24,62 @@ SIGNED_ATTRIBUTES = frozenset({
 })  # fmt: skip
 # Inputs that have a single value, by name or by operator and name.
 _SINGLE_VALUES = frozenset({
-    "axis", "depth", "dft_length", "frame_length", "frame_step", "Clip.max", "Clip.min",
-    "Dropout.ratio", "Dropout.training_mode", "Range.delta", "Range.limit", "Range.start", "TopK.K",
-    "Trilu.k", "iou_threshold", "max_output_boxes_per_class", "score_threshold",
+    "axis", "depth", "dft_length", "frame_length", "frame_step", "BlackmanWindow.size", "Clip.max",
+    "Clip.min", "Dropout.ratio", "Dropout.training_mode", "HammingWindow.size", "HannWindow.size",
+    "If.cond", "Loop.M", "Loop.cond", "QLinearConv.x_scale", "QLinearConv.x_zero_point",
+    "QLinearConv.y_scale", "QLinearConv.y_zero_point", "Range.delta", "Range.limit", "Range.start",
+    "SequenceAt.position", "SequenceErase.position", "SequenceInsert.position", "TopK.K", "Trilu.k",
+    "constant_value", "iou_threshold", "lower_edge_hertz", "max_output_boxes_per_class",
+    "num_mel_bins", "sample_rate", "score_threshold", "upper_edge_hertz",
 })  # fmt: skip
-# Operators that do not depend on the order of their two inputs.
+# Inputs that have at most one axis.
+_VECTORS = frozenset({
+    "axes", "batch_indices", "block_shape", "ends", "image_shape", "input_mean", "input_var",
+    "nonpad_kv_seqlen", "pads", "repeats", "roi", "scales", "sequence_lens", "shape", "sizes",
+    "split", "starts", "steps", "write_indices", "AffineGrid.size", "BatchNormalization.B",
+    "BatchNormalization.mean", "BatchNormalization.scale", "BatchNormalization.var",
+    "CausalConvWithState.bias", "Compress.condition", "ConstantOfShape.input", "Conv.B",
+    "ConvInteger.w_zero_point", "ConvTranspose.B", "DeformConv.B", "GroupNormalization.bias",
+    "GroupNormalization.scale", "InstanceNormalization.B", "InstanceNormalization.scale",
+    "MaxUnpool.output_shape", "NegativeLogLikelihoodLoss.weight", "OneHot.values", "QLinearConv.B",
+    "QLinearConv.w_scale", "QLinearConv.w_zero_point", "STFT.window",
+    "SoftmaxCrossEntropyLoss.weights",
+})  # fmt: skip
+# Inputs that have at least two axes.
+_MATRICES = frozenset({
+    "attn_mask", "boxes", "cos_cache", "initial_c", "initial_h", "offset", "past_cache", "past_key",
+    "past_state", "past_value", "rois", "scores", "sin_cache", "theta", "Attention.K",
+    "Attention.Q", "Attention.V", "BatchNormalization.X", "CausalConvWithState.input",
+    "CausalConvWithState.weight", "Col2Im.input", "Conv.W", "Conv.X", "ConvInteger.w",
+    "ConvInteger.x", "ConvTranspose.W", "ConvTranspose.X", "DeformConv.W", "DeformConv.X",
+    "DeformConv.mask", "GRU.B", "GRU.R", "GRU.W", "GRU.X", "GridSample.X", "GridSample.grid",
+    "GroupNormalization.X", "InstanceNormalization.input", "LSTM.B", "LSTM.P", "LSTM.R", "LSTM.W",
+    "LSTM.X", "LinearAttention.key", "LinearAttention.query", "LinearAttention.value",
+    "MaxUnpool.I", "MaxUnpool.X", "QLinearConv.w", "QLinearConv.x", "RNN.B", "RNN.R", "RNN.W",
+    "RNN.X", "RoiAlign.X", "RotaryEmbedding.X", "RotaryEmbedding.position_ids", "STFT.signal",
+    "TensorScatter.update",
+})  # fmt: skip
+# Inputs of several axes that are positions.
+_MATRIX_PARAMETERS = frozenset({"MaxUnpool.I", "RotaryEmbedding.position_ids"})
+# Inputs that may not be negative.
+_COUNTS = frozenset({
+    "batch_indices", "block_shape", "dft_length", "frame_length", "frame_step", "image_shape",
+    "nonpad_kv_seqlen", "num_mel_bins", "position_ids", "repeats", "sample_rate", "sequence_lens",
+    "sizes", "split", "AffineGrid.size", "BlackmanWindow.size", "CenterCropPad.shape",
+    "ConstantOfShape.input", "Expand.shape", "HammingWindow.size", "HannWindow.size",
+    "MaxUnpool.I", "MaxUnpool.output_shape", "TopK.K", "TopK.k",
+})  # fmt: skip
+# Inputs whose type or shape affects the result, but not their values.
+_UNREAD = frozenset({
+    "CastLike.target_type", "EyeLike.input", "OptionalHasElement.input", "Shape.data", "Size.data",
+})  # fmt: skip
+# Operators whose outputs are -1, 0 and 1.
+_SMALL_OUTPUTS = frozenset({"Binarizer", "EyeLike", "Hardmax", "OneHotEncoder", "Sign"})
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+# Operators that do not depend on the order of their inputs.
 _COMMUTATIVE = frozenset({
-    "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Mul", "Or", "Xor",
+    "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul",
+    "Or", "Sum", "Xor",
 })  # fmt: skip
 # Operators for which the order of their axes has no effect.
 _SETS_OF_AXES = ("MeanVarianceNormalization", "Reduce", "Squeeze", "Unsqueeze")
@@ -55,25 +105,53 @@ def _has_one_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    return match[1] in schema.attributes and match[1] not in SIGNED_ATTRIBUTES
+    name = match[1]
+    is_window_pads = name == "pads" and schema.name != "Pad"
+    return name in schema.attributes and (name not in SIGNED_ATTRIBUTES or is_window_pads)
 
 
 def has_single_value(op_type: str, name: str) -> bool:
     """Return whether an input of an operator has a single value."""
-    return name in _SINGLE_VALUES or f"{op_type}.{name}" in _SINGLE_VALUES
+    return _is_listed(_SINGLE_VALUES, op_type, name)
 
 
-def _is_single_value(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    is_input = any(formal.name == match[1] for formal in schema.inputs)
-    return is_input and has_single_value(schema.name, match[1])
+def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
+    return name in names or f"{op_type}.{name}" in names
 
 
-def _has_axes_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    return any(formal.name == "axes" for formal in schema.inputs)
+def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
+    """Return a condition: the first group of the match is the name of one of these inputs."""
+
+    def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
+        is_input = any(formal.name == match[1] for formal in schema.inputs)
+        return is_input and _is_listed(names, schema.name, match[1])
+
+    return condition
+
+
+def _named(*op_types: str) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
+    """Return a condition: the operator is one of these."""
+    return lambda schema, _: schema.name in op_types
+
+
+def _is_among_vectors(schema: defs.OpSchema, match: re.Match[str]) -> bool:
+    if any(formal.option == _Option.Variadic for formal in schema.inputs):
+        return False
+    others = [formal.name for formal in schema.inputs if formal.name != match[1]]
+    return len(others) < len(schema.inputs) and all(
+        _is_listed(_VECTORS | _SINGLE_VALUES, schema.name, name) for name in others
+    )
 
 
 def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
     return schema.name.startswith(_SETS_OF_AXES)
+
+
+def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
+    # Mutants of data have some of these names, too, but they also change an input of several axes.
+    is_alignment = match[2].startswith("aligned")
+    is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
+    return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
@@ -89,13 +167,28 @@ PROOFS: Sequence[Proof] = (
         _has_one_input,
     ),
     Proof(
+        "The mutant aligns a vector with an input of several axes, but no other input has any.",
+        re.compile(r"(\w+) aligned to the first axis"),
+        _is_among_vectors,
+    ),
+    Proof(
+        "The mutant changes only a vector or a scalar, but the input has at least two axes.",
+        re.compile(
+            r"(\w+) (aligned to the first axis|reversed|sorted|rotated by one|first value for all|"
+            r"last value for all|halves (exchanged|interleaved)|first half for both|"
+            r"last value omitted|only the last value|one too (large|small)|with the opposite sign|"
+            r"without its sign|doubled)"
+        ),
+        _is_matrix_parameter,
+    ),
+    Proof(
         "The input has a single value: it has neither an order nor a batch nor another element.",
         re.compile(
             r"(\w+) (first (batch|element|value) for all|last value for all|only the last value|"
             r"reversed( along the (first|last) axis)?|last axes exchanged|sorted|rotated by one|"
-            r"halves (exchanged|interleaved)|first half for both)"
+            r"halves (exchanged|interleaved)|first half for both|aligned to the first axis)"
         ),
-        _is_single_value,
+        _input_among(_SINGLE_VALUES),
     ),
     Proof(
         "The specification allows no negative value of this attribute.",
@@ -103,14 +196,78 @@ PROOFS: Sequence[Proof] = (
         _is_unsigned_attribute,
     ),
     Proof(
-        "The input axes is a vector: it has no batches, and no two axes.",
-        re.compile(r"axes (first batch for all|last axes exchanged)"),
-        _has_axes_input,
+        "The specification allows no negative value of this input.",
+        re.compile(r"(\w+) (without (its )?sign|without negative values|of the other sign)"),
+        _input_among(_COUNTS),
+    ),
+    Proof(
+        "The input is a vector: it has no batches, and no two axes.",
+        re.compile(r"(\w+) (first batch for all|last axes exchanged)"),
+        _input_among(_VECTORS),
     ),
     Proof(
         "Axes lie between minus the rank and the rank, which every type of integers holds.",
-        re.compile(r"axes in (float32|32 bits|8 bits)"),
-        _has_axes_input,
+        re.compile(r"(\w+) in (float32|32 bits|8 bits)"),
+        _input_among(frozenset({"axes", "axis"})),
+    ),
+    Proof(
+        "The result does not depend on the values of the input.",
+        re.compile(
+            r"(\w+) (rounded to (16 bits|float32|integers)|in (float32|32 bits|8 bits)|truncated|"
+            r"of the other sign|without (sign|negative values|NaN|infinity)|clamped to [16]|"
+            r"with the opposite sign|zero read as 1|read as 0|negated|"
+            r"first (batch|element) for all|reversed along the (first|last) axis|"
+            r"last axes exchanged|aligned to the first axis)"
+        ),
+        _input_among(_UNREAD),
+    ),
+    Proof(
+        "The outputs are -1, 0 or 1, which every type holds.",
+        re.compile(r"(integer )?outputs in (16 bits|float32|8 bits)"),
+        _named(*_SMALL_OUTPUTS),
+    ),
+    Proof(
+        "The result does not depend on the sign of the input.",
+        re.compile(r"\w+ (without sign|with the opposite sign)"),
+        _named("Abs", "Cos", "Cosh", "IsNaN", "NonZero"),
+    ),
+    Proof(
+        "NaN remains NaN, and another element becomes no NaN.",
+        re.compile(
+            r"X (rounded to (16 bits|float32|integers)|truncated|"
+            r"without (negative values|infinity)|clamped to [16]|zero read as 1)"
+        ),
+        _named("IsNaN"),
+    ),
+    Proof(
+        "The function has no value at these arguments: both results are NaN.",
+        re.compile(r"\w+ (without infinity|clamped to 6)"),
+        _named("Acos", "Asin", "Atanh"),
+    ),
+    Proof(
+        "The rounded results at the largest number and at infinity are the same.",
+        re.compile(r"\w+ without infinity"),
+        _named("Atan", "Cosh", "Erf", "Exp", "Sigmoid", "Sign", "Sinh", "Tanh"),
+    ),
+    Proof(
+        "The attribute may affect the speed, but not the result.",
+        re.compile(r"(nodes_hitrates|nodes_hitrates_as_tensor|chunk_size) .*"),
+        lambda schema, match: match[1] in schema.attributes,
+    ),
+    Proof(
+        "The shapes of the weights determine the number of hidden units.",
+        re.compile(r"hidden_size .*"),
+        _named(*_RECURRENT),
+    ),
+    Proof(
+        "The seed affects only random outputs, which are not compared.",
+        re.compile(r"seed .*"),
+        _named("Dropout"),
+    ),
+    Proof(
+        "The stopwords are a set, so their order has no effect.",
+        re.compile(r"stopwords (reversed|sorted|rotated by one|halves (exchanged|interleaved))"),
+        _named("StringNormalizer"),
     ),
     Proof(
         "The axes are a set, so their order has no effect.",
@@ -122,7 +279,7 @@ PROOFS: Sequence[Proof] = (
     ),
     Proof(
         "The operator is commutative.",
-        re.compile(r"A and B exchanged"),
+        re.compile(r"A and B exchanged|data_0 (exchanged|reversed)"),
         _is_commutative,
     ),
 )
