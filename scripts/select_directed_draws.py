@@ -14,7 +14,7 @@ the condition estimate accept it, and most of its output elements have a narrow 
 - Long axes: draws are selected until the first, the last and the inner axes of each input and
   output are longer than the blocks of vectorized and parallel loops in some case.
 - High ranks and empty batches: the valid draw with the most distinct outputs among the first seeds
-  is selected.
+  is selected, unless another case of the operator has such a tensor.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int
             add_typed(selected, operator, nodes)
         if "long" in kinds:
             add_long(selected, operator, nodes)
-        if "deep" in kinds:
+        if "deep" in kinds and not any(is_deep(node, node.problem) for node in nodes):
             add_best(selected, operator, "deep", is_deep)
         if "empty" in kinds and not any(
             value.size == 0 for node in nodes for value in tensors(node.values)

@@ -18,7 +18,9 @@ With ``--older``, only the cases of older versions are selected, and no mutants 
 cover the most features are kept. Among successive versions that differ only in their types, the
 oldest version keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between the oldest and the
 newest keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets
-at most ``MAX_FURTHER_CASES`` new cases, which cover further values of its attributes.
+at most ``MAX_FURTHER_CASES`` new cases. The new cases cover the values of attributes with tensors
+that have several axes of different lengths, because a wrong or ignored axis does not change a small
+tensor.
 
 A node is dropped if onnx's check or strict shape inference refuses it, or if onnx's reference does
 not compute it. The seeds of other operators in ``onnxopt_cli/suites/operators/selected_seeds.json``
@@ -108,7 +110,7 @@ MAX_OLDER_FEATURE_CASES = 2
 # version.
 MAX_EQUAL_CASES = 1
 # Largest number of present cases that an older version with other parameters keeps.
-MAX_OTHER_CASES = 2
+MAX_OTHER_CASES = 1
 # Largest number of new cases of an older version with other parameters.
 MAX_FURTHER_CASES = 4
 # Number of seeds that are tried for these new cases.
@@ -206,10 +208,24 @@ def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int,
                 older, [seed for seed in range_of_seeds if seed not in own_nodes]
             )
         }
-        covered = {value for seed in kept_seeds for value in attribute_values(own_nodes[seed])}
-        further = covering(drawn, MAX_FURTHER_CASES, attribute_values, covered)
+        drawn = {seed: node for seed, node in drawn.items() if has_uneven_axes(node)} or drawn
+        covered = {
+            value
+            for seed in kept_seeds
+            if has_uneven_axes(own_nodes[seed])
+            for value in attribute_values(own_nodes[seed])
+        }
+        further = covering(drawn, MAX_FURTHER_CASES, attribute_values, covered, prefer=size_of)
         seeds[version] = [*kept_seeds, *further]
     return seeds
+
+
+def has_uneven_axes(node: GeneratedNode) -> bool:
+    """Return whether a tensor has several axes that are longer than 1 and differ in length."""
+    return any(
+        isinstance(value, np.ndarray) and len({*value.shape} - {0, 1}) > 1 and value.size
+        for value in node.values
+    )
 
 
 def parameters(schema: OpSchema) -> Hashable:
@@ -413,6 +429,7 @@ def covering(
     limit: int,
     features_of: Callable[[GeneratedNode], Iterable[Hashable]] = features,
     present: AbstractSet[Hashable] = frozenset(),
+    prefer: Callable[[GeneratedNode], float] = lambda node: -size_of(node),
 ) -> list[int]:
     """Choose up to a number of seeds greedily, so that their nodes cover many features.
 
@@ -421,13 +438,15 @@ def covering(
         limit: the largest number of seeds.
         features_of: returns the features of a node.
         present: the features that other cases cover.
+        prefer: among nodes with equally many new features, the node with the largest value is
+            chosen; by default, the smallest node.
     """
     remaining = dict(nodes)
     covered = {*present}
     seeds: list[int] = []
     while remaining and len(seeds) < limit:
         new = {seed: {*features_of(node)} - covered for seed, node in remaining.items()}
-        best = max(remaining, key=lambda seed: (len(new[seed]), -size_of(remaining[seed])))
+        best = max(remaining, key=lambda seed: (len(new[seed]), prefer(remaining[seed])))
         if not new[best]:
             break
         covered |= new[best]

@@ -80,6 +80,23 @@ def test_a_tensor_is_inserted_at_every_position():
         np.testing.assert_equal(problem.stored["output_sequence"], expected)
 
 
+def test_sequence_map_takes_elements_of_every_sequence():
+    problem = draw_boundary("SequenceMap", "tensor_and_sequence").problem
+    items, shared, others = problem.inputs.values()
+    expected = [item * shared - other for item, other in zip(items, others, strict=True)]
+    np.testing.assert_equal(problem.stored["out_sequence1"], expected)
+
+
+def test_elements_are_gathered_by_fewer_indices_than_rows():
+    problem = draw_boundary("GatherElements", "fewer_indices_first").problem
+    data, indices = problem.inputs.values()
+    expected = [
+        [[data[row, place, column] for column, row in enumerate(rows)] for place, rows in table]
+        for table in map(enumerate, indices)
+    ]
+    np.testing.assert_equal(problem.stored["output"], np.array(expected))
+
+
 @pytest.mark.parametrize("operator", ["Abs", "Add", "Mul", "Neg", "Sub"])
 def test_integers_at_boundaries_do_not_overflow(operator):
     compute = {

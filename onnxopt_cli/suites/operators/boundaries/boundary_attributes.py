@@ -44,6 +44,7 @@ def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
     yield from _far_padding()
     yield from _stash_types()
     yield from _output_shapes()
+    yield from _omitted_values()
     yield from _states()
 
 
@@ -227,6 +228,17 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
     yield "MaxUnpool", "longer_output", longer
 
 
+def _omitted_values() -> Iterator[tuple[str, str, Generator]]:
+    """Yield tables whose default value or smallest category is 0."""
+    x = np.array([[0.0, 1.5], [-1.0, 0.0], [1.0, 0.5]], np.float32)
+    yield "Imputer", "default_missing_float", fixed_node(x, imputed_value_floats=[7.5, -3.0])
+    numbers = np.array([[0, 1], [-1, 0], [5, 2]])
+    yield "Imputer", "default_missing_int64", fixed_node(numbers, imputed_value_int64s=[7, -3])
+    yield "OneHotEncoder", "category_zero", fixed_node(numbers, cats_int64s=[1, 0, 2], zeros=1)
+    names = fixed_node(numbers, cats_int64s=[1, 0, 2], cats_strings=["one", "zero", "two"])
+    yield "CategoryMapper", "category_zero", names
+
+
 def _far_padding() -> Iterator[tuple[str, str, Generator]]:
     """Yield padding longer than the axis, or of the largest length that reflect and wrap allow."""
     x = distinct(2, 3)
@@ -267,3 +279,11 @@ def _states() -> Iterator[tuple[str, str, Generator]]:
     items: list[Any] = [pair[0], pair[1], pair[0] * 3]
     others: list[Any] = [pair[1], pair[1] + 1, pair[0]]
     yield "SequenceMap", "two_results", fixed_node(items, others, outputs=2, body=map_body)
+    wider = [
+        helper.make_node("Mul", ["one", "shared"], ["product"]),
+        helper.make_node("Sub", ["product", "other"], ["mapped"]),
+    ]
+    wide_inputs = vectors("one", "shared", "other")
+    wide_body = helper.make_graph(wider, "body", wide_inputs, vectors("mapped"))
+    mapped = fixed_node(items, pair[1] - 2, others, body=wide_body)
+    yield "SequenceMap", "tensor_and_sequence", mapped

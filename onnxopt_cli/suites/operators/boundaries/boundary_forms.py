@@ -170,6 +170,10 @@ def _graphs() -> Iterator[tuple[str, str, Generator]]:
     outputs = vectors("next_a", "next_b", "last", "scanned")
     body = helper.make_graph(nodes, "body", inputs, outputs)
     states = [np.array(pair, np.float32) for pair in ((1.5, -2.0), (0.5, 3.0))]
+    axes = {"scan_input_axes": [0, 1], "scan_output_axes": [1, 0]}
+    by_axis = [*states, distinct(3, 2), distinct(2, 3) * 2 + 1]
+    scan = fixed_node(*by_axis, outputs=4, body=body, num_scan_inputs=2, **axes)
+    yield "Scan", "two_states_other_axes", scan
     for stem, shape, attributes in (
         ("forward", (3, 2), {}),
         ("mixed", (3, 2), {"scan_input_directions": [0, 1], "scan_output_directions": [1, 0]}),
@@ -352,11 +356,7 @@ def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
-    """Yield indices that are shorter than the data along an axis before the indexed axis.
-
-    onnx's reference refuses such indices of GatherElements, although the specification's text
-    allows them.
-    """
+    """Yield indices that are shorter than the data along axes other than the indexed axis."""
     data, indices = (
         distinct(3, 4, 5),
         np.array([[[4, 0], [1, 3], [2, 2]], [[0, 1], [3, 4], [1, 0]]]),
@@ -364,6 +364,11 @@ def _fewer_indices() -> Iterator[tuple[str, str, Generator]]:
     updates = distinct(2, 3, 2) * 3
     scattered = fixed_node(data, indices, updates, axis=2, reduction="add")
     yield "ScatterElements", "fewer_indices", scattered
+    yield "GatherElements", "fewer_indices", fixed_node(data, indices, axis=2)
+    first = np.array([[[2, 0, -1], [1, -3, 2]]])
+    yield "GatherElements", "fewer_indices_first", fixed_node(data, first, axis=0)
+    replaced = fixed_node(data, first, distinct(1, 2, 3) * 3, axis=0)
+    yield "ScatterElements", "fewer_indices_first", replaced
 
 
 def _reduced_updates() -> Iterator[tuple[str, str, Generator]]:
@@ -385,6 +390,7 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     places = np.broadcast_to(int64s(2, 0, 1)[:, None], x.shape)
     scattered = fixed_node(x, places.copy(), -x, axis=-2)
     yield "ScatterElements", "five_axes", scattered
+    yield "ScatterND", "single_position", fixed_node(x, int64s(1, -2, 0), distinct(3, 2) * 3)
     slices = fixed_node(x, np.array([[1, 2, 0], [0, -1, 1]]), distinct(2, 3, 2) * 3)
     yield "ScatterND", "five_axes", slices
     yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)

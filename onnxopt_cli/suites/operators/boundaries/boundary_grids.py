@@ -435,7 +435,7 @@ def _losses() -> Iterator[tuple[str, str, Generator]]:
         "negative": (np.where(targets == 1, -1, targets), {"ignore_index": -1}),
     }
     operators = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-    weights = np.array([0.5, 2.0, 1.25], np.float32)
+    weights = np.array([0.5, 8.0, 0.0], np.float32)
     for operator, reduction in product(operators, ("none", "sum", "mean")):
         for stem, (classes, ignored) in targets_by_stem.items():
             attributes: dict[str, Any] = {"reduction": reduction, **ignored}

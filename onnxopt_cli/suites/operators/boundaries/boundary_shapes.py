@@ -35,10 +35,16 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
 
 
 def _truths(draft: NodeDraft, shape: Shape) -> Array:
-    """Draw Booleans. A scalar gets the value for which the output depends on the other operand."""
-    if shape:
-        return draft.tensor(np.dtype(bool), shape)
-    return np.array(draft.schema.name != "And")
+    """Draw Booleans.
+
+    A scalar gets the value that changes the other operand. A tensor of one element gets the value
+    that leaves the other operand of And and Or unchanged.
+    """
+    if not shape:
+        return np.array(draft.schema.name != "And")
+    if prod(shape) == 1:
+        return np.full(shape, draft.schema.name != "Or")
+    return draft.tensor(np.dtype(bool), shape)
 
 
 def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
@@ -339,11 +345,13 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
     for operator in _PAIRED:
         yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
         yield operator, "crossed", partial(_square, shapes=((3, 1), (1, 3)))
-        yield operator, "empty", partial(_square, shapes=((2, 0), (1, 1)))
+        yield operator, "empty", partial(_square, shapes=((0, 1), (1, 0)))
         yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 1, 2, 2, 1)))
         yield operator, "scalars", partial(_square, shapes=((), ()))
         yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
+        yield operator, "single_first", partial(_square, shapes=((1, 1, 1), (2, 3)))
+        yield operator, "single_second", partial(_square, shapes=((2, 3), (1,)))
     # A row along the last axis, whose length is also that of the first axis.
     yield "Or", "row_of_truths", fixed_node(np.zeros((3, 3), bool), np.array([True, False, False]))
     row = np.array([2.0, -1.0, 0.5], np.float32)
@@ -438,9 +446,21 @@ def _images() -> Iterator[tuple[str, str, Generator]]:
             for mode in ("linear", "nearest", "cubic"):
                 sample = partial(_sampled, mode=mode, padding=padding, align=align)
                 yield "GridSample", f"{mode}_{padding}_{'aligned' if align else 'edges'}", sample
+    image = _range((1, 1, 4, 4), 1.0, 1.25)
+    far = np.array([-9.375, -6.125, -3.625, 0.125, 4.375, 7.875], np.float32)
+    grid = np.stack(np.meshgrid(far, far[2:]), -1)[None]
+    yield "GridSample", "defaults", fixed_node(image, grid / 8)
+    for align in (0, 1):
+        draw = fixed_node(image, grid, padding_mode="reflection", align_corners=align)
+        yield "GridSample", f"far_reflection_{'aligned' if align else 'edges'}", draw
     orders = {"sorted": (0, 1, 2, 3), "reversed": (2, 3, 0, 1), "other": (2, 1, 0, 3)}
     for stem, order in orders.items():
         yield "NonMaxSuppression", f"corners_{stem}", partial(_boxes, order=order, centered=0)
+    apart = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]], np.float32)
+    scores = np.array([[[-0.5, 0.25, -2.0, 8.0]]], np.float32)
+    for stem, threshold in (("negative", -1.0), ("zero", 0.0), ("large", 7.0)):
+        limits = np.array([4]), np.array([0.5], np.float32), np.array([threshold], np.float32)
+        yield "NonMaxSuppression", f"{stem}_threshold", fixed_node(apart, scores, *limits)
     centers = partial(_boxes, order=(0, 1, 2, 3), centered=1)
     yield "NonMaxSuppression", "centers", centers
 

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node, int64s
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INF, _NAN = np.inf, np.nan
@@ -44,10 +44,10 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Atan": (*_both_signs((1e-20, 99.0, *_HUGE, _INF)), 0.0, _NAN),
     "Atanh": (*_both_signs((1.0, 1e-20, 1.5, _INF)), 0.0, _NAN),
     "Ceil": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Celu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
+    "Celu": (*_both_signs((7.5, 100.0, 1000.0, _INF)), 0.0),
     "Cos": (_INF, -_INF, _NAN, 0.0, 1e-20),
     "Cosh": (*_both_signs((*_NEAR_OVERFLOW, 1000.0, _INF, 1e-20)), 0.0, _NAN),
-    "Elu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
+    "Elu": (*_both_signs((7.5, 100.0, 1000.0, _INF)), 0.0),
     "Erf": (*_both_signs((2.5, 3.25, 10.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     # The arguments of Exp test only overflow and underflow, not the reduction of large arguments.
     "Exp": (*_both_signs((1000.0, _INF)), 0.0, _NAN, 11.05, 88.7, 709.7, -9.0, -87.0),
@@ -61,7 +61,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Reciprocal": (*_both_signs((0.0, 1.0, 1e20, 1e-20, _INF)), _NAN),
     "Relu": (*_both_signs((0.0, 1e-20, *_HUGE, _INF)),),
     "Round": (*_both_signs(_ROUNDED), 0.0, _NAN),
-    "Selu": (*_both_signs((7.5, 100.0, 1000.0)), _INF, 0.0),
+    "Selu": (*_both_signs((7.5, 100.0, 1000.0, _INF)), 0.0),
     "Sigmoid": (*_both_signs((9.0, 1000.0, _INF)), 0.0, _NAN),
     "Sign": (*_both_signs((1e-20, *_HUGE, _INF)), 0.0, -0.0),
     "Sin": (_INF, -_INF, _NAN, 0.0, 1e-20),
@@ -242,6 +242,12 @@ def _infinite_rows(draft: NodeDraft) -> None:
         _reduced(draft, x, [1], None)
 
 
+def _exceptional_rows(draft: NodeDraft) -> None:
+    """Draw rows with infinities and NaN beside finite numbers."""
+    rows = [[_INF, 2.0], [-_INF, 0.5], [_NAN, 1.0], [0.0, _NAN], [_INF, -_INF], [1.5, -2.0]]
+    _reduced(draft, np.array(rows, _typed(draft, "float32")), [1], None)
+
+
 def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
     """Draw exponents for which powers overflow or vanish."""
     rows = [[1000.0, 999.0, 0.0], [-1000.0, -1001.0, -1000.5], [90.0, 89.0, -90.0], [0.0, 0.0, 0.0]]
@@ -254,8 +260,9 @@ def _far_rows(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _masked_rows(draft: NodeDraft) -> None:
-    """Draw rows in which minus infinity stands for masked elements."""
-    draft.add(np.array([[-_INF, 0.0, 1.0], [2.0, -_INF, -_INF]], _typed(draft, "float32")))
+    """Draw rows in which minus infinity stands for masked elements, and a row with NaN."""
+    rows = [[-_INF, 0.0, 1.0], [_NAN, 1.0, 2.0], [2.0, -_INF, -_INF]]
+    draft.add(np.array(rows, _typed(draft, "float32")))
     draft.set("axis", -1)
 
 
@@ -412,8 +419,22 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     yield "Binarizer", "large_int64", fixed_node(above, threshold=2.0**24)
     yield "Clip", "infinite", partial(_clip, values=(-1.0, 2.0), dtype="float32")
     yield "Clip", "exchanged", partial(_clip, values=(2.0, -1.0), dtype="float64")
-    for operator in ("Add", "Sub", "Mul", "Div", "Max", "Min", *_COMPARISONS):
+    for operator in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", *_COMPARISONS):
         yield operator, "exceptional_pairs", _pairs
+    bases = np.array([[0.5], [2.0], [0.0], [-2.0], [_INF], [-_INF]], np.float32)
+    exponents = np.array([0.0, 3.0, -1.0, 2.0], np.float32)
+    yield "Pow", "exceptional", fixed_node(bases, exponents)
+    infinite_exponents = np.array([_INF, -_INF], np.float32)
+    yield "Pow", "infinite_exponents", fixed_node(bases[:3], infinite_exponents)
+    dividends = np.array([[5.5], [-5.5], [0.0], [_INF], [_NAN]], np.float32)
+    divisors = np.array([2.0, -3.0, 0.0, _INF, -_INF, _NAN], np.float32)
+    yield "Mod", "exceptional", fixed_node(dividends, divisors, fmod=1)
+    rows = np.array([[-_INF, -_INF], [-_INF, -9.0], [_INF, _INF], [3.0, _INF]], np.float32)
+    yield "Hardmax", "infinite_rows", fixed_node(rows, axis=1)
+    yield "TopK", "infinite_rows", fixed_node(rows, int64s(1), axis=1)
+    yield "TopK", "infinite_rows_smallest", fixed_node(rows, int64s(2), axis=1, largest=0)
+    images = np.array([[[[-_INF, -_INF], [-_INF, -_INF]], [[-_INF, -9.0], [3.0, 1.0]]]], np.float32)
+    yield "GlobalMaxPool", "infinite_image", fixed_node(images)
 
 
 def _integers() -> Iterator[tuple[str, str, Generator]]:
@@ -461,6 +482,8 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield f"Reduce{name}", "empty_axis_int64", partial(_empty_axis, dtype="int64")
     for operator in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin"):
         yield operator, "infinite_rows", _infinite_rows
+    for operator in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"):
+        yield operator, "exceptional_rows", _exceptional_rows
     for operator in ("ReduceLogSumExp", "Softmax", "LogSoftmax"):
         for dtype in ("float32", "float64"):
             yield operator, f"far_{dtype}", partial(_far_rows, dtype=dtype)
