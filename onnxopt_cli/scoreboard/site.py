@@ -65,6 +65,8 @@ _LISTED_NAME = re.compile(
 _MAX_MESSAGE_CHARS = 300
 # A failure without outputs shows this number of characters, and the page folds further characters.
 _MAX_BRIEF_CHARS = 150
+# A longer message that several results of a page have is shown once.
+_MAX_REPEATED_CHARS = 80
 # The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500
 # Inputs whose values have more characters than this are shown by type and shape only.
@@ -385,7 +387,19 @@ class _Site:
             sections.append(
                 (case, content, self._brief(passing), missing, _with_equal_content(others))
             )
-        return self._render("cases.html", f"Cases of {row}", "../", row=row, cases=sections)
+        counts = Counter(
+            "".join(_split_message(self._details(column, result)))
+            for *_, others in sections
+            for _, column, result in others
+        )
+        repeated = {
+            message
+            for message, count in counts.items()
+            if count > 1 and len(message) > _MAX_REPEATED_CHARS
+        }
+        return self._render(
+            "cases.html", f"Cases of {row}", "../", row=row, cases=sections, repeated=repeated
+        )
 
     def _brief(self, labels: Sequence[str]) -> str:
         """Return the shorter of two lists: the labels, or "all except" the remaining labels."""

@@ -149,7 +149,7 @@ def test_long_message_is_whole_and_folded_once_for_a_page(site, workplace):
     folder = site({"long": "python:long.py:Raises"})
     page = Page(folder / "cases" / "momentum.html")
     assert page.tags["details"] == 1
-    assert page.links.count("#message-0") == 1
+    assert page.links.count("#repeated-0") == 1
     text = re.sub(r"\d+ more characters", "", page.text)
     assert text.count(f"ValueError: {words}") == 1
 
