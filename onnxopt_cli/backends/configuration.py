@@ -385,16 +385,23 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     if "math" in written:
         options["math"] = written["math"]
     for key, value in options.items():
-        if not isinstance(value, (str, int, float)) or "," in str(value) or "=" in key:
-            raise ValueError(
-                f"has {printable(key)} = {printable(repr(value))}, which is not an option"
-            )
+        if fault := _option_fault(key, value):
+            raise ValueError(f"has an option {fault}: {printable(key)}")
         backend += f",{key}={str(value).lower() if isinstance(value, bool) else value}"
     if "unsupported" in written:
         backend += f",unsupported={written['unsupported']}"
     if "\0" in backend:
         raise ValueError("has a character of code 0")
     return backend
+
+
+def _option_fault(key: str, value: object) -> str:
+    """Return why an option is invalid, without its value, which may be a secret."""
+    if "=" in key:
+        return "with = in its name"
+    if not isinstance(value, (str, int, float)):
+        return "that is neither text nor a number"
+    return "with a comma in its value" if "," in str(value) else ""
 
 
 def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:

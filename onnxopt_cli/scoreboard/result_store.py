@@ -27,7 +27,7 @@ from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot, Header, time_
 from onnxopt_cli.run.log.log_reader import Log, read_log
 from onnxopt_cli.run.log.log_writer import footer, record_line
 from onnxopt_cli.run.session import VERSIONS, processor
-from onnxopt_cli.scoreboard.safe_names import base_name, file_name
+from onnxopt_cli.scoreboard.safe_names import base_name, digest, file_name
 from onnxopt_cli.scoreboard.scoreboard_file import ScoredBackend
 
 _LOG_SUFFIX = ".jsonl"
@@ -132,7 +132,8 @@ class ResultStore:
         return path
 
     def _not_started_file(self, specification: str) -> Path:
-        return self._folder / NOT_STARTED_FOLDER / f"{file_name(specification)}{_LOG_SUFFIX}"
+        # The name does not contain the specification, which may hold secrets: env.TOKEN=...
+        return self._folder / NOT_STARTED_FOLDER / f"{digest(specification)}{_LOG_SUFFIX}"
 
     def keep_failed_start(self, specification: str, message: str) -> None:
         """Write a log without results as a record that a backend did not start.

@@ -23,7 +23,7 @@ def file_name(text: str) -> str:
     text is appended.
     """
     plain = base_name(text)
-    return plain if plain == text and not _DIGESTED.search(plain) else f"{plain}-{_digest(text)}"
+    return plain if plain == text and not _DIGESTED.search(plain) else f"{plain}-{digest(text)}"
 
 
 def base_name(text: str) -> str:
@@ -43,8 +43,9 @@ def anchor(text: str) -> str:
     if _PLAIN_ANCHOR.fullmatch(text) and not _DIGESTED.search(text):
         return text
     plain = re.sub(r"[^A-Za-z0-9_./-]+", "-", text)[:_MAX_CHARS].strip("-")
-    return f"{plain}-{_digest(text)}"
+    return f"{plain}-{digest(text)}"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return a short digest of a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()

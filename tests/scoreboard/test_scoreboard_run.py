@@ -146,9 +146,10 @@ def test_damaged_log_is_reported_and_not_used(onnxopt, board, workplace):
 
 
 def test_backend_that_does_not_start_is_reported_and_others_run(onnxopt, board, workplace):
-    file = board('gone = "python:gone.py:Backend"\nlost = "no-such-backend"\n')
+    file = board('gone = "python:gone.py:Backend,env.TOKEN=sesame"\nlost = "no-such-backend"\n')
     answer = onnxopt("scoreboard", file)
     assert answer.code == 4
+    assert not any("sesame" in path.name for path in workplace.rglob("*"))
     assert "numpy: 2 pass" in answer.out
     assert "gone could not be started: " in answer.err
     assert "lost could not be started: unknown backend 'no-such-backend'" in answer.err
