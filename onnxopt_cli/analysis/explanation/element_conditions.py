@@ -44,6 +44,9 @@ MIN_RIGHT_WITHOUT = 11
 MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least this share of the nodes with the trait fail.
 MIN_FAILURE_RATE = 0.3
+#: A trait of all failing nodes requires this many failing cases. Nodes that are generated from a
+#: single case often share its rank and types by accident.
+MIN_FAILING_CASES = 5
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
 # A condition is a candidate if at least this share of the elements that meet it is wrong.
@@ -351,6 +354,8 @@ class ElementConditions:
 
     def _of_nodes(self, groups: Sequence[Trait | None], holds: Array) -> Iterator[ElementCondition]:
         """Yield conditions that state only which nodes may fail: a trait of all failing nodes."""
+        if sum(bool(node.sample.case) for node in self._failing) < MIN_FAILING_CASES:
+            return
         failing = np.array([node.failed for node in self.nodes])
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
         has_all = np.asarray(holds[:, failing].all(axis=1))

@@ -32,7 +32,7 @@ def drawn(seed, shape):
     return x
 
 
-def node(signature, number, change):
+def node(signature, number, change, cases=6):
     """Return a node that a backend has run with an output that a function changes.
 
     Args:
@@ -55,16 +55,18 @@ def node(signature, number, change):
     if returned.shape == right.shape:
         wrong = ~((returned == right) | (np.isnan(returned) & np.isnan(right)))
     failed = wrong is None or bool(wrong.any())
-    sample = NodeSample(f"case {number}" if number < 6 else "", model, inputs, None, None, failed)
+    sample = NodeSample(
+        f"case {number}" if number < cases else "", model, inputs, None, None, failed
+    )
     sample.outputs = JudgedOutputs([right], [wrong] if failed else [])
     sample.traits = frozenset({SMALL} if inputs["X"].size <= LARGEST_SMALL else {})
     sample.returned = [returned] if failed else None
     return sample
 
 
-def proven(signature, change, count=40):
+def proven(signature, change, count=40, cases=6):
     """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
-    samples = [node(signature, number, change) for number in range(count)]
+    samples = [node(signature, number, change, cases) for number in range(count)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     for condition in conditions.ranked()[:4]:
         if conditions.is_proven(condition, samples[10:]):
@@ -161,8 +163,10 @@ def test_nodes_with_the_same_values_are_no_independent_evidence():
     assert not any(conditions.is_proven(each, samples[1:]) for each in conditions.ranked())
 
 
-def test_trait_of_all_failing_nodes_is_found():
-    assert "wrong only where X is small (" in proven(ABS, first_of_small, count=90)
+def test_trait_of_all_failing_nodes_requires_several_failing_cases():
+    statement = "wrong only where X is small ("
+    assert statement in proven(ABS, first_of_small, count=90, cases=30)
+    assert statement not in proven(ABS, first_of_small, count=90, cases=2)
 
 
 def test_wrong_elements_without_a_pattern_have_no_condition():
