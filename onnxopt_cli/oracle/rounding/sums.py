@@ -148,7 +148,9 @@ def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
         part = slice(block[0], block[-1] + 1)
         sums.add(a[..., part] @ (b[part] if b.ndim == 1 else b[..., part, :]), len(block))
     factor = abs(attributes["alpha"].f) if "alpha" in attributes else 1.0
-    return factor * sums.scale
+    # Scales are stored as float32, because the scales of all nodes are in memory at once.
+    scale = (factor * sums.scale).astype(np.float32)
+    return scale if scale.any() else 0.0
 
 
 def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
