@@ -3,9 +3,9 @@
 ``python scripts/check_gallery.py openvino tract`` checks the rows of two runtimes, each through its
 adapter; without names, all runtimes are checked. A row is
 
-- ``reproduced`` if the runtime returns the wrong value of the row, - ``fixed`` if its case passes,
-in the version that is printed, - ``different`` if the case fails otherwise, or the runtime does not
-compute it.
+- ``reproduced`` if the runtime returns the wrong value of the row,
+- ``fixed`` if its case passes, in the version that is printed,
+- ``different`` if the case fails in another way, or the runtime does not compute it.
 
 A table of the counts by runtime follows. The script exits with 1 if a row is not reproduced, or a
 runtime does not start.

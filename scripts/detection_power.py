@@ -224,7 +224,7 @@ def in_sequence(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Val
 
 
 def from_the_last_term(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    """Return the outputs of onnx's reference with sequential sums from the last term."""
+    """Return the outputs of onnx's reference with sequential sums that begin at the last term."""
     with sequential_sums(from_last=True):
         return native_outputs(model, inputs)
 

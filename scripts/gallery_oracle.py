@@ -440,7 +440,8 @@ def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence
     if further:
         axes, steps = further
         _require({"axes": axes.tolist(), "steps": steps.tolist()}, axes=[0], steps=[-1])
-        # The specification clamps the end to -1 and to the last position when stepping backward.
+        # For a negative step, the specification limits the end to -1 at least, and to the last
+        # position at most.
         end = min(max(int(ends[0]), -1), len(source) - 1)
         return [source[list(range(int(starts[0]), end, -1))]]
     return [

@@ -614,7 +614,7 @@ class _Search:
         return self._result_together(executor, runs).outcome is Outcome.FAIL
 
     def _result_together(self, executor: Executor, runs: Sequence[NodeRun]) -> Result:
-        """Return the result of some nodes as one model on a backend."""
+        """Return the result of running some nodes as one model on a backend."""
         case = Case(self._case.id, self._case.location, partial(self._problem_of, runs))
         (result,) = run_case(replace(self._plan, backends=(executor,)), case)
         return result

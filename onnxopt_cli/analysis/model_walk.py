@@ -369,7 +369,7 @@ class ModelWalk:
         return run
 
     def _computed(self, runs: Sequence[NodeRun]) -> Iterator[NodeRun]:
-        """Compute nodes without control flow, and yield each of them that is not a constant."""
+        """Compute the nodes, which have no control flow, and yield those that are not Constant."""
         place = 0
         while place < len(runs):
             count = self._compute_together(runs[place : place + self._most_together])

@@ -462,12 +462,12 @@ def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Im
 
 
 def regrouped(change: Callable[[Groups], Groups]) -> Compute:
-    """Return a computation of the formula on changed groups."""
+    """Return a computation that changes the groups, and then evaluates the formula."""
     return lambda call: evaluate(replace(call, groups=change(call.groups)))
 
 
 def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
-    """Return a computation with changed tensors; a change also gets the group's first tensor."""
+    """Return a computation that changes each tensor, given also the first tensor of its group."""
     return regrouped(
         lambda groups: tuple(
             tuple(change(tensor, group[0]) for tensor in group) for group in groups

@@ -320,7 +320,7 @@ def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | No
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 
 
-# For the end of a mistake's name, the end of its description, and the change.
+# The mistakes in outputs: the end of the name, the end of the description, and the change.
 _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "without sign": ("the magnitudes of the correct values", _magnitude),
     "negated": ("the right values with the opposite sign", _negated),

@@ -189,7 +189,7 @@ def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
-    """Shift by the amount modulo the width ("remainder"), or shift unsigned ("unsigned")."""
+    """Shift by the amount modulo the width ("remainder"), or as an unsigned type ("unsigned")."""
     x, count = node.operand(0), node.operand(1)
     if x is None or count is None:
         return None

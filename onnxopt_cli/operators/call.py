@@ -212,8 +212,8 @@ def bind(
     number, rest = divmod(len(present) - count, size)
     if rest or not number:
         raise NodeError(
-            f"{operator.name} takes {size} tensors for each one it optimizes "
-            f"({', '.join(operator.tensors)}); {len(present) - count} were given",
+            f"{operator.name} takes {size} tensors ({', '.join(operator.tensors)}) for each "
+            f"optimized tensor; {len(present) - count} were given",
             hint=f"give {', then '.join(f'all {name}' for name in operator.tensors)}",
         )
     expected = len(operator.output_names(number))

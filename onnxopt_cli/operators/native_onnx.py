@@ -129,7 +129,7 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
 
 
 def die_with_models() -> None:
-    """From now on, run onnx in this process, as a worker does that a model may crash."""
+    """From now on, run onnx in this process, although a model may then crash this process."""
     _HELPER.needless = True
 
 

@@ -412,7 +412,7 @@ class Session:
         findings = expectations.findings(self.ids, backends) if expectations.layers else ()
         faults: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
-            # A finished log contains the faults that were found at its end.
+            # A finished log already contains the faults that were found at the end of its run.
             faults = self._log.record.problems
         problems = tuple(dict.fromkeys((*plan.problems, *faults)))
         results = tuple(self.results.values())
@@ -444,7 +444,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load results of cases that ran on all backends; of a finished log, load all results."""
+        """Load the results of cases that ran on all backends, or all results of a finished log."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

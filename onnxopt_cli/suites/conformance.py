@@ -544,7 +544,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
 
     def small_numbers(self) -> Iterator[CaseTemplate]:
-        """Yield values that a kernel may round to zero, or whose series it may truncate."""
+        """Yield values that may be rounded to zero, or be the operand of a truncated series."""
         make = partial(self.template, turn=False)
         scaled = self.judged(self.combined((1e-10, 1, 1e10)))
         for name in self.unlimited:

@@ -5,7 +5,7 @@ broadcasts to it, its type, or its values; the values of a dimension are called 
 bugs occur where two dimensions have certain levels together, and are visible only if the other
 dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels, and
 all other dimensions to their first level, which is ordinary. A random generator with a fixed seed
-proposes candidates, of which the candidate with the least covered pairs of levels is chosen.
+proposes candidates. The candidate whose pairs of levels have been covered least is chosen.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ _RANK_SHARE = 0.4
 _SEED = 20
 #: Number of different seeds of random tensors.
 _SEEDS = 10**5
-#: Number of candidates for the levels of a node; the one with the least covered pairs is used.
+#: Number of candidates for the levels of a node. The candidate whose pairs have been covered least
+#: is chosen.
 _NODES = 200
 #: Number of candidates for the levels of a group.
 _GROUPS = 12
@@ -174,7 +175,7 @@ class _Cover:
         self._need[:, rare] *= _RARE
 
     def choose(self, rows: Array) -> Array:
-        """Return the row with the least covered pairs of levels, and count its pairs as covered.
+        """Return the row whose pairs of levels are covered least, and count its pairs as covered.
 
         Args:
             rows: candidates, one in each row; the columns are the levels of the first dimensions.

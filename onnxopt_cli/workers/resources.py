@@ -48,7 +48,8 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# Growth of a worker's resources in one run of a case that needs no examination. Memory is in bytes.
+# If a worker's resources grow by at most these amounts in one run of a case, the growth is not
+# examined. Memory is in bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,

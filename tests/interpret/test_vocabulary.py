@@ -22,7 +22,7 @@ from onnxopt_cli.operators.percentile import percentile
 #: The wide type on machines where long double is not wider than double.
 QUAD = QuadPrecDType()
 
-#: A number that float32 represents exactly, as it represents attributes.
+#: A number that float32 represents exactly, because attributes are float32.
 SHARE = float(np.float32(0.3))
 
 #: For each function, an expression of a rounded operand and a second operand.

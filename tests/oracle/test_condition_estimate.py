@@ -130,7 +130,8 @@ def test_functions_called_by_a_published_body_may_cancel():
     sixth = x * np.float32(1 / 6) + np.float32(0.5)
     assert node_passes("HardSwish", {"x": x}, x * sixth)
     assert not node_passes("HardSwish", {"x": x}, x * sixth * 1.01)
-    # The label has nearly all of the probability, so its logarithm is below a rounding of 30.
+    # The probability of the label is so close to 1 that its logarithm is smaller than a rounding of
+    # the score 30.
     inputs = {"x": f32(0, 30, 5).reshape(1, 3), "label": np.array([1])}
     assert node_passes("SoftmaxCrossEntropyLoss", inputs, 0.0)
     assert not node_passes("SoftmaxCrossEntropyLoss", inputs, 1e-4)

@@ -121,7 +121,10 @@ class DeepSpeedAdam(_Library):
 
 
 class TinygradAdam(_Library):
-    """``tinygrad.nn.onnx``'s Adam by ``nn.optim.LAMB``: powers in float32, and its own defaults."""
+    """Adam of ``tinygrad.nn.onnx``, with powers in float32 and defaults of its own.
+
+    The operator calls ``nn.optim.LAMB``.
+    """
 
     defaults = MappingProxyType({"alpha": 0.9, "beta": 0.999, "epsilon": 0.0})
 
@@ -185,7 +188,7 @@ class PyTorchAdamW(_Library):
 
 
 class PyTorchAdagrad(_Library):
-    """``torch.optim.adagrad._single_tensor_adagrad``; its step is T + 1, and it conforms."""
+    """``torch.optim.adagrad._single_tensor_adagrad`` with the step T + 1, which conforms."""
 
     operator = "Adagrad"
 

@@ -291,7 +291,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition with the content that all wrong elements have."""
+        """Return a condition, which also states what all wrong elements have in common."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
         limits = sum(" is at " in part for part in parts)
         content = _common_content(failing, weak=True)
@@ -338,7 +338,7 @@ class ElementConditions:
     def _of_contents(
         self, groups: Sequence[Trait | None], holds: Array
     ) -> Iterator[ElementCondition]:
-        """Yield conditions that state only what wrong outputs are."""
+        """Yield conditions that state only how outputs are wrong, not which elements are wrong."""
         cases = sum(bool(node.sample.case) for node in self._failing)
         for trait, within in zip(groups, holds, strict=True):
             failing = [
@@ -535,7 +535,7 @@ def _chance(first: Array, second: Array | float) -> Array:
 
 
 def _is_of_elements(content: str) -> bool:
-    """Return whether a content describes elements, not the output as a whole."""
+    """Return whether a statement is about the wrong elements, not about the whole output."""
     return content.startswith("are ")
 
 

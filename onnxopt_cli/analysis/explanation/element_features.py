@@ -298,7 +298,7 @@ def _begin_pads(
     strides: list[int],
     dilations: list[int],
 ) -> list[int]:
-    """Return the padding at the begin of each spatial axis."""
+    """Return the padding at the beginning of each spatial axis."""
     rank = len(kernel)
     auto_pad = node.attribute("auto_pad")
     x = node.operand(0)
@@ -333,15 +333,17 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
         before |= (index < widths[place]).reshape(like)
         after |= (index >= shape[axis] - widths[len(named) + place]).reshape(like)
     yield "the element is in the border", before | after
-    yield "the element is in the border at the begin of an axis", before
+    yield "the element is in the border at the beginning of an axis", before
     yield "the element is in the border at the end of an axis", after
 
 
 # Contents -----------------------------------------------------------------------------------------
 
-#: The content of an output whose elements are right, but in the wrong places.
+# A content is a statement about wrong elements or about a wrong output.
+
+#: The statement about an output whose elements are right, but in the wrong places.
 REORDERED = "has the right elements in another order"
-#: Contents that outputs of many mistakes have.
+#: Statements that hold for the outputs of many mistakes.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
 # elements.

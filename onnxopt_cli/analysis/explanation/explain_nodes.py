@@ -414,7 +414,7 @@ class _NodeSearch(HypothesisRanking):
         if hypothesis.mistake is None:
             return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
         # Outputs that equal those of a mistake are evidence for the mistake. A single right node
-        # outside the condition shows that the mistake needs one.
+        # that does not meet the condition shows that a condition is necessary.
         return agreeing >= MIN_MEETING and any(
             sample.failed is False and hypothesis.leaves_out(sample) for sample in self._samples
         )
@@ -601,7 +601,7 @@ class _NodeSearch(HypothesisRanking):
                 if hypothesis.has_exceptions(self._samples):
                     text += f", if {hypothesis.dependence} changes the result"
                 if hypothesis.has_silent_exceptions(self._samples):
-                    text += ", unless no right value is finite and other than 0"
+                    text += ", unless all right values are 0, infinite or NaN"
                 text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
         return tuple(causes)

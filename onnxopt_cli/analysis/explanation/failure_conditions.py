@@ -64,11 +64,11 @@ MIN_FAILING_CASES = 4
 _MAX_INPUTS_SHARE = 0.9
 #: For each part of a condition, this many inputs that lack only this part must pass.
 MIN_PASSING = 5
-#: The largest share of the inputs that lack only one part of a condition which may fail.
+#: Of the inputs that lack only one part of a condition, at most this share may fail.
 MAX_FAILING_SHARE = 0.1
 # The same share if failures may have several reasons.
 _MAX_OTHER_REASONS = 0.4
-# The largest share of the passing cases that may meet the condition of an "only where" statement.
+# Of the passing cases, at most this share may meet the condition of an "only where" statement.
 _MAX_PASSING_SHARE = 0.5
 
 
@@ -273,7 +273,11 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return which of two conditions, 0 or 1, elements lack while they meet the other."""
+        """Return the indices of those of two conditions that an element lacks.
+
+        The element must meet the other condition. If an element meets both conditions, the result
+        is empty.
+        """
         first, second = meeting_columns(conditions, self._table(each)[0])
         if np.any(first & second):
             return set()

@@ -157,7 +157,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """Intervals that contain the limits which are not known to 1 %, in ascending order."""
+        """The intervals of limits that are not known to within 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)
@@ -327,7 +327,12 @@ def _are(name: str) -> str:
 
 
 def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
-    """Yield traits for those of the statements that hold; each has a condition, text and cost."""
+    """Yield a trait for each statement that holds.
+
+    Args:
+        statements: for each statement, whether it holds, its text and its cost.
+        ignoring: see :class:`Trait`.
+    """
     for holds, text, cost in statements:
         if holds:
             yield Trait(text, cost, ignoring)
@@ -738,7 +743,7 @@ class NodeSample:
 
     @cached_property
     def is_telling(self) -> bool:
-        """Whether wrong arithmetic would show: not all right values are 0 or not finite."""
+        """Whether wrong arithmetic would be visible; False if all values are 0, infinite or NaN."""
         if self.outputs is None:
             return True
         arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]

@@ -281,8 +281,8 @@ def _instance(node: Node) -> object:
     if node.items is not None:
         return [_instance(item) for item in node.items]
     if isinstance(node.scalar, float) and node.scalar - node.scalar != 0:
-        # JSON has no numbers for infinity and NaN. As text, infinity and NaN are valid in tensors
-        # and attributes, which may contain text, but are invalid in all other places.
+        # JSON has no numbers for infinity and NaN, so they are validated as text. The schemas
+        # accept text in tensors and attributes, and reject it wherever only a number is valid.
         return str(node)
     if isinstance(node.scalar, int):
         # The validator does not support integers with more than 64 bits.

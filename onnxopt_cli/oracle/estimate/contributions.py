@@ -188,8 +188,8 @@ def _error_contributions(
     """Return the largest contributions to the error of each output, largest first.
 
     A backend ran each node alone, with operands rounded to the model's types. The error of the node
-    is the difference between its outputs and its outputs in double for the same operands. A share
-    is the share of a node's error in the movement of an output of the model.
+    is the difference between its outputs and its outputs in double for the same operands. The share
+    of a node states how much of the movement of an output its error causes.
 
     Args:
         model: the model, as the reference runs it.

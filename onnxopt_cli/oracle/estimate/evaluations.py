@@ -59,7 +59,7 @@ _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 _SPREADS = "spreads"
 # The event that a sum may overflow in another order of its terms.
 _REORDERED = "reordered"
-# An entry of the set of encountered questions: a node of the model interpolates between integers.
+# The question that is recorded if a node of the model interpolates between integers.
 INTEGERS = "integers"
 # Normalizations with the attribute ``stash_type``, whose default is float32, and the opset version
 # that introduced the attribute.

@@ -102,8 +102,8 @@ _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# The largest number of elements that are kept of the inputs and outputs of exact nodes. The number
-# is limited because a loop may have many iterations.
+# The inputs and outputs of exact nodes are kept until they have this number of elements in total.
+# The number is limited because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
 # The largest rounding error of a subnormal number, by the unit roundoff of its type.
 _SUBNORMAL_ERRORS = {
@@ -353,7 +353,7 @@ class SiteRecorder:
         scale = product_scale if node.op_type in _MATRIX_PRODUCTS else _SCALES.get(kind)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
-        # A scale counts as often as the magnitude of the output does.
+        # The injector multiplies a scale by the roundings of the output; the share undoes this.
         share = 1 / _output_roundings(node_class, roundoff, in_graph=len(self._visited) > 1)
         if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
             # 16-bit operands are accumulated in float32.

@@ -51,7 +51,9 @@ def unbounded_sum_roundings(terms: float) -> float:
 def _signs() -> Array:
     """Return the signs of consecutive places, one row per run.
 
-    Places whose distance is a multiple of the number of columns have different columns, too.
+    If the n columns were merely repeated, all places whose distance is a multiple of n would have
+    the same column. The sequence of columns therefore skips one column after every n places, and
+    one more column after every n^2 places.
     """
     count = len(_TRIPLES)
     places = np.arange(count**3)

@@ -304,7 +304,14 @@ class PartialSums:
         self._terms, self._variance = 0, np.zeros(())
 
     def add(self, block: Array, terms: int) -> None:
-        """Add the sums of the next terms, whose partial sums are as large as the sum after them."""
+        """Add the next block of terms to each sum.
+
+        The partial sums within a block are assumed to be as large as the sum after the block.
+
+        Args:
+            block: for each sum, the sum of its next block of terms.
+            terms: the number of terms in a block.
+        """
         self.total = self.total + block
         self._terms += terms
         self._variance = self._variance + terms * np.square(self.total)
@@ -382,8 +389,9 @@ class _Convolution:
     def direct_error(self, strides: Sequence[int]) -> Array:
         """Return the scale of the error by a direct sum, for each element of a strided output.
 
-        The sum adds the terms of one place of the kernels after the other, as it does for images
-        whose channels are the last axis. The terms of the channels at a place are added in blocks.
+        All terms of one place of the kernels are added before those of the next place, as in
+        implementations for images whose channels are the last axis. At each place, the terms of the
+        channels are added in blocks.
         """
         channels = self.w.shape[1]
         blocks = ceil(_PARTIAL_SUMS / prod(self.w.shape[2:]))

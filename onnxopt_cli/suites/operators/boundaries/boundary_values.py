@@ -227,7 +227,7 @@ def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
-    """Draw a reduction that has no axes input, or an empty list of axes."""
+    """Draw a reduction whose input of axes is absent or empty."""
     x = draft.tensor(_typed(draft, "float32"), (2, 3), low=0.25, high=4.0)
     _reduced(draft, x, axes, noop)
 
