@@ -408,8 +408,8 @@ class _Statistics:
     accepted: Counter[str] = field(default_factory=Counter)
     # The maxima over the compared elements, by the names of fields of Diff.
     largest: dict[str, Any] = field(default_factory=dict)
-    # If the tolerance is an error bound, the error / tolerance of the elements that are not bitwise
-    # equal. The ratio of bitwise equal elements is 0.
+    # If the tolerance is an error bound, the error / tolerance of each element that is not bitwise
+    # equal. For bitwise equal elements, the quotient is 0.
     shares: list[Array] = field(default_factory=list)
     # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
     # has b bits.

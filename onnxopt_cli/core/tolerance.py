@@ -152,7 +152,7 @@ class ErrorBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """A tolerance of a random output, judged by its distribution, or of elements in any order.
+    """The tolerance of an output that a test judges: random numbers, or elements in any order.
 
     Attributes:
         distribution: a description of the distribution or of the elements.

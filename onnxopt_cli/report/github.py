@@ -37,7 +37,7 @@ _FRAME = re.compile(
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# Words that Python's faulthandler prints, because it lists the innermost frame first.
+# Python's faulthandler prints these words above a traceback that begins with the innermost frame.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
 # Names of folders, such as environments, that contain code which is not part of the repository.

@@ -76,7 +76,7 @@ def node_mistakes_page(
         if mistake is None:
             raise UsageError(
                 f"{schema.name} has no known mistake {printable(repr(name))}",
-                hint=nearest(name, mistakes, "failing runs name the mistakes that they explain"),
+                hint=nearest(name, mistakes, "the explanation of a failing run names mistakes"),
             )
         yield Text.assemble((schema.name, "bold"), f"  {mistake.name}")
         yield Text(mistake.about)

@@ -65,7 +65,8 @@ _LISTED_NAME = re.compile(
 _MAX_MESSAGE_CHARS = 300
 # A failure without outputs shows this number of characters, and the page folds further characters.
 _MAX_BRIEF_CHARS = 150
-# A longer message that several results of a page have is shown once.
+# If several results of a page have the same message with more characters than this, it is shown
+# once.
 _MAX_REPEATED_CHARS = 80
 # The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500

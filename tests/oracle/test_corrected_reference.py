@@ -507,7 +507,10 @@ def pools(draw):
 
 
 def windows_of(x, attributes):
-    """Yield the place of each output, and place (None for padding) and value of its elements."""
+    """Yield the place of each output, with the elements of its window.
+
+    An element consists of its place, which is None in the padding, and its value.
+    """
     rank = x.ndim - 2
     kernel, strides, dilations = (
         attributes[name] for name in ("kernel_shape", "strides", "dilations")

@@ -36,8 +36,8 @@ SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of inputs that are submitted in each round that distinguishes conditions.
 SUBMITTED_TO_LEARN = 12
-# Generated inputs derive from the smaller half of the known inputs, but at least from this number
-# of known inputs.
+# Generated inputs derive from the smallest known inputs: half of all inputs, but at least this
+# number.
 _MIN_BASES = 8
 #: An attempt to prove a condition submits at most this number of inputs that meet the condition,
 #: and at most this number of inputs that do not.
@@ -229,7 +229,7 @@ class ConditionQueries(ConditionFitting):
 
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
-    """Return the smaller half of some calls, which run fastest; at least _MIN_BASES calls."""
+    """Return the smallest calls, which run fastest: half of all calls, but at least _MIN_BASES."""
     return calls[: max(_MIN_BASES, len(calls) // 2)]
 
 

@@ -242,7 +242,7 @@ class ElementConditions:
                     yield replace(condition, share=share, is_sufficient=bool(of_others[0, index]))
 
     def _paired(self, counts: Array, within: Array) -> list[int]:
-        """Return the features of all wrong elements of some nodes that few right elements have."""
+        """Return the features that all wrong elements and few right elements of some nodes have."""
         failing = np.array([node.failed for node in self.nodes]) & within
         possible = (counts[failing][:, :, 3] == 0).all(axis=0)
         met, wrong = counts[within][:, :, 0].sum(axis=0), counts[within][:, :, 1].sum(axis=0)

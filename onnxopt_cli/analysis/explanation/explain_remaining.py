@@ -392,7 +392,7 @@ def case_ids(observations: Iterable[Observation]) -> tuple[str, ...]:
 
 
 def spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-    """Return cases that are spread evenly over the smaller half of all cases, which run fastest."""
+    """Return cases at regular intervals among the half of the cases with the fewest elements."""
     small = cases[: max(count, len(cases) // 2)]
     return small[:: -(-len(small) // count)] if small else small
 

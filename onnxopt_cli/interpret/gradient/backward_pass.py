@@ -246,7 +246,7 @@ def places_of(sources: Array, count: int) -> Array:
 
     Returns:
         A matrix with a row for each input element: the indices of its copies among the output
-        elements. Short rows are filled with the number of output elements.
+        elements. A short row is padded with the number of output elements, which is not an index.
     """
     flat = np.asarray(sources, np.int64).reshape(-1)
     rows: list[list[int]] = [[] for _ in range(count)]
