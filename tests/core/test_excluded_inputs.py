@@ -260,8 +260,21 @@ def test_reference_rejects_operands_that_do_not_fit(operator, operands, attribut
     assert rejection(operator, operands, attributes).startswith(f"{REJECTED}: ValueError: ")
 
 
-def test_array_beyond_the_limits_of_numpy_is_not_rejected():
-    reason = rejection("Expand", [X[:1, :1], integers([2**62, 2])], {})
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes"),
+    [
+        # An array that exceeds a limit of NumPy.
+        ("Expand", [X[:1, :1], integers([2**62, 2])], {}),
+        # A shape from which NumPy cannot infer the length of an axis.
+        ("GroupNormalization", [IMAGES[:0], X[0, :1], X[0, :1]], {"num_groups": 1}),
+        # Coordinates that onnx's reference does not support.
+        ("GridSample", [IMAGES, np.full((2, 1, 1, 2), np.inf, np.float32)], {}),
+    ],
+)
+def test_valid_operands_that_the_reference_cannot_compute_are_not_rejected(
+    operator, operands, attributes
+):
+    reason = rejection(operator, operands, attributes)
     assert reason.startswith("onnx's reference does not run it")
 
 

@@ -9,6 +9,7 @@ from itertools import product
 import hypothesis
 import mpmath
 import numpy as np
+import onnx.parser
 import pytest
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -787,6 +788,51 @@ def test_grid_sample_equals_the_samples_of_the_reference(mode, padding, aligned)
     (expected,) = ReferenceEvaluator(model).run(None, inputs)
     (sampled,) = native_outputs(model, inputs)
     np.testing.assert_allclose(sampled, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes", "shape"),
+    [
+        ("Flatten", [np.zeros((0, 3, 4), np.float32)], {}, (0, 12)),
+        ("Flatten", [np.zeros((2, 0, 4), np.float32)], {"axis": -1}, (0, 4)),
+        (
+            "Col2Im",
+            [np.zeros((0, 8, 3), np.float32), *np.int64([[2, 4], [2, 2]])],
+            {},
+            (0, 2, 2, 4),
+        ),
+    ],
+)
+def test_tensors_without_elements_keep_their_shapes(operator, operands, attributes, shape):
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
+    node = helper.make_node(operator, [*inputs], ["y"], **attributes)
+    (y,) = native_outputs(model_of([node], inputs, {"y": operands[0]}), inputs)
+    assert y.shape == shape
+
+
+@pytest.mark.parametrize("lengths", [(), (3, 1)])
+def test_sequence_map_takes_elements_of_all_sequences(lengths):
+    body = onnx.parser.parse_graph(
+        "b (float[n] a, float[n] b, float[1] c) => (float[n] y, float[n] z)"
+        "{ s = Add (a, b) y = Mul (s, c) z = Identity (b) }"
+    )
+    node = helper.make_node("SequenceMap", ["first", "second", "factor"], ["y", "z"], body=body)
+    sequence = helper.make_tensor_sequence_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            *(sequence(name, TensorProto.FLOAT, None) for name in ("first", "second")),
+            value_info("factor", f32(1)),
+        ],
+        [sequence(name, TensorProto.FLOAT, None) for name in ("y", "z")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    ones = [np.ones(length, np.float32) for length in lengths]
+    inputs = {"first": ones, "second": [one * 2 for one in ones], "factor": f32(5)}
+    y, z = native_outputs(model, inputs)
+    assert list(map(list, y)) == [[15.0] * length for length in lengths]
+    assert list(map(list, z)) == [[2.0] * length for length in lengths]
 
 
 @pytest.mark.parametrize("operator", ["AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,12 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
     part = [slice(size) for size in indices.shape]
     part[axis] = slice(None)
     return np.take_along_axis(data[tuple(part)], indices, axis)
+
+
+@replaces("op_flatten.Flatten._run")
+def _flattened(node: Any, _original: Any, x: Array, **_: Any) -> tuple[Array]:
+    """Flatten the axes before and from an axis. The reference rejects empty tensors."""
+    return (x.reshape(prod(x.shape[: node.axis]), prod(x.shape[node.axis :])),)
 
 
 @replaces("op_slice._slice")

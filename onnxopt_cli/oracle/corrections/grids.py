@@ -36,7 +36,7 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
             their outer edges.
 
     Raises:
-        ValueError: if a coordinate is not finite, or cannot be reflected.
+        ArithmeticError: if a coordinate is not finite, or cannot be reflected.
     """
     values = np.zeros((*x.shape[:2], prod(grid.shape[1:-1])), x.dtype)
     if not values.size:
@@ -73,7 +73,7 @@ class _Axis:
             outside = (x < self._least) | (x > self._largest)
             x = np.where(outside, np.clip(x, 0, self._size - 1), x)
         if mode != "nearest" and not np.isfinite(x).all():
-            raise ValueError("a coordinate of GridSample is not finite")
+            raise ArithmeticError("a coordinate of GridSample is not finite")
         return x
 
     def places(self, indices: Array) -> tuple[Array, Array]:
@@ -94,7 +94,7 @@ class _Axis:
         if not distance.size:
             return x
         if not length or not np.isfinite(distance).all():
-            raise ValueError("a coordinate of GridSample cannot be reflected")
+            raise ArithmeticError("a coordinate of GridSample cannot be reflected")
         periods = np.trunc(distance / length)
         rest = distance - periods * length
         from_least = below[below | above] == (periods % 2 == 0)

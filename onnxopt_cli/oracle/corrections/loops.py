@@ -54,12 +54,11 @@ def _looped(
 def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0) -> Any:
     """Stack the values of all iterations along a new axis.
 
-    If the values of any iteration differ between runs, the result holds the values of all runs.
-
-    If the loop has no iteration, a value has the shape and dtype that the body declares.
+    If the values of any iteration differ between runs, the result holds the values of all runs. If
+    the loop has no iteration, a value has the shape and dtype that the body declares.
 
     Raises:
-        ValueError: if the body never ran and does not declare the shape of its output.
+        NotImplementedError: if the body never ran and does not declare the shape of its output.
     """
     stacks = [value for value in values if isinstance(value, Stacked)]
     if stacks:
@@ -76,7 +75,8 @@ def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0
     tensor = declared.type.tensor_type
     lengths = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
     if not tensor.HasField("shape") or len(lengths) < len(tensor.shape.dim):
-        raise ValueError(f"a body that never runs does not declare the shape of {declared.name!r}")
+        undeclared = f"does not declare the shape of {declared.name!r}"
+        raise NotImplementedError(f"a body that never runs {undeclared}")
     lengths.insert(axis % (len(lengths) + 1), 0)
     return np.empty(lengths, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
@@ -162,9 +162,11 @@ def _mapped(
 
     The reference takes elements of an additional sequence only if it is the only additional input.
     """
-    results: list[Sequence[Any]] = []
+    mapped: list[list[Any]] = [[] for _ in body.output_names]
     for place, item in enumerate(items):
         others = [value[place] if isinstance(value, list) else value for value in additional]
         fed = dict(zip(body.input_names, [item, *others], strict=True))
-        results.append(body.run(None, fed, attributes=attributes))
-    return tuple([list(values) for values in zip(*results, strict=True)])
+        outputs = body.run(None, fed, attributes=attributes)
+        for values, value in zip(mapped, outputs, strict=True):
+            values.append(value)
+    return tuple(mapped)

@@ -142,7 +142,8 @@ def _images_of_columns(
     """Sum the columns of all images and channels at once."""
     ones = [1] * len(image_shape)
     places = prod(block_shape.tolist())
-    columns = data.reshape(len(data), -1, places, data.shape[-1]) if places else data
+    channels = data.shape[1] // max(1, places)
+    columns = data.reshape(len(data), channels, places, data.shape[-1]) if places else data
     steps = (dilations or ones, pads or [0, 0] * len(ones), strides or ones)
     images = summed_columns(columns, image_shape.tolist(), block_shape.tolist(), *steps)
     if images is None:
