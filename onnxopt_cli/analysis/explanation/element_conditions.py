@@ -518,7 +518,7 @@ def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
 
     Nodes with a common origin may have the same output, and are then no independent evidence.
     """
-    return [*{node.right.tobytes(): node for node in nodes}.values()]
+    return [*{str(node.right.tolist()): node for node in nodes}.values()]
 
 
 def _chance(first: Array, second: Array | float) -> Array:

@@ -21,6 +21,9 @@ from onnxopt_cli.mutation.node_mutants import FLAGS
 
 #: Outputs with more elements than this are not examined.
 MAX_OUTPUT_ELEMENTS = 1 << 12
+# Number of inputs whose elements are examined. Their number is limited because each pair of inputs
+# has features, and an operator such as Sum may have many inputs.
+_MAX_OPERANDS = 8
 # Integers beyond this are not exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 # Position of the first spatial axis, after the batch and the channels.
@@ -76,11 +79,12 @@ def element_features(node: BoundNode, right: Array) -> ElementFeatures:
 def _positions(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
     """Yield statements about the index of an element along an axis."""
     indices = np.indices(shape, sparse=True)
-    named = {place: f"the {word} axis" for place, word in _PLACES.items()}
-    axis = node.attribute("axis")
-    if isinstance(axis, int):
-        named[axis] = "the axis that the attribute names"
-    for place, words in named.items():
+    named = [(place, f"the {word} axis") for place, word in _PLACES.items()]
+    axis, x = node.attribute("axis"), node.operand(0)
+    # If the output has another rank than the input, the attribute may name no axis of the output.
+    if isinstance(axis, int) and x is not None and x.ndim == len(shape):
+        named.append((axis, "the axis that the attribute names"))
+    for place, words in named:
         if not -len(shape) <= place < len(shape):
             continue
         index, length = indices[place], shape[place]
@@ -151,9 +155,9 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
 
 
 def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Yield the inputs that broadcast to the shape of an output, with the broadcast values."""
+    """Yield the first inputs that broadcast to the shape of an output, as broadcast values."""
     formals = list(node.schema.inputs)
-    for place, value in enumerate(node.operands):
+    for place, value in enumerate(node.operands[:_MAX_OPERANDS]):
         if not isinstance(value, np.ndarray) or not formals:
             continue
         formal = formals[min(place, len(formals) - 1)].name

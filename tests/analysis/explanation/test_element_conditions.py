@@ -7,7 +7,9 @@ import onnx.parser
 import pytest
 
 from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
+from onnxopt_cli.analysis.explanation.element_features import element_features
 from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample, Trait
+from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
 
 ABS = "float[N, M] X => float[N, M] Y", "Abs (X)"
@@ -161,6 +163,57 @@ def test_nodes_with_the_same_values_are_no_independent_evidence():
     conditions = ElementConditions(samples, samples, 0)
     assert conditions.ranked()
     assert not any(conditions.is_proven(each, samples[1:]) for each in conditions.ranked())
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_nodes_with_the_same_texts_are_no_independent_evidence(distinct):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> graph (string[N] X) => (string[N] Y) '
+        "{ Y = Identity (X) }"
+    )
+    wrong = np.arange(8) % 2 == 1
+    samples = []
+    for number in range(40):
+        texts = [str(number * distinct * 1000 + index) for index in range(wrong.size)]
+        right = np.array(texts, object)
+        case, returned = f"case {number}" if number < 6 else "", np.where(wrong, "", right)
+        sample = NodeSample(case, model, {"X": right}, None, [returned], failed=True)
+        sample.outputs = JudgedOutputs([right], [wrong])
+        samples.append(sample)
+    conditions = ElementConditions(samples, samples, 0)
+    ranked = conditions.ranked()
+    assert ranked
+    assert distinct == any(conditions.is_proven(each, samples[6:]) for each in ranked)
+
+
+@pytest.mark.parametrize(
+    ("call", "output", "named"),
+    [
+        ("Softmax <axis = 0> (X)", (4, 3), True),
+        ("ArgMax <axis = 0, keepdims = 0> (X)", (3,), False),
+    ],
+)
+def test_axis_that_the_attribute_names_is_an_axis_of_the_output(call, output, named):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> graph (float[4, 3] X) => (float[N] Y) '
+        f"{{ Y = {call} }}"
+    )
+    bound = BoundNode.of(model, {"X": drawn(0, (4, 3))})
+    flags = element_features(bound, np.zeros(output, np.float32)).flags
+    assert "the index along the first axis is 0" in flags
+    assert named == ("the index along the axis that the attribute names is 0" in flags)
+
+
+def test_features_of_many_inputs_need_little_memory():
+    names = [f"x{number}" for number in range(100)]
+    x = drawn(0, (50, 20))
+    declared = ", ".join(f"float[50, 20] {name}" for name in names)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 13]> graph ({declared}) => (float[50, 20] Y) '
+        f"{{ Y = Sum ({', '.join(names)}) }}"
+    )
+    features = element_features(BoundNode.of(model, dict.fromkeys(names, x)), x)
+    assert sum(mask.nbytes for mask in features.flags.values()) < 1 << 20
 
 
 def test_trait_of_all_failing_nodes_requires_several_failing_cases():
