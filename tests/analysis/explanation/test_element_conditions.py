@@ -13,6 +13,7 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
 
 ABS = "float[N, M] X => float[N, M] Y", "Abs (X)"
+SIGNS = "float[N, M] X => float[N, M] Y", "Sign (X)"
 PADDED = "float[N, M] X, int64[4] pads => float[K, L] Y", "Pad (X, pads)"
 POOLED = (
     "float[1, 1, N, M] X => float[1, 1, K, L] Y",
@@ -131,6 +132,16 @@ def first_of_small(x, y):
     return y
 
 
+def odd_in_small(x, y):
+    return at_odd_columns(x, y) if x.size <= LARGEST_SMALL else y
+
+
+def odd_in_small_and_others(x, y):
+    if x.size > LARGEST_SMALL:
+        y.flat[int(np.nansum(np.abs(x)) * 1000) % y.size] = -9
+    return odd_in_small(x, y)
+
+
 def squeezed(_x, y):
     return y.reshape(-1)
 
@@ -163,6 +174,22 @@ def test_nodes_with_the_same_values_are_no_independent_evidence():
     conditions = ElementConditions(samples, samples, 0)
     assert conditions.ranked()
     assert not any(conditions.is_proven(each, samples[1:]) for each in conditions.ranked())
+
+
+def test_condition_requires_enough_evidence():
+    statement = "wherever the index along the last axis is odd"
+    assert statement in proven(ABS, at_odd_columns, count=40)
+    assert statement not in proven(ABS, at_odd_columns, count=20)
+
+
+def test_condition_names_a_trait_only_if_other_nodes_are_right():
+    statement = "the index along the last axis is odd, in nodes in which X is small"
+    assert statement in proven(ABS, odd_in_small, count=90)
+    assert statement not in proven(ABS, odd_in_small_and_others, count=90)
+
+
+def test_outputs_of_few_values_do_not_show_their_order():
+    assert "in another order" not in proven(SIGNS, exchanged)
 
 
 @pytest.mark.parametrize("distinct", [True, False])
