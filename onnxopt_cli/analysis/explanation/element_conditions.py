@@ -428,8 +428,10 @@ class ElementConditions:
         if not condition.parts and not condition.content:
             meeting = [node for node in within if not node.sample.case]
             others = sum(not node.sample.case for node in self.nodes) - len(meeting)
+            # The condition holds for this output; others may also be wrong in other nodes.
+            subject = f"{output} " if output else ""
             return (
-                f"wrong only where {condition.trait.text if condition.trait else ''} "
+                f"{subject}wrong only where {condition.trait.text if condition.trait else ''} "
                 f"({len(generated)} of {len(meeting)} generated nodes, 0 of {others} others)"
             )
         if not condition.parts:

@@ -67,13 +67,13 @@ def node(signature, number, change, cases=6):
     return sample
 
 
-def proven(signature, change, count=40, cases=6):
+def proven(signature, change, count=40, cases=6, output=""):
     """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     for condition in conditions.ranked()[:4]:
         if conditions.is_proven(condition, samples[10:]):
-            return conditions.text(condition, "")
+            return conditions.text(condition, output)
     return ""
 
 
@@ -244,9 +244,9 @@ def test_features_of_many_inputs_need_little_memory():
 
 
 def test_trait_of_all_failing_nodes_requires_several_failing_cases():
-    statement = "wrong only where X is small ("
-    assert statement in proven(ABS, first_of_small, count=90, cases=30)
-    assert statement not in proven(ABS, first_of_small, count=90, cases=2)
+    statement = "Y wrong only where X is small ("
+    assert statement in proven(ABS, first_of_small, count=90, cases=30, output="Y")
+    assert statement not in proven(ABS, first_of_small, count=90, cases=2, output="Y")
 
 
 def test_wrong_elements_without_a_pattern_have_no_condition():
