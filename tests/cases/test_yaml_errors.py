@@ -282,6 +282,10 @@ def other(fields):
             "4: case c: inputs.inputs3: found an unknown input, expected one of inputs1, inputs2; did you mean inputs2?",
             "4: case c: inputs: found no input inputs2, expected inputs1, inputs2",
         ]),
+        (other("operator: Concat, attributes: {axis: 0}, inputs: {a: [1]}, outputs: {concat_result: [1]}"), [
+            "4: case c: inputs.a: found an unknown input, expected one of inputs1, inputs2",
+            "4: case c: inputs: found no input inputs1, expected inputs1, inputs2",
+        ]),
         (other("operator: And, inputs: {A: [true], B: [1.5]}, outputs: {C: [true]}"), [
             "4: case c: inputs.B[0]: found 1.5, expected true or false"
         ]),
@@ -315,7 +319,10 @@ def other(fields):
             "4: case c: node_outputs: found Z, expected some of Y"
         ]),
         (other("operator: Split, inputs: {input: [1.0, 2.0]}"), [
-            "4: case c: found no node_outputs, expected this field, because Split has any number of outputs"
+            "4: case c: found no node_outputs, expected this field, as in [outputs1, outputs2], because Split has any number of outputs"
+        ]),
+        (other("operator: Split, inputs: {input: [1.0, 2.0]}, node_outputs: [a]"), [
+            "4: case c: node_outputs: found a, expected some of outputs1, outputs2"
         ]),
         (other("operator: MaxPool, attributes: {kernel_shape: [1]}, inputs: {X: [[[1.0]]]}, node_outputs: [Indices]"), [
             "4: case c: node_outputs: found no Y, expected all outputs that the node requires"
@@ -349,7 +356,7 @@ def other(fields):
         ),
         # The following errors concern the graph around the node.
         (adam(graph="{inputs: [G, G]}"), [
-            "4: case c: graph.inputs: found a list of 2, expected each of them once"
+            "4: case c: graph.inputs: found a list of 2, expected each item once"
         ]),
         (adam(graph="{names: {X: ''}}"), [
             '4: case c: graph.names.X: found "", expected a text of at least 1 characters'

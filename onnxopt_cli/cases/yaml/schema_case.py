@@ -134,8 +134,10 @@ def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInf
     names = required or [formal.name for formal in schema.outputs[:1]]
     stated = fields.node.field("node_outputs")
     if stated is None and schema.outputs[-1].option == option.Variadic:
-        why = f"{schema.name} has any number of outputs"
-        fields.add_error(fields.node, f"found no node_outputs, expected this field, because {why}")
+        example = f"[{', '.join(_first_names(schema.outputs[-1].name))}]"
+        why = f"because {schema.name} has any number of outputs"
+        expected = f"expected this field, as in {example}, {why}"
+        fields.add_error(fields.node, f"found no node_outputs, {expected}")
     if stated is not None and id(stated) not in fields.broken:
         names = [str(item.scalar) for item in stated.items or ()]
         if missing := [name for name in required if name not in names]:
@@ -151,8 +153,13 @@ def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInf
     while places and not places[-1]:
         places.pop()
     if stated is not None and (unknown := [name for name in names if name not in places]):
-        valid = listed(formal.name for formal in schema.outputs)
-        fields.add_error(stated, f"found {listed(unknown)}, expected some of {valid}")
+        valid: list[str] = []
+        for formal in schema.outputs:
+            if formal.option == option.Variadic:
+                valid += _variadic(formal.name, names) or _first_names(formal.name)
+            else:
+                valid.append(formal.name)
+        fields.add_error(stated, f"found {listed(unknown)}, expected some of {listed(valid)}")
     return [onnx.ValueInfoProto(name=name) if name else None for name in places]
 
 
@@ -245,9 +252,8 @@ def _arranged(
     for formal in formals:
         if formal.option == OpSchema.FormalParameterOption.Variadic:
             values = _variadic(formal.name, names)
-            minimum = [*values, *([formal.name] if len(values) < formal.min_arity else [])]
-            valid += minimum or [formal.name]
-            required += minimum
+            valid += values or _first_names(formal.name)
+            required += values or _first_names(formal.name)[: formal.min_arity]
             places += [(formal, name) for name in values]
             continue
         valid.append(formal.name)
@@ -274,6 +280,11 @@ def _variadic(name: str, names: Collection[str]) -> list[str]:
     numbers = re.compile(rf"{re.escape(stem + separator)}([0-9]{{1,4}})")
     count = sum(numbers.fullmatch(key) is not None for key in names)
     return [f"{stem}{separator}{number}" for number in range(first, first + count)]
+
+
+def _first_names(name: str) -> list[str]:
+    """Return two names that a case may use for a variadic parameter: ``[inputs1, inputs2]``."""
+    return [name, f"{name[:-1]}1"] if name.endswith("_0") else [f"{name}1", f"{name}2"]
 
 
 def _values(

@@ -63,7 +63,7 @@ _EXPECTED = {
     "maximum": "at most {limit}",
     "minItems": "at least {limit} of them",
     "maxItems": "at most {limit} of them",
-    "uniqueItems": "each of them once",
+    "uniqueItems": "each item once",
     "minLength": "a text of at least {limit} characters",
     "maxLength": "a text of at most {limit} characters",
 }
