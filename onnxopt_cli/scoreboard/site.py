@@ -488,15 +488,20 @@ def _content(about: str, results: Iterable[Result]) -> str:
     parts = [
         f"{node} {attributes}".strip()
         for node, attributes in content.nodes
-        if node not in about or attributes not in about
+        if not (_states(about, node) and _states(about, attributes))
     ]
     for name, kind, values in content.inputs:
         shown = values if len(values) <= _MAX_VALUE_CHARS else ""
-        if f"{name} {kind}" not in about:
+        if not _states(about, f"{name} {kind}"):
             parts.append(f"{name}: {kind} {shown}".strip())
         elif shown:
             parts.append(f"{name} = {shown}")
     return clipped("; ".join(parts), _MAX_CONTENT_CHARS)
+
+
+def _states(about: str, fact: str) -> bool:
+    """Return whether a description contains a text as complete words and numbers."""
+    return not fact or re.search(rf"(?<!\w){re.escape(fact)}(?!\.?\w)", about) is not None
 
 
 def _with_equal_content(

@@ -187,7 +187,7 @@ def test_results_that_differ_only_in_the_backend_are_shown_once(site):
 
 
 def test_inputs_that_the_description_states_are_not_repeated(site, workplace):
-    about = "A step; of R float32[], X float32[2]."
+    about = "A step; of R float32[], X float32[2], and MG float32[2]."
     (workplace / "demo.yaml").write_text(CASE.replace("One ordinary step.", json.dumps(about)))
     page = (site({"off": "python:demo.py:Off"}) / "cases" / "momentum.html").read_text()
     plain, _, nesterov = page.partition('id="demo/demo/nesterov"')
