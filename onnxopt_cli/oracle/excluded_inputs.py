@@ -56,6 +56,8 @@ def excluded_input(
     }
     try:
         fault = rule(attributes, (*operands, *_OMITTED))
+        if not fault and key == ("", "Split"):
+            fault = _number_of_parts(attributes, (*operands, None)[1], len(node.output))
     except Exception:  # noqa: BLE001 - the operands break the operator's signature in another way
         return ""
     return f"{EXCLUDED}: {node.op_type} has {fault}" if fault else ""
@@ -254,6 +256,15 @@ def _split_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
         return fault
     if lengths.ndim and lengths.sum() != size:
         return f"lengths whose sum is {lengths.sum()} instead of {size}"
+    return ""
+
+
+def _number_of_parts(attributes: _Attributes, lengths: Any, outputs: int) -> str:
+    stated = [attributes.get("num_outputs"), len(attributes.get("split", ())) or None]
+    stated.append(None if lengths is None else lengths.size)
+    for count in stated:
+        if count is not None and count != outputs:
+            return f"{outputs} outputs instead of {count}"
     return ""
 
 

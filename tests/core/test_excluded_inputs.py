@@ -158,7 +158,6 @@ def test_inputs_without_a_defined_result_are_excluded(operator, operands, attrib
     ("operator", "operands", "attributes"),
     [
         ("Slice", [X, integers([9]), integers([-9]), integers([-1]), integers([-2])], {}),
-        ("Split", [X, integers([0, 3])], {}),
         ("Reshape", [X, integers([0, -1])], {}),
         ("Div", [X, np.zeros((), np.float32)], {}),
         ("Cast", [np.array([-0.9, 255.9])], {"to": 2}),
@@ -181,6 +180,23 @@ def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attribu
     assert fault_of(operator, operands, attributes) == ""
 
 
+@pytest.mark.parametrize(
+    ("lengths", "attributes", "fault"),
+    [
+        (None, {"num_outputs": 3}, "2 outputs instead of 3"),
+        ([1, 1, 1], {}, "2 outputs instead of 3"),
+        (None, {"split": [3]}, "2 outputs instead of 1"),
+        ([0, 3], {}, ""),
+        (None, {"num_outputs": 2}, ""),
+    ],
+)
+def test_number_of_outputs_of_split_is_that_of_its_parts(lengths, attributes, fault):
+    node = helper.make_node("Split", ["x", "lengths"], ["y", "z"], **attributes)
+    operands = [X, None if lengths is None else integers(lengths)]
+    message = excluded_input(node, operands, opset=18, is_model=True)
+    assert message.rpartition("Split has ")[2] == fault
+
+
 def test_count_of_version_1_of_tile_refers_to_one_axis():
     node = helper.make_node("Tile", ["x", "tiles", "axis"], ["y"])
     operands = [X, np.array(2, np.float32), np.array(1, np.float32)]
@@ -201,7 +217,8 @@ def test_generated_nodes_of_all_versions_are_not_excluded(operator):
             with suppress(Unsuitable):
                 generated = draw_seeded(schema, seed)
                 names = [f"x{i}" if v is not None else "" for i, v in enumerate(generated.values)]
-                node = helper.make_node(operator, names, ["y"], domain=schema.domain)
+                outputs = [f"y{place}" for place in range(len(generated.requested))]
+                node = helper.make_node(operator, names, outputs, domain=schema.domain)
                 node.attribute.extend(
                     attribute_message(schema, name, value)
                     for name, value in generated.attributes.items()
