@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Beginning of the message about a MemoryError, which goes on with the purpose of the memory.
+#: Beginning of the message about a MemoryError, which continues with the purpose of the memory.
 OUT_OF_MEMORY = "there is not enough memory"
 
 
@@ -119,7 +119,7 @@ class NotApplicable(OnnxoptError):
 
 
 class UnusableOutput(OnnxoptError):
-    """Raised if a value is no tensor, sequence, optional or map, or is too large for a message."""
+    """Raised if a value is too large for a message, or of another kind than models have."""
 
 
 class BackendFailure(OnnxoptError):

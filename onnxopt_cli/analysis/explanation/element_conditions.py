@@ -291,7 +291,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition, which also states what all wrong elements have in common."""
+        """Return a condition, with the common content of all wrong elements."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
         limits = sum(" is at " in part for part in parts)
         content = _common_content(failing, weak=True)
