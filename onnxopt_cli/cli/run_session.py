@@ -33,6 +33,7 @@ from onnxopt_cli.core.files import require_writable_file
 from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
+    EXPLAINED,
     NOT_ITS_FAULT,
     Outcome,
     Result,
@@ -329,7 +330,7 @@ def _conclude(session: api.Session, display: Display, reports: Sequence[tuple[st
     """End a session, show the verdict, write all files, and return the exit code."""
     config = session.config
     seconds = perf_counter() - session.began
-    failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
+    failing = any(result.outcome in EXPLAINED for result in session.results.values())
     record = session.finish(_explanations(session) if failing else [])
     view = RunView(record)
     display.finish(view, seconds, perf_counter() - session.began - seconds)

@@ -56,6 +56,8 @@ class Outcome(StrEnum):
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
 #: Outcomes caused by the case file or the run, not by the backend.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
+#: Outcomes whose causes are sought, in the order of the search.
+EXPLAINED = (Outcome.FAIL, Outcome.ERROR)
 #: Outcomes that a rerun cannot change.
 SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
 

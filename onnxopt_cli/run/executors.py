@@ -37,7 +37,7 @@ from onnxopt_cli.config.run_config import (
     LoweringMode,
 )
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
-from onnxopt_cli.core.result import NOT_STARTED
+from onnxopt_cli.core.result import NOT_STARTED, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
@@ -64,9 +64,9 @@ _CLUSTER_TIMEOUT_FACTOR = 30
 #: A function that waits for the response to a submitted case; the function returns a reason if
 #: there is no response.
 Pending: TypeAlias = Callable[[], Response | str]
-#: A function that runs a model on the backend with a given name and returns the outputs; None if
-#: the backend fails.
-ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
+#: A function that runs a model on the backend with a given name. The function returns the outputs,
+#: or the outcome if the backend returned none.
+ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | Outcome]
 
 
 class Executor(Protocol):
@@ -187,16 +187,20 @@ def open_model_runner(
 
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | None:
+        ) -> Sequence[Array] | Outcome:
             started = executor(backend)
             if started is None:
-                return None
+                return Outcome.NOT_RUN
             with suppress(OnnxoptError):
                 response = started.submit(Request(model, inputs))()
-                outputs = None if isinstance(response, str) else response.outputs
-                arrays = [value for value in outputs or () if isinstance(value, np.ndarray)]
-                return arrays if outputs and len(arrays) == len(outputs) else None
-            return None
+                if isinstance(response, str):
+                    return Outcome.NOT_RUN
+                if response.failure:
+                    return response.failure
+                outputs = response.outputs or []
+                arrays = [value for value in outputs if isinstance(value, np.ndarray)]
+                return arrays if arrays and len(arrays) == len(outputs) else Outcome.PROTOCOL
+            return Outcome.NOT_RUN
 
         yield run_model
 

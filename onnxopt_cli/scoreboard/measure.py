@@ -18,7 +18,7 @@ from onnxopt_cli.cases.select import operators_of
 from onnxopt_cli.config.run_config import ClusterConfig, Execution, Judging, RunConfig
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.record import Explanation
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import EXPLAINED
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 from onnxopt_cli.run.log.log_header import CaseList, FileSnapshot
@@ -246,7 +246,7 @@ class _BackendRuns:
     def _explanations(self, session: Session) -> list[Explanation]:
         """Explain the failures of a run, unless the user interrupts the command."""
         conditions = self._conditions
-        failing = any(result.outcome is Outcome.FAIL for result in session.results.values())
+        failing = any(result.outcome in EXPLAINED for result in session.results.values())
         if not failing or conditions.explain_time == 0:
             return []
         with suppress(KeyboardInterrupt), conditions.interruption.at_once():

@@ -169,7 +169,7 @@ class SearchClock:
 
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | None:
+        ) -> Sequence[Array] | Outcome:
             if backend not in started:
                 started.add(backend)
                 return ask(backend, model, inputs)
@@ -190,7 +190,7 @@ class SearchClock:
 
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | None:
+        ) -> Sequence[Array] | Outcome:
             if self.now() > end:
                 raise _OutOfTimeError
             return ask(backend, model, inputs)
@@ -320,7 +320,7 @@ class _Search:
             if result.failing and result.lowered and returned_arrays(result)
         ]
         failing.sort(key=_output_elements)
-        submit = partial(ask, self.backend)
+        submit = _outputs_of(partial(ask, self.backend))
         examples: dict[str, WrongNode] = {}
         for number, result in enumerate(failing):
             # The smallest cases show which primitive operators are wrong; larger cases test only
@@ -545,7 +545,7 @@ class _Search:
                 backends are not available.
             seconds: the time limit.
         """
-        submit = _submitting(partial(ask, self.backend)) if ask else None
+        submit = _submitting(_outputs_of(partial(ask, self.backend))) if ask else None
         cover = self._uncontradicted_cover(submit)
         remaining = self._in_order(self._left(cover))
         if not remaining:
@@ -739,6 +739,18 @@ class _Search:
             ):
                 return candidate
         return None
+
+
+def _outputs_of(
+    ask: Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | Outcome],
+) -> Submit:
+    """Return a function that submits a model and returns the outputs; None if there are none."""
+
+    def submit(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Sequence[Array] | None:
+        returned = ask(model, inputs)
+        return None if isinstance(returned, Outcome) else returned
+
+    return submit
 
 
 def _submitting(ask: Submit) -> SubmitCall:

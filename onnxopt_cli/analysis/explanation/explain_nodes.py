@@ -7,6 +7,9 @@ which the defect would be visible. If the backend can be run again, valid nodes 
 passing cases are generated and submitted. The hypothesis must also agree with the results of these
 nodes, in particular with the results of nodes that are generated after the hypothesis has been
 chosen.
+
+Errors are examined separately: the condition then separates the nodes for which the backend raises
+an error from the nodes for which the backend returns outputs.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from onnxopt_cli.analysis.explanation.node_examination import SubmitNode
 from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
 from onnxopt_cli.analysis.explanation.node_selection import (
     generated_sample,
+    sample_for_errors,
     select_nodes,
     small_nodes,
 )
@@ -39,7 +43,7 @@ from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
-from onnxopt_cli.core.result import Outcome, Result
+from onnxopt_cli.core.result import EXPLAINED, Outcome, Result
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.operators.nodes import imported_versions, is_standard
@@ -82,6 +86,10 @@ MIN_FAILING_CASES = 3
 MIN_PASSING_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
+# Shares of the time of a search. Errors take less time, because no known mistake is tried.
+_SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
+# Descriptions of the failures for which causes are sought.
+_FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than this number.
@@ -120,7 +128,7 @@ def explain_nodes(
             failing operator, up to :data:`MAX_SECONDS`, whichever is longer. The explanations of
             operators that were not examined in this time have no cause.
         progress: called with the current activity.
-        ask: submits a model to a backend, given by name; returns None if the backend fails.
+        ask: submits a model to a backend, given by name; returns an outcome if the backend fails.
             Without ``ask``, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
         known_result: returns the expected result of a case of the run; None if it is not cached.
@@ -129,18 +137,21 @@ def explain_nodes(
     with_formula = frozenset(formulas)
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        judged = result.outcome is Outcome.PASS or (result.outcome is Outcome.FAIL and result.diffs)
+        is_examined = result.outcome in {Outcome.PASS, Outcome.ERROR} or (
+            result.outcome is Outcome.FAIL and result.diffs
+        )
         if (
-            judged
+            is_examined
             and len(result.operators) == 1
             and not with_formula.intersection(result.operators)
         ):
             groups.setdefault((result.backend, result.operators[0]), []).append(result)
-    failing = {
-        key: group
+    failing = [
+        (outcome, key, group)
+        for outcome in EXPLAINED
         for key, group in groups.items()
-        if any(result.outcome is Outcome.FAIL for result in group)
-    }
+        if _is_explicable(outcome, group)
+    ]
     if not failing:
         return []
     # These modules are loaded once, instead of in each forked process.
@@ -148,39 +159,65 @@ def explain_nodes(
 
     if seconds is None:
         total = sum(result.seconds for result in results)
-        seconds = max(least_seconds(total), min(MAX_SECONDS, OPERATOR_SECONDS * len(failing)))
+        operator_seconds = OPERATOR_SECONDS * _total_share(failing)
+        seconds = max(least_seconds(total), min(MAX_SECONDS, operator_seconds))
     clock = SearchClock()
     end = clock.now() + seconds
     timed_ask = ask and clock.timed(ask)
     explanations: list[Explanation] = []
-    for number, ((backend, operator), group) in enumerate(failing.items()):
-        share = (end - clock.now()) / (len(failing) - number)
+    for number, (outcome, (backend, operator), group) in enumerate(failing):
+        share = (end - clock.now()) * _SHARES[outcome] / _total_share(failing[number:])
         if share <= 0:
-            explanations.append(_unexamined(backend, operator, group))
+            explanations.append(_unexamined(backend, operator, group, outcome))
             continue
         progress(f"explaining {operator}")
         submit = (
             partial(timed_ask, backend) if timed_ask and backend not in without_queries else None
         )
-        samples = _samples(group, cases, known_result)
-        search = _NodeSearch(backend, operator, group, samples, submit, clock, share)
+        samples = _samples(group, cases, known_result, outcome)
+        search = _NodeSearch(backend, operator, group, samples, submit, clock, share, outcome)
         if explanation := search.run():
             explanations.append(explanation)
         elif search.ran_out_of_time:
-            explanations.append(_unexamined(backend, operator, group))
+            explanations.append(_unexamined(backend, operator, group, outcome))
     return explanations
+
+
+def _total_share(failing: Iterable[tuple[Outcome, tuple[str, str], Sequence[Result]]]) -> float:
+    """Return the sum of the shares of the time of several searches."""
+    return sum(_SHARES[outcome] for outcome, _, _ in failing)
+
+
+def _is_explicable(outcome: Outcome, results: Iterable[Result]) -> bool:
+    """Return whether results with an outcome may have a cause that their cases show.
+
+    If a backend raises an error in all cases of an operator, the cases do not show the reason.
+    """
+    outcomes = {result.outcome for result in results}
+    return outcome in outcomes and (outcome is not Outcome.ERROR or len(outcomes) > 1)
 
 
 def _samples(
     results: Sequence[Result],
     cases: Mapping[str, Case],
     known_result: Callable[[Problem], Expected | None],
+    outcome: Outcome,
 ) -> list[NodeSample]:
-    """Return the cases that can be examined, the smallest first."""
+    """Return the cases that can be examined, the smallest first.
+
+    Args:
+        results: the results of a backend in an operator.
+        cases: the cases by id.
+        known_result: returns the expected result of a case; None if it is not cached.
+        outcome: the outcome whose causes are sought.
+    """
+    is_for_errors = outcome is Outcome.ERROR
     samples: list[NodeSample] = []
     for result in results:
-        failed = result.outcome is Outcome.FAIL
-        if failed and (not result.wrong or not result.returned):
+        failed = result.outcome is outcome
+        if not is_for_errors and (
+            result.outcome is Outcome.ERROR or (failed and not (result.wrong and result.returned))
+        ):
             continue
         case = cases.get(result.case)
         try:
@@ -201,7 +238,15 @@ def _samples(
             stored = [problem.stored[name] for name in names if name in problem.stored]
             stored = stored if len(stored) == len(names) else None
         returned = result.returned if failed else None
-        sample = NodeSample(result.case, problem.model, problem.inputs, stored, returned, failed)
+        sample = NodeSample(
+            result.case,
+            problem.model,
+            problem.inputs,
+            stored,
+            returned,
+            failed,
+            is_for_errors=is_for_errors,
+        )
         if sample.size <= MAX_ELEMENTS:
             samples.append(sample)
     samples.sort(key=attrgetter("size"))
@@ -212,15 +257,20 @@ def _samples(
     return examined
 
 
-def _unexamined(backend: str, operator: str, results: Iterable[Result]) -> Explanation:
+def _unexamined(
+    backend: str, operator: str, results: Iterable[Result], outcome: Outcome
+) -> Explanation:
     """Return an explanation that states that an operator was not examined in time."""
-    count = sum(result.outcome is Outcome.FAIL for result in results)
+    count = sum(result.outcome is outcome for result in results)
     note = f"{UNEXPLAINED}, out of time"
-    return Explanation(backend, operator, (), {NOT_TRIED: {"fail": count}}, note, False)
+    return Explanation(backend, operator, (), {NOT_TRIED: {str(outcome): count}}, note, False)
 
 
 class _NodeSearch(HypothesisRanking):
-    """The search for explanations of the failures of one backend in one operator."""
+    """The search for explanations of the failures of one backend in one operator.
+
+    The search explains wrong outputs, or errors if ``outcome`` is ``Outcome.ERROR``.
+    """
 
     def __init__(
         self,
@@ -231,12 +281,12 @@ class _NodeSearch(HypothesisRanking):
         submit: SubmitNode | None,
         clock: SearchClock,
         seconds: float,
+        outcome: Outcome = Outcome.FAIL,
     ) -> None:
         super().__init__(samples, submit, clock, seconds)
         self._backend, self._operator = backend, operator
-        self._failing_cases = tuple(
-            result.case for result in results if result.outcome is Outcome.FAIL
-        )
+        self._outcome = outcome
+        self._failing_cases = tuple(result.case for result in results if result.outcome is outcome)
         self._failing = len(self._failing_cases)
         self._seed = 0
         self._seconds = seconds
@@ -254,8 +304,13 @@ class _NodeSearch(HypothesisRanking):
         # The search for mistakes and conditions on nodes leaves time for conditions on elements.
         self._end -= _ELEMENTS_SHARE * self._seconds
         self._examine_cases()
+        are_outputs_wrong = self._outcome is Outcome.FAIL
+        if not are_outputs_wrong:
+            # Errors have no conditions on elements.
+            self._end = end
         if self._submit and self._samples:
-            self._ranked_element_conditions(())
+            if are_outputs_wrong:
+                self._ranked_element_conditions(())
             for _ in range(MAX_CAUSES):
                 another_needed = self._find_proven()
                 if not (self._drop_refuted() or another_needed):
@@ -265,12 +320,12 @@ class _NodeSearch(HypothesisRanking):
             self._find_supported()
         causes = self._causes()
         self._end = end
-        if self._submit:
+        if self._submit and are_outputs_wrong:
             causes += self._element_causes()
         if not causes:
             return None
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
-        unexplained = {UNEXPLAINED: {"fail": remaining}} if remaining else {}
+        unexplained = {UNEXPLAINED: {str(self._outcome): remaining}} if remaining else {}
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     # Acceptance ---------------------------------------------------------------------------------
@@ -358,6 +413,8 @@ class _NodeSearch(HypothesisRanking):
     def _generate(self, best: Hypothesis) -> None:
         """Submit generated nodes, and keep the nodes for which the backend returns outputs.
 
+        In a search for the causes of errors, the nodes that raise errors are kept as well.
+
         Args:
             best: the hypothesis that the nodes test.
         """
@@ -381,7 +438,11 @@ class _NodeSearch(HypothesisRanking):
             if variation is None:
                 continue
             returned = self._submit(variation.model, variation.inputs)
-            if returned is not None:
+            is_raised = returned is Outcome.ERROR
+            if self._outcome is Outcome.ERROR:
+                if is_raised or not isinstance(returned, Outcome):
+                    answered.append(sample_for_errors(variation, is_raised=is_raised))
+            elif not isinstance(returned, Outcome):
                 answered.append(generated_sample(variation, returned))
         self._examine_generated(answered)
 
@@ -595,7 +656,7 @@ class _NodeSearch(HypothesisRanking):
             if ids:
                 explained.update(ids)
                 names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
-                text = hypothesis.text
+                text = hypothesis.text(_FAULTS[self._outcome])
                 if rivals := self._rivals(hypothesis):
                     text += f" (or {' or '.join(map(repr, rivals))} with the same effect here)"
                 if hypothesis.has_exceptions(self._samples):

@@ -39,12 +39,15 @@ class Hypothesis:
     mistake: NodeMutant | None
     cost: float
 
-    @property
-    def text(self) -> str:
-        """The statement in words."""
+    def text(self, fault: str = "wrong") -> str:
+        """Return the statement in words.
+
+        Args:
+            fault: a description of the failures that have no known mistake.
+        """
         where = " and ".join(trait.text for trait in self.traits)
         if self.mistake is None:
-            return f"wrong wherever {where}"
+            return f"{fault} wherever {where}"
         return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
 
     @property

@@ -28,6 +28,7 @@ from onnxopt_cli.analysis.explanation.node_samples import (
     judged_node,
 )
 from onnxopt_cli.analysis.node_search import on_corrected_reference
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.values import NumberKind, Value, kind_of
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.mutation.node_mutants import NodeMutant
@@ -47,9 +48,9 @@ _EXAMINATION_SHARE = 0.6
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
 
-#: A function that submits a model of one node to a backend; it returns None if the backend returns
-#: no outputs.
-SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | None]
+#: A function that submits a model of one node to a backend; it returns the outcome if the backend
+#: returns no outputs.
+SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | Outcome]
 _Item = TypeVar("_Item")
 
 
@@ -130,9 +131,13 @@ class NodeExamination:
         if self._submit is None:
             return False
         first, second = (self._submit(sample.model, sample.inputs) for _ in range(2))
+        if sample.is_for_errors:
+            return not first == second == Outcome.ERROR
         responses = [sample.returned, first, second]
         return any(
             earlier is not None
+            and not isinstance(earlier, Outcome)
+            and not isinstance(later, Outcome)
             and later is not None
             and (len(earlier) != len(later) or any(map(_far_apart, earlier, later)))
             for earlier, later in pairwise(responses)
@@ -141,7 +146,9 @@ class NodeExamination:
     def _examine_cases(self) -> None:
         """Find the traits of the cases, and the mistakes that reproduce failing cases."""
         cases = [*self._samples]
-        mistakes = self._mistakes_of(cases)
+        # Known mistakes change outputs, and do not raise errors.
+        tried = [sample for sample in cases if not sample.is_for_errors]
+        mistakes = self._mistakes_of(tried)
 
         def work() -> Iterator[tuple[int | str, Any, Any, Any]]:
             judges = {}

@@ -711,13 +711,15 @@ class NodeSample:
         inputs: its inputs.
         right: its correct outputs in the graph's order.
         returned: the backend's outputs; None for a case that passes.
-        failed: whether the outputs are wrong; None if not yet known.
+        failed: whether the outputs are wrong; None if not yet known. In a search for the causes of
+            errors, whether the backend raised an error.
         traits: the traits of the node, without limits of numbers.
         numbers: the numbers of the node that a condition may limit.
         effects: the effects of mistakes by name.
         expected: the expected result; None if it is not known yet.
         outputs: its correct outputs and their wrong elements; None if they are large.
         elements: the features of the elements of outputs, by the position of the output.
+        is_for_errors: whether the node belongs to a search for the causes of errors.
     """
 
     case: str
@@ -732,6 +734,7 @@ class NodeSample:
     expected: Expected | None = None
     outputs: JudgedOutputs | None = None
     elements: dict[int, ElementFeatures] = field(default_factory=dict)
+    is_for_errors: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -743,8 +746,11 @@ class NodeSample:
 
     @cached_property
     def is_telling(self) -> bool:
-        """Whether wrong arithmetic would be visible; False if all values are 0, infinite or NaN."""
-        if self.outputs is None:
+        """Whether a fault would be visible.
+
+        Wrong arithmetic is not visible if all values are 0, infinite or NaN.
+        """
+        if self.outputs is None or self.is_for_errors:
             return True
         arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
         if len(arrays) < len(self.outputs.right):
@@ -910,7 +916,9 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
             outputs = dict(zip(names, right, strict=True))
             node = BoundNode.of(sample.model, sample.inputs)
             judge = JudgedNode(sample, native, node_traits(node, outputs), node_numbers(node))
-        if sample.failed is None:
+        if sample.is_for_errors:
+            judge.failed = bool(sample.failed)
+        elif sample.failed is None:
             assert sample.returned is not None  # noqa: S101 - generated nodes have outputs
             judge.failed = judge.is_wrong(sample.returned)
         elif sample.failed:

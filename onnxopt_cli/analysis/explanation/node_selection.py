@@ -90,6 +90,17 @@ def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> 
     return NodeSample("", variation.model, variation.inputs, variation.outputs, returned, None)
 
 
+def sample_for_errors(variation: Variation, *, is_raised: bool) -> NodeSample:
+    """Return a generated node of a search for the causes of errors.
+
+    Args:
+        variation: the node.
+        is_raised: whether the backend raised an error.
+    """
+    right, inputs = variation.outputs, variation.inputs
+    return NodeSample("", variation.model, inputs, right, None, is_raised, is_for_errors=True)
+
+
 def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:
     """Return small nodes from which new nodes are generated: cases, then generated nodes."""
     ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))

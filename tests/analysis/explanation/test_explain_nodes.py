@@ -31,6 +31,7 @@ from onnxopt_cli.analysis.explanation.node_samples import (
 )
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -638,7 +639,7 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
         Trait("A has a zero", 0.2),
     )
 
-    search = _NodeSearch("mine", "Abs", [], [], lambda *_: None, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), 60.0)
     search._samples = [
         *nodes(3, is_float, is_long, failed=True, case="long"),
         *nodes(1, has_zero, failed=True, case="zero"),
@@ -695,7 +696,36 @@ def test_condition_requires_generated_nodes_if_the_backend_can_run_again(workpla
     (saved,) = explain_nodes(results, by_id, ())
     (cause,) = saved.causes
     assert cause.found.startswith("wrong wherever X is float64 (seen in 4 cases that fail, ")
-    assert explain_nodes(results, by_id, (), ask=lambda *_: None) == []
+    assert explain_nodes(results, by_id, (), ask=lambda *_: Outcome.CRASH) == []
+
+
+@pytest.mark.slow
+def test_condition_of_errors_is_stated(workplace):
+    (workplace / "raising.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
+        "def raising(model, inputs):\n"
+        "    (output,) = native_outputs(model, inputs)\n"
+        "    if output.dtype == 'float64':\n"
+        "        raise TypeError('no kernel')\n"
+        "    return [output]\n"
+    )
+    cases = [case for case in load_cases("operators") if case.operators == ("Softplus",)]
+    backend, isolation = "python:raising.py:raising", Execution(isolation=Isolation.NONE)
+    results = [*run(cases, backend, execution=isolation)]
+
+    def ask(_, model, inputs):
+        (output,) = native_outputs(model, inputs)
+        return Outcome.ERROR if output.dtype == "float64" else [output]
+
+    for ask_backend in (None, ask):
+        (explanation,) = explain_nodes(
+            results, {case.id: case for case in cases}, (), ask=ask_backend
+        )
+        (cause,) = explanation.causes
+        assert cause.found.startswith("raises an error wherever X is float64 (")
+    # If every case raises an error, no condition distinguishes the cases.
+    errors = [result for result in results if result.outcome is Outcome.ERROR]
+    assert explain_nodes(errors, {case.id: case for case in cases}, (), ask=ask) == []
 
 
 @pytest.mark.parametrize(
@@ -778,7 +808,7 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
     samples = [*nodes(40, failed=False, case="passing")]
     for trait in traits:
         samples += nodes(3, trait, failed=True, case=trait.text)
-    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: None, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
     monkeypatch.setattr(search, "_examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     explanation = search.run()
@@ -799,7 +829,7 @@ def test_limits_of_numbers_require_generated_nodes(has_backend):
         NodeSample(f"case{place}", None, {}, [], [], failed=place < 4, numbers={number: place})
         for place in range(12)
     ]
-    submit = (lambda *_: None) if has_backend else None
+    submit = (lambda *_: Outcome.CRASH) if has_backend else None
     search = _NodeSearch("mine", "Abs", [], samples, submit, SearchClock(), 60.0)
     assert bool(search._hypotheses()) is has_backend
 
@@ -815,7 +845,7 @@ def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
             + [frozenset()] * 60
         )
     ]
-    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: None, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
     short, long = (Hypothesis((trait,), None, 0.0) for trait in (is_float, is_long))
     search._accepted = [long, short]
     search._drop_insufficient()
