@@ -42,18 +42,18 @@ from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.forked_processes import parallel
 
-#: A case with more elements than this runs on a mutant only if fewer than two other cases reject
-#: that mutant.
+#: The number of elements above which a case runs on a mutant only if fewer than two other cases
+#: reject that mutant.
 LARGE_ELEMENTS = 40
-# An error of more than this multiple of the tolerance is a clear rejection. Unless the audit is
-# thorough, no further case runs on the mutant.
+# The multiple of the tolerance above which an error is a clear rejection. After a clear rejection,
+# no further case runs on the mutant, except in a thorough audit.
 _CLEAR_ERROR_RATIO = 1e7
 #: Number of implementations of one operator that a process tests in one task.
 _BATCH = 16
 
 
 #: An operator's name, a kind of implementation (a key of KINDS) and the implementation's index. The
-#: kind INCONCLUSIVE stands for the task of finding the operator's inconclusive elements.
+#: kind INCONCLUSIVE denotes the task of finding the operator's inconclusive elements.
 Task: TypeAlias = tuple[str, str, int]
 INCONCLUSIVE = "inconclusive"
 #: The id of a case, the name of an output, and the number of its inconclusive elements.
@@ -200,7 +200,7 @@ class MutationScore:
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases that reject only mutants which other cases also reject; None unless thorough.
+        """Cases that reject only mutants which other cases also reject; None if not thorough.
 
         The number of rejected mutants remains the same if a single redundant case is removed.
         """
@@ -293,8 +293,8 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # A single process takes all tasks as one batch, because each batch draws further nodes of its
-    # own.
+    # A single process receives all tasks as one batch, because each batch draws further nodes of
+    # its own.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(

@@ -1,8 +1,8 @@
 """Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
 
 Neither a formula nor a backend is needed. The reference oracle computes the right outputs of a
-case. This module injects errors that wrong backends make into these outputs, and judges the results
-as in ``run``.
+case. This module injects typical errors of wrong backends into the right outputs, and judges the
+results as in ``run``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
-# One of the injected errors sets magnitudes below this to zero. Subnormal numbers are far smaller.
+# The magnitude below which one of the injected errors sets elements to zero. Subnormal numbers are
+# far smaller.
 _FLUSH_LIMIT = 1e-6
-# Integers below this, and their neighbours, are exact in every type.
+# The limit below which integers and their neighbours are exact in every type.
 _MAX_INTEGER = 1000
 
 
@@ -141,8 +142,8 @@ def inject_errors(
     """Inject every error into the outputs of every case whose outputs are floats.
 
     Args:
-        cases: the cases. Invalid cases and those with random outputs or outputs other than tensors
-            are skipped.
+        cases: the cases. Cases are skipped if they are invalid, or if their outputs are random or
+            not tensors.
         jobs: number of processes.
         tick: called with the numbers of finished and of all cases.
     """

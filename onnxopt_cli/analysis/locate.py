@@ -63,15 +63,15 @@ _KEPT_BYTES = 256 << 20
 # A node is judged if its values take at most 1/8 of the memory limit. Judging needs several copies
 # of the values in double precision, and two nodes may be judged at the same time.
 _MEMORY_DIVISOR = 8
-# A test directory is written for at most this number of wrong nodes.
+# The largest number of wrong nodes for which a test directory is written.
 _MAX_REPRODUCTIONS = 100
 # Largest number of subgraphs that are judged in the search for a smallest failing subgraph.
 _MAX_SUBGRAPHS = 2_000
 _LIMITS = Limits()
-# Each phase of the search may take this many times the time limit of a case.
+# The time limit of each phase of the search, as a multiple of the time limit of a case.
 _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
-# Contributions of nodes with a smaller share than this are not named.
+# The least share of a contribution that is named.
 _LEAST_SHARE = 0.05
 # Seconds that the nodes may take when each runs alone again to measure its contribution to the
 # error.
@@ -82,8 +82,7 @@ _EXPLAIN_SECONDS = 10.0
 # again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
-# Outcomes without outputs. A node may have such an outcome only because the backend cannot run the
-# node alone.
+# Outcomes without outputs, which a node may have only because the backend cannot run it alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes for which a model has neither tolerances nor errors.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}

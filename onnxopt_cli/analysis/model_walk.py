@@ -45,8 +45,8 @@ NO_OPERAND = "an operand has no value"
 # Number of iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-# The nodes of bodies and branches are walked until this number of nodes has run. The number is
-# limited because each level of nested loops doubles it.
+# The number of nodes after which the nodes of bodies and branches are no longer walked. A limit is
+# necessary because each level of nested loops doubles the number.
 _MAX_ENTERED_RUNS = 20_000
 # Largest number of nodes that one request computes.
 _MAX_TOGETHER = 256
@@ -185,7 +185,7 @@ class NodeRun:
     Attributes:
         node: the node; the names of its inputs and outputs are the keys of the values.
         label: its name in its graph, as :func:`node_labels` returns it.
-        name: the label, after the names of the control flow nodes that contain it.
+        name: the label, preceded by the names of the control flow nodes that contain the node.
         constants: the keys of those inputs that depend on no input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
@@ -273,8 +273,8 @@ class ModelWalk:
         model: the model, without functions.
         store: receives the values by key.
         reference: computes a node; returns a reason if the reference cannot.
-        reference_of_nodes: computes consecutive nodes, each from the values of earlier nodes; None
-            stands for the outputs of a node that it does not compute.
+        reference_of_nodes: computes consecutive nodes, each from the values of earlier nodes; the
+            result is None for a node that the function does not compute.
         backend: computes a node on the backend; returns a reason if the backend cannot.
         types: inferred types of values by name.
         max_bytes: largest number of bytes that a node may read and return; 0 for no limit.
@@ -383,7 +383,7 @@ class ModelWalk:
             place += count
 
     def _compute_together(self, runs: Sequence[NodeRun]) -> int:
-        """Compute the first of some nodes by one request, and return how many were computed."""
+        """Compute the first nodes by one request, and return the number of computed nodes."""
         together: list[NodeRun] = []
         known: set[str] = set()
         read_bytes = 0
@@ -446,7 +446,7 @@ class ModelWalk:
                         run.missing = excess
                         continue
                     self.store[scope[name].key] = self.store[key]
-                    # Later nodes read the value of the branch instead of the If's, so that the If
+                    # Later nodes read the value of the branch, not that of the If, so that the If
                     # may be left out.
                     scope[name] = inner[info.name]
                 elif name:
@@ -514,7 +514,7 @@ class ModelWalk:
             run.missing = NO_OPERAND
             return
         if run.node.op_type == "Optional" and run.read and not plain_domain(run.node.domain):
-            # onnx's reference returns the element in a list.
+            # onnx's reference returns the element of an optional in a list.
             self.store[run.outputs[0]] = self.store[run.read[0]]
             return
         if excess := self._excess(run, ()):

@@ -52,10 +52,9 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
 
-# An operator has at most this many mutants of its code; the mutants are spread evenly over the
-# code.
+# The largest number of mutants of an operator's code. The mutants are spread evenly over the code.
 _MAX_CODE_MUTANTS = 400
-#: By default, a mutant counts as equivalent if none of this number of valid nodes distinguishes it.
+#: The default number of valid nodes that must not distinguish a mutant which counts as equivalent.
 EQUIVALENCE_INPUTS = 300
 # Largest number of bytes of the outputs of a node on which surviving mutants run.
 _VARIATION_BYTES = 1 << 27
@@ -199,7 +198,7 @@ def _submitted(
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
     except InvalidCase:
-        # The audit of operators with a formula reports this fault.
+        # The audit of operators with a formula reports invalid cases.
         return
     expected = oracles.expected(problem)
     yield lambda: _trial(case, problem, resolved(expected))
@@ -454,7 +453,7 @@ def outcomes_on_trials(
     """Run implementations on the trials of their operator.
 
     The arguments are those of :func:`node_outcomes`. A trial on which a reformulation exceeds a
-    limit of time or memory is skipped, because this says nothing about the tolerance.
+    limit of time or memory is skipped, because exceeding a limit says nothing about the tolerance.
     """
     is_mutant = kind == "automatic"
     evaluators = _operator_trials(tuple(trials))

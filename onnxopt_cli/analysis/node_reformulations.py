@@ -72,13 +72,13 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     }
     if len(floating_types) != 1 or not floating_types <= {*narrow}:
         return None
-    # The types within a subgraph would also have to change.
+    # If a node has subgraphs, the types within them would also have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
-    # The named attributes determine the type of an output, which would also have to change.
+    # An attribute that determines the type of an output would also have to change.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
         return None
-    # The default of the named attribute also determines the type of an output.
+    # The attribute output_datatype determines the type of an output even by its default.
     if node.attribute("output_datatype") is not None:
         return None
     original = next(

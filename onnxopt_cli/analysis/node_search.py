@@ -38,19 +38,19 @@ from onnxopt_cli.workers.forked_processes import (
 
 #: Seconds that the evaluation of one node may take.
 EVALUATION_SECONDS = 2.0
-#: A mutant fails on a node if it takes longer than this number of seconds.
+#: Seconds after which a mutant fails on a node.
 MUTANT_SECONDS = 0.5
-#: A mutant that has exceeded its time limit on this number of nodes does not run on further nodes.
+#: The number of nodes on which a mutant may exceed its time limit before it no longer runs.
 MAX_TIMEOUTS = 2
 # Largest number of bytes that a mutant may allocate.
 _EVALUATION_BYTES = 1 << 30
-# The search for a mutant ends after this number of nodes on which the mutant differs within the
-# tolerance, because each such node needs a slow condition estimate.
+# The number of nodes on which a mutant may differ within the tolerance before its search ends,
+# because each such node needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
 # Seconds between two reports of progress, without which the process of a search would be killed as
 # inactive.
 _REPORT_SECONDS = 0.5
-# A tolerance is never smaller than this number of units in the last place.
+# The smallest possible tolerance, in units in the last place.
 _LEAST_ULPS = 4
 
 T = TypeVar("T")
@@ -142,8 +142,8 @@ def _infected_nodes(
 ) -> Mapping[str, Sequence[int]]:
     """Return the indices of the nodes that may distinguish each mutant.
 
-    A node that does not infect a mutant of code is left out. Mutants of other kinds get all nodes,
-    and return None for those on which they have no effect.
+    A node that does not infect a mutant of code is left out. Mutants of other kinds run on all
+    nodes, and return None for nodes on which they have no effect.
     """
     every_node = range(len(candidates))
     codes = {
@@ -325,8 +325,8 @@ def computing(
 ) -> Compute:
     """Return a function that computes models on the corrected reference.
 
-    To save most of the time, evaluators that have been prepared are used, unless a mutant changes
-    how the evaluator of a node is prepared. The caller must have corrected the reference.
+    Prepared evaluators are reused, because preparation takes most of the time, unless a mutant
+    changes how the evaluator of a node is prepared. The caller must have corrected the reference.
     """
     if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
         evaluators = {}

@@ -41,12 +41,12 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# One in this number of nodes is drawn by the operator's generator; the other nodes result from
+# The number of nodes of which the operator's generator draws one; all other nodes result from
 # changes.
 _GENERATED_PERIOD = 3
-# The search for nodes ends after this number of consecutive attempts without a valid node.
+# The number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
-# After this number of models, each new model is used with several sets of values, because a new
+# The number of models after which each new model is used with several sets of values, because a new
 # model takes ten times as long as new values.
 _SINGLE_MODELS = 300
 _FURTHER_VALUES = 9
@@ -55,7 +55,8 @@ _MAX_DIMENSION = 40
 _SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
 _SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
 _LENGTHS = (1, 2, 3, 4, 5, 7)
-# Inputs of at most this many integers are usually parameters: axes, sizes or indices.
+# The largest number of integers in an input that is probably a parameter, such as axes, sizes or
+# indices.
 _MAX_PARAMETERS = 16
 
 
@@ -100,9 +101,9 @@ def variations(
 ) -> Iterator[Variation]:
     """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
-    Two thirds result from changes of the given nodes. The other nodes are drawn by the generator of
-    the operator, if there is one, from seeds that no suite uses. After the first 300 models, each
-    model is followed by the same model with other values of its inputs.
+    Two thirds of the nodes result from changes of the given nodes. The other nodes are drawn by the
+    generator of the operator, if there is one, from seeds that no suite uses. After the first 300
+    models, each model is followed by the same model with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from onnxopt_cli.analysis.model_walk import NodeRun
 
-# All connected subsets are judged if at most this many nodes remain.
+# The number of remaining nodes up to which all connected subsets are judged.
 _MAX_ENUMERATED = 6
 
 
@@ -29,8 +29,8 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
             first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
             second = part_of[id(run)]
             if len(first) < len(second):
-                # The nodes of the smaller component move, so that each node moves at most log n
-                # times.
+                # When two components merge, the nodes of the smaller component move, so that each
+                # node moves at most log2 n times.
                 first, second = second, first
             if first is not second:
                 first += second
@@ -49,8 +49,9 @@ def smallest_failing(
     Args:
         runs: nodes that fail together.
         fails: returns whether some nodes fail if they run without the others. A single node fails
-            only on a backend that keeps state, because each node was right when it ran first. If it
-            raises :class:`SearchEndedError`, the smallest failing set found so far is returned.
+            only on a backend that keeps state, because each node was right when it ran first. If
+            the function raises :class:`SearchEndedError`, the smallest failing set found so far is
+            returned.
     """
     failing, pieces = [*runs], 2
     with suppress(SearchEndedError):

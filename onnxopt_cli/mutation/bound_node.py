@@ -96,7 +96,7 @@ class BoundNode:
         return helper.get_attribute_value(entry.default_value)
 
     def with_attribute(self, name: str, value: Any) -> BoundNode:
-        """Return the node with another value of an attribute, or without the attribute for None."""
+        """Return the node with another value of an attribute; None removes the attribute."""
         attributes = {key: old for key, old in self.attributes.items() if key != name}
         return replace(self, attributes=attributes | ({} if value is None else {name: value}))
 

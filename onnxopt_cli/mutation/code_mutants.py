@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
-# Functions that are not replaced, because this would affect only messages and checks.
+# Functions that are not replaced, because replacing them would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
 )

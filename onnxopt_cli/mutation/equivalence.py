@@ -35,8 +35,7 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 #: Relative tolerance by item size. Another order of operations in the wide type, with one rounding
 #: of the result, has a far smaller error.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: An example with at least this relative difference is clear. The smallest clear example is
-#: preferred.
+#: The relative difference from which an example is clear. The smallest clear example is preferred.
 _CLEAR_DIFFERENCE = 0.1
 #: The largest residue of a cancellation that would be exact without roundings, relative to the
 #: largest input.
@@ -209,7 +208,7 @@ class _Probe:
 
 @cache
 def _probes(operator: Operator) -> tuple[_Probe, ...]:
-    """Return the operator's probes, which never vary; the first probe reveals most mistakes.
+    """Return the operator's probes, equal at each call; the first probe reveals most mistakes.
 
     Large probes come last, because a smaller probe usually reveals a mistake.
     """
@@ -326,14 +325,15 @@ class _Draw:
     def _tensor(self, name: str, shape: _Shape, dtype: str, scale: float) -> Array:
         """Draw short decimal numbers of many magnitudes; one number in five is zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
-        # A quotient by a power of ten is the double nearest to the decimal; a product is not.
+        # Division by a power of ten yields the double nearest to the decimal; multiplication does
+        # not.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
         # The sum turns negative zeros into positive zeros.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw attributes: all, only the required attributes, and one with an extreme value."""
+        """Draw sets of attributes: complete, only the required ones, or with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

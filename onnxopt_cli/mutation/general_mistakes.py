@@ -196,9 +196,7 @@ def _wrong_shapes(operator: Operator) -> Iterator[Implementation]:
     yield from _rows("Outputs without elements are not returned.", _outputs, rows)
     rows = {f"shape of {scalar.name} leaks into the results": position
             for position, scalar in enumerate(operator.scalars)}  # fmt: skip
-    about = (
-        "A scalar of shape [1] is broadcast like a tensor, which gives results of rank 0 rank 1."
-    )
+    about = "A scalar of shape [1] is broadcast like a tensor, so a result of rank 0 gets rank 1."
     yield from _rows(about, _enlarged, rows)
     rows = {
         "results have their operand's shape": lambda new, like, _: new.ravel()[: like.size].reshape(
@@ -570,7 +568,8 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Return a computation with changed outputs.
 
-    A change also gets the input that has the type of the output, and the input that has its shape.
+    A change also receives the input that has the type of the output, and the input that has its
+    shape.
     """
     return _outputs(
         lambda call, new: [
@@ -582,7 +581,7 @@ def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
 def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
     """Return a computation that changes the outputs of one name in all groups together.
 
-    A change gets the outputs of this name, and the old values of their tensors.
+    A change receives the outputs of this name, and the old values of their tensors.
     """
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:

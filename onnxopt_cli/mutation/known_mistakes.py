@@ -91,7 +91,7 @@ def _implementation(
 ) -> Implementation:
     """Return the implementation of a mistake.
 
-    A known mistake that states no changes takes those of the generated mistake of the same name.
+    If a known mistake states no changes, the generated mistake of the same name is returned.
     """
     if not mistake.replace and not mistake.defaults:
         if generated is None:
@@ -100,7 +100,7 @@ def _implementation(
     change = unchanged
     if mistake.replace:
         change = lru_cache(partial(rewrite, replace=mistake.replace))
-        # Compiling here raises ValueError if the formula lacks the expression.
+        # This call raises ValueError if the formula lacks the expression.
         change(operator.formula)
     rounds = any(".astype(" in expression for expression in mistake.replace.values())
     name, about, seen_in = mistake.name, mistake.about, mistake.seen_in

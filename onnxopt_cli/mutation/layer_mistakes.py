@@ -335,8 +335,8 @@ def _slope_of_channels(node: BoundNode) -> Sequence[Value] | None:
     return [np.where(x < 0, x * aligned, x).astype(x.dtype)]
 
 
-# Before this version, Softmax and Hardmax normalized over the given axis and all later axes
-# together.
+# The first version in which Softmax and Hardmax normalize over a single axis. Earlier versions
+# normalize over the given axis and all later axes together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _BY_CHANNEL = ("GroupNormalization", "InstanceNormalization")

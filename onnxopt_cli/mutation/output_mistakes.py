@@ -293,7 +293,7 @@ def _along(axis: int | str, array: Array, node: BoundNode) -> int | None:
     """Return an axis of an output; None if it does not exist.
 
     Args:
-        axis: the axis, or the name of the attribute that has it.
+        axis: the axis, or the name of the attribute that states it.
         array: the output.
         node: the node.
     """

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from onnx import defs
 
 _Option = defs.OpSchema.FormalParameterOption
-#: Integer attributes that may be negative; counts, sizes and flags may not.
+#: Integer attributes that may be negative. Attributes that are counts, sizes or flags are not
+#: negative.
 SIGNED_ATTRIBUTES = frozenset({
     "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
     "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
@@ -120,7 +121,7 @@ def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
 
 
 def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition: the first group of the match is the name of one of these inputs."""
+    """Return a condition that the first group of the match is one of the names of inputs."""
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)
@@ -130,7 +131,7 @@ def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[s
 
 
 def _named(*op_types: str) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition: the operator is one of these."""
+    """Return a condition that the operator has one of the given names."""
     return lambda schema, _: schema.name in op_types
 
 
@@ -148,7 +149,8 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # Mutants of data have some of these names, too, but they also change an input of several axes.
+    # Some names are shared with mutants of data, which change inputs with more than two axes as
+    # well.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)
@@ -206,7 +208,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_VECTORS),
     ),
     Proof(
-        "Axes lie between minus the rank and the rank, which every type of integers holds.",
+        "Axes lie between minus the rank and the rank; every integer type represents them.",
         re.compile(r"(\w+) in (float32|32 bits|8 bits)"),
         _input_among(frozenset({"axes", "axis"})),
     ),
@@ -222,7 +224,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_UNREAD),
     ),
     Proof(
-        "The outputs are -1, 0 or 1, which every type holds.",
+        "The outputs are -1, 0 or 1, which every type represents.",
         re.compile(r"(integer )?outputs in (16 bits|float32|8 bits)"),
         _named(*_SMALL_OUTPUTS),
     ),
@@ -232,7 +234,7 @@ PROOFS: Sequence[Proof] = (
         _named("Abs", "Cos", "Cosh", "IsNaN", "NonZero"),
     ),
     Proof(
-        "NaN remains NaN, and another element becomes no NaN.",
+        "NaN remains NaN, and no other element becomes NaN.",
         re.compile(
             r"X (rounded to (16 bits|float32|integers)|truncated|"
             r"without (negative values|infinity)|clamped to [16]|zero read as 1)"

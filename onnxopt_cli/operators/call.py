@@ -24,7 +24,7 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: A static shape; None stands for an unknown dimension.
+#: A static shape; a dimension is None if it is unknown.
 Shape = tuple[int | None, ...]
 Attributes = Mapping[str, AttributeValue]
 
@@ -93,7 +93,7 @@ class Call(Generic[T]):
             results = operator.formula(*scalars.values(), *map(tensor, group), **attributes)
             for (name, like), result in zip(operator.outputs.items(), results, strict=True):
                 if operator.carries(name):
-                    # The next group receives this result as the scalar.
+                    # The next group receives the result of this group as its scalar.
                     scalars[like], results_by_output[name] = result, [result]
                 else:
                     results_by_output[name].append(result)

@@ -55,7 +55,7 @@ _Model: TypeAlias = onnx.ModelProto | bytes
 
 # Seconds for which the parent process waits beyond the helper's own time limit.
 _GRACE_SECONDS = 5
-# onnx does not accept or return models with more bytes than this.
+# The largest number of bytes of a model that onnx accepts or returns.
 _MAX_MODEL_BYTES = 2**31 - 1
 _MAX_MESSAGE_CHARS = 20_000
 # The largest number of results that _require caches.
@@ -233,7 +233,7 @@ class _Helper:
             self._end()
 
     def _exchange(self, request: bytes) -> bytes | str:
-        """Return the helper's response, or a description of the end of the helper."""
+        """Return the helper's response, or a description of how the helper ended."""
         try:
             if self._connection is None or self._parent != os.getpid():
                 self._start()
@@ -305,7 +305,7 @@ atexit.register(_HELPER.end)
 
 
 def _words(code: int) -> str:
-    """Describe the end of a process."""
+    """Describe how a process ended."""
     if code == -signal.SIGALRM:
         return _TOOK_LONG
     if code < 0:
@@ -323,7 +323,7 @@ def serve(descriptor: int) -> NoReturn:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # The size of the data that the fork shares with its parent is added to the limit, because
-        # shared data also count.
+        # shared data count towards the limit.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()

@@ -24,9 +24,9 @@ class KnownMistake:
     """A wrong implementation, defined by its difference from the formula.
 
     Attributes:
-        name: name of the mistake, unique in an operator. Some mistakes are generated for every
-            operator. A mistake with the name of a generated mistake replaces that mistake, or only
-            its description if ``replace`` and ``defaults`` are both empty.
+        name: name of the mistake, unique among the mistakes of its operator. Some mistakes are
+            generated for every operator. A mistake with the name of a generated mistake replaces
+            that mistake, or only its description if ``replace`` and ``defaults`` are both empty.
         about: description in one sentence.
         seen_in: public implementations with this mistake.
         replace: replacements of expressions or statements of the formula.
@@ -118,7 +118,7 @@ class Reformulation:
       float32 for T = 10^6. (Powers by repeated squaring are accepted for all formulas.)
 
     Attributes:
-        name: name of the reformulation, unique in an operator.
+        name: name of the reformulation, unique among the reformulations of its operator.
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
         accurate: Python expression of the attributes that is true if the reformulation is as
@@ -195,8 +195,9 @@ class Attribute:
         choices: the allowed strings; empty if the attribute is a number.
         limits: smallest and largest allowed number, both rounded to float32; None if all numbers
             are allowed.
-        each: whether the attribute is a list with one number for all groups, or one number for each
-            group. For each group, the formula receives only the number of the group.
+        each: whether the attribute is a list, which contains one number for each group or a single
+            number for all groups. For each group, the formula receives only the number of the
+            group.
     """
 
     name: str
@@ -264,8 +265,8 @@ class Operator:
         reformulations: correct formulas that round differently.
         about: description in one sentence.
         source: reference to the specification.
-        suite: name of the suite with the operator's generated cases; empty for the last part of the
-            domain.
+        suite: name of the suite with the operator's generated cases; if empty, the suite is named
+            after the last part of the domain.
     """
 
     name: str

@@ -116,8 +116,9 @@ class Registry:
     def register_schemas(self) -> None:
         """Register schemas with onnx for all operators that onnx does not know.
 
-        Call this before onnx checks a model or infers its types. The first call is slow, because it
-        makes onnx build its own schemas. A run that only evaluates formulas does not need schemas.
+        Call this method before onnx checks a model or infers its types. The first call is slow,
+        because it makes onnx build its own schemas. A run that only evaluates formulas does not
+        need schemas.
 
         The schemas infer the types of outputs, and their shapes if the shapes of the inputs are
         known. A schema cannot express that the number of tensors is a multiple of the size of a

@@ -106,8 +106,8 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # The replacements by the dump of the old node. A replacement consists of the old node's
-        # text in `replace`, and the new node or nodes.
+        # For the dump of each old node, the old node's text in `replace`, and the new node or
+        # nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)

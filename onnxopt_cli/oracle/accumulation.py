@@ -13,17 +13,17 @@ For T elements, each of the following bounds holds with a probability of at leas
 Terms that are much smaller than the sum are lost systematically, and so is a small addend such as
 Gemm's C; a bound of this loss is added to both bounds. Equal sums, for example of repeated rows,
 have equal errors. T is therefore the effective number of elements, (sum c)^2 / sum c^2, where the
-sums run over the distinct significands of the outputs, and c is the number of elements with a
+sums run over the distinct significands of the outputs, and c is the number of elements that share a
 significand.
 
-16-bit outputs are accumulated in float32 and rounded once. The error r of such an output is in
-units of u|y|, and the bound n + 2 of the variance becomes 2. Subnormal outputs are left out,
+16-bit outputs are accumulated in float32 and rounded once. For 16-bit outputs, r is measured in
+units of u|y|, and its variance is at most 2 instead of n + 2. Subnormal outputs are left out,
 because their errors are not proportional to |y|.
 
 If the digits of the operands are related, as in an arithmetic progression, the errors of correct
-algorithms are systematic, too. A finding is therefore dropped if a correct algorithm causes a
-finding for the same operands. The correct algorithms are sequential sums in float32 or, for 16-bit
-outputs, correctly rounded sums.
+algorithms are systematic, too. A finding is therefore dropped if a correct algorithm, run on the
+same operands, fails the tests too. The correct algorithms are sequential sums in float32 or, for
+16-bit outputs, correctly rounded sums.
 
 TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
@@ -49,30 +49,30 @@ EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Co
 # The probability that a correct algorithm fails one test. An output has four tests, so the
 # probability that a correct algorithm fails any of them is below 1e-9.
 _FALSE_ALARM = 1e-10
-# Findings whose probability for a correct algorithm is between 1e-9 and this value are reported,
-# but they are not failures.
+# The largest probability, for a correct algorithm, of a finding that is reported. Only findings
+# below 1e-9 are failures.
 _FINDING_PROBABILITY = 1e-4
-# Outputs with fewer elements than this are not examined, because the tests would be too weak.
+# The smallest number of elements of an examined output; for fewer elements, the tests are too weak.
 _MIN_ELEMENTS = 256
-# Outputs whose sums have more products than this in total are not examined.
+# The largest total number of products in the sums of an examined output.
 _MAX_PRODUCTS = 1 << 24
-# Operands with nonzero magnitudes outside this range are not examined.
+# The smallest nonzero magnitude and the largest magnitude of examined operands.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
-# The digits of an operand appear random if this share of its float32 elements has a nonzero last
-# byte.
+# The digits of an operand appear random if this share of its elements are distinct and, in float32,
+# this share have a nonzero last byte.
 _RANDOM_SHARE = 0.9
-# 16-bit elements whose terms cancel by a factor larger than this are left out.
+# The largest factor by which the terms of an examined 16-bit element cancel.
 _MAX_CANCELLATION = 64.0
-# A term that is below this number of unit roundoffs of the sum may be lost systematically.
+# The number of unit roundoffs of a sum below which a term may be lost systematically.
 _SMALL_TERM = 8.0
-# The loss of small terms is estimated from this number of products, drawn at random.
+# The number of randomly drawn products from which the loss of small terms is estimated.
 _DRAWN_TERMS = 4096
 _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# A message about an excessive mean square error also states the mean error if the mean error
-# exceeds this number of standard errors.
+# The number of standard errors from which a message about an excessive mean square error also
+# states the mean error.
 _SIGNIFICANT = 7.0
 
 
@@ -205,7 +205,7 @@ def accumulation_finding(
     """Return a systematic error of the sums of a node; None if the tests find no error.
 
     Args:
-        model: a model, which is examined if it is a single node with operands of random digits.
+        model: the model; only a single node whose operands have random digits is examined.
         inputs: its inputs.
         outputs: the outputs of a backend.
     """
@@ -353,7 +353,7 @@ def _largest_ratio(elements: int) -> float:
 
 
 def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether an operand has integers, or floats of the output's type with random digits."""
+    """Return whether an operand is integer, or has the output's type and random digits."""
     if operand.dtype.kind in "iu":
         return True
     return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))

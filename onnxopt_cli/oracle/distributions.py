@@ -1,7 +1,7 @@
 """Tests of the outputs of random operators: type, shape and distribution.
 
-The probability of rejecting a correct output is below 1e-9. ``TopK`` with ``sorted=0``, whose
-outputs may have any order, is tested here as well.
+The probability of rejecting a correct output is below 1e-9. This module also tests ``TopK`` with
+``sorted=0``, whose outputs may have any order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The mean and the mean square may be off by this number of gaps between the levels of neighbouring
-# representable numbers, because the numbers of a sample are rounded to its dtype.
+# The accepted error of the mean and of the mean square, in gaps between the levels of neighbouring
+# representable numbers. The numbers of a sample are rounded to its dtype.
 _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Deviations below four standard
 # deviations need no test.

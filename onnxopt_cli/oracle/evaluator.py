@@ -39,19 +39,20 @@ _SEQUENTIAL_TYPES = (np.float32, np.float64)
 _MATRIX_RANK = 2
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
-# Matrix products with more multiplications than this are not summed sequentially, because
-# sequential sums would take many seconds.
+# The largest number of multiplications of a matrix product that is summed sequentially. Larger
+# products would take many seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
-# Sums of more terms than this are computed sequentially in every smaller product. The error of a
-# sum of n equal terms reaches n / 9 roundings, which exceeds the usual tolerance of 4 sqrt(n)
-# roundings only if n is larger. Shorter sums are sequential only if the product is cheap.
-_SHORT_SUM, _CHEAP_PRODUCTS = 1 << 10, 1 << 26
-# Number of elements of a vector of products that is summed at once.
+# The largest number of terms of a short sum. The error of a sum of n equal terms reaches n / 9
+# roundings, which exceeds the usual tolerance of 4 sqrt(n) roundings only if n is larger.
+_SHORT_SUM = 1 << 10
+# The largest number of multiplications of a matrix product whose short sums are sequential too.
+_CHEAP_PRODUCTS = 1 << 26
+# The largest number of products that are computed at once before they are summed.
 _BLOCK_ELEMENTS = 1 << 20
 # The module of the base classes of unary and binary operators, whose methods check types.
 _CHECKING_MODULE = "onnx.reference.ops._op"
-# Initializers that have more elements than this in total are converted to double at each use, to
-# save memory.
+# The total number of initializer elements above which initializers are converted to double at each
+# use, to save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
 #: A function that computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
@@ -71,8 +72,8 @@ def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: in
 class ReferenceModel:
     """A model that runs on onnx's reference, with a visitor at each node.
 
-    For a node with subgraphs or a function body, the nodes within are visited in its place. A value
-    is released after the last node that reads it.
+    If a node has subgraphs or a function body, the visitor is called for the nodes inside, not for
+    the node itself. A value is released after the last node that reads it.
 
     Args:
         model: the model.
@@ -259,7 +260,8 @@ class Visits:
 
         Args:
             nodes: the prepared nodes, each with the values that are released after it.
-            values: the values of the graph and of surrounding graphs; receives those of the nodes.
+            values: the values of the graph and of surrounding graphs, to which the outputs of the
+                nodes are added.
             attributes: attributes of the call of a function.
         """
         sizes: dict[str, int] = {}
@@ -270,7 +272,8 @@ class Visits:
                 sizes[name] = getattr(value, "nbytes", 0)
                 self.live_bytes += sizes[name]
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            # The name of an unnamed output is empty; as an input, it stands for an omitted operand.
+            # An unnamed output has an empty name, which denotes an omitted operand if it is the
+            # name of an input.
             values[""] = None
             for name in released:
                 values.pop(name, None)
@@ -312,7 +315,7 @@ class Visits:
 def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
     """Return a node with the attributes that the evaluator and visitors read.
 
-    To read them from the node's protobuf message at each visit would be slow.
+    Reading the attributes from the node's protobuf message at each visit would be slow.
 
     Args:
         node: the node, as onnx's reference prepares it.
@@ -325,8 +328,8 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             # A float32 scalar of NumPy would turn results with Python floats into float32.
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
-            # The reference's operators accept only this value of stash_type. In a wide model the
-            # operators compute in double nevertheless.
+            # The reference's operators accept no value of stash_type other than FLOAT. In a wide
+            # model the operators compute in double nevertheless.
             setattr(node, name, onnx.TensorProto.FLOAT)
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001
@@ -338,7 +341,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # An error message about a function call or a node with subgraphs does not list all
+        # The protobuf message of a function call or of a node with subgraphs does not list all
         # operators that run.
         contains=None if is_function or node.has_subgraph else frozenset({message.op_type}),
         outer_names={*used_names(message)} if node.need_context() else None,
@@ -469,7 +472,7 @@ def _initializers(
 
 
 def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
-    """Return classes of operators by domain and name; of several, the first."""
+    """Return classes of operators by domain and name; the first class of a name applies."""
     return {(cls.op_domain, cls.__name__): cls for cls in reversed(classes)}  # type: ignore[attr-defined]
 
 
@@ -490,7 +493,7 @@ def _without_initializers(
 
 
 def _sums_of_products(rows: Array, row: Array) -> Array:
-    """Add the products of rows and a row in sequence, in blocks that need little memory."""
+    """Add the products of each row and a given row sequentially, in small blocks."""
     length = rows.shape[-1]
     step = max(1, _BLOCK_ELEMENTS * length // rows.size)
     total = np.zeros((), rows.dtype)

@@ -70,7 +70,7 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
         quantity: a name of the values with an article.
         values: the values, of any shape.
         least: the smallest allowed values, of a shape that broadcasts to that of ``values``.
-        most: the largest allowed values, of such a shape.
+        most: the largest allowed values, of a shape that also broadcasts to that of ``values``.
     """
     if values is None:
         return ""
@@ -154,7 +154,7 @@ def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> s
     if counts.max(initial=0) <= 1:
         return ""
     firsts = updates[first][inverse.ravel()]
-    # NaN differs from itself. np.isnan takes no strings and no integers of less than 8 bits.
+    # NaN differs from itself. np.isnan accepts neither strings nor integers of less than 8 bits.
     is_nan = updates != updates  # noqa: PLR0124
     first_is_nan = is_nan[first][inverse.ravel()]
     differs = (updates != firsts) & ~(is_nan & first_is_nan)

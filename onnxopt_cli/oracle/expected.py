@@ -54,8 +54,8 @@ class Expected:
         tolerances: the tolerance of each output, by name.
         invalid: why the case is invalid; empty for a valid case.
         contradictions: the stored outputs that contradict the oracle.
-        derive: derives the error bounds of all outputs, by name in the node's order; None unless
-            the result is that of a formula.
+        derive: derives the error bounds of all outputs, by name in the node's order; None if the
+            result does not come from a formula.
         alternatives: other correct results. All outputs of a backend must match the same expected
             result.
         note: for an alternative, a remark for results of backends that match this alternative.
@@ -197,8 +197,8 @@ def _evaluated(
 
     Returns:
         The outputs by name, in the node's order, and a function that derives their error bounds.
-        Deriving an error bound takes many times as long as evaluating the formula, and an output
-        that is bitwise equal to the expected one does not need it.
+        Deriving an error bound takes many times as long as evaluating the formula, and is
+        unnecessary for an output that is bitwise equal to the expected one.
     """
     derive: Callable[[], list[DerivedOutput]]
     if (trajectory := problem.trajectory) is not None:
@@ -239,8 +239,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Rounding may lead a choice to another branch than the evaluation of the bound takes.
-            # In this case, the expected value is that of the bound's branch.
+            # Because of rounding, the bound may follow another branch of a choice than the formula.
+            # The expected value is then the one on the branch of the bound.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 

@@ -147,7 +147,7 @@ def reference_modules() -> Any:
 
 
 def unimplemented_operator(error: BaseException) -> str:
-    """Return the operator, as ``domain:name``, that an error of the reference says is missing.
+    """Return the operator that the reference reports as missing, as ``domain:name``.
 
     The result is empty for any other error.
     """

@@ -97,7 +97,7 @@ def _contributions_response(output_count: int, contributions: Sequence[Contribut
 
 
 def _description(output: ConditionedOutput) -> tuple[Any, ...]:
-    """Return an output's fields for JSON, with lengths in the place of lists of tensors."""
+    """Return the fields of an output for JSON; each list of tensors is replaced by its length."""
     return (
         len(output.right),
         len(output.reformulated),

@@ -97,7 +97,7 @@ class ReferenceResponse(Protocol):
 
 
 #: A function that submits a model and its inputs, and returns a function that waits for the
-#: response. The latter returns a text with the reason if the response is missing.
+#: response. The returned function returns a text with the reason if the response is missing.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Value]], Callable[[], ReferenceResponse | str]]
 
 
@@ -118,8 +118,8 @@ class ReferenceOracle:
     def open_cache(self) -> OracleCache:
         """Return the cache.
 
-        The digest must be computed before any backend starts, because a backend could change the
-        files.
+        The digest of the code must be computed before any backend starts, because a backend could
+        change the files.
         """
         if self._cache is None:
             # The import is late because runs of the NumPy reference on formulas do not need the

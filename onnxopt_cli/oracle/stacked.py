@@ -34,15 +34,15 @@ _MOVING = frozenset({"Expand", "Gather", "GatherElements", "Slice", "Split", "Ti
 _BY_CHANNEL = frozenset(
     {"AveragePool", "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"}
 )
-# Convolutions with more window elements than this in all runs together are computed one run after
-# the other.
+# The largest number of window elements, in all runs together, of a convolution that is computed in
+# all runs at once.
 _MAX_WINDOW_ELEMENTS = 1 << 20
-# Tensors with more elements than this are moved one run after the other, because looking up single
-# elements is slow.
+# The largest number of elements of a tensor that is moved in all runs at once, because looking up
+# single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# Runs visit the nodes together if their intermediate results and moved operands have at most this
-# number of bytes.
+# The largest number of bytes of intermediate results and moved operands with which runs visit the
+# nodes together.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the default domain, to which the operators above belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")

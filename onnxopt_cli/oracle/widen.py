@@ -142,7 +142,7 @@ def _widen(message: Message, types: Mapping[int, int]) -> None:
 
 
 class _NumpyInDouble(ModuleType):
-    """NumPy with the attribute ``float32`` set to double."""
+    """A substitute for the module NumPy, in which ``float32`` is double."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)

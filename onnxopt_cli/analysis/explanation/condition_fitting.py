@@ -2,7 +2,7 @@
 
 A path has one or two conditions, as in a decision tree of depth two. A path agrees with a failing
 input if a wrong element meets all conditions of the path. A path agrees with a passing input if no
-element in which the fault would be visible meets all of them.
+element in which the fault would be visible meets all conditions of the path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnxopt_cli.analysis.explanation.samples import Sample, always_wrong, commo
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.implementation import Implementation
 
-#: A failure condition must account for this share of the run's failing cases.
+#: The least share of the run's failing cases for which a failure condition must account.
 MIN_CASES_SHARE = 0.25
 #: Number of first conditions to which a second condition is added.
 BEAM_WIDTH = 40

@@ -34,23 +34,23 @@ from onnxopt_cli.operators.call import Call
 #: returns none.
 SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
-#: Number of inputs that are submitted in each round that distinguishes conditions.
+#: Number of inputs that are submitted in each round to distinguish conditions.
 SUBMITTED_TO_LEARN = 12
-# Generated inputs derive from the smallest known inputs: half of all inputs, but at least this
-# number.
+# The least number of known inputs from which inputs are generated. If more than twice this number
+# are known, the smaller half is used.
 _MIN_BASES = 8
-#: An attempt to prove a condition submits at most this number of inputs that meet the condition,
-#: and at most this number of inputs that do not.
+#: The largest number of inputs that meet a condition, and of inputs that do not meet it, which an
+#: attempt to prove the condition submits.
 SUBMITTED_TO_PROVE = 60
-#: An attempt to prove a condition draws at most this number of inputs.
+#: The largest number of inputs that an attempt to prove a condition draws.
 MAX_DRAWN_TO_PROVE = 400
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
-# A threshold is narrow if its gap is at most this share of the threshold.
+# The largest gap of a narrow threshold, as a share of the threshold.
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25
-# A fault is assumed visible where it changes a result by this many units of rounding.
+# The change of a result, in roundings, from which a fault is assumed to be visible.
 _VISIBLE_ROUNDINGS = 100
 
 
@@ -128,7 +128,7 @@ class ConditionQueries(ConditionFitting):
         return vary(call, number) if vary and np.isfinite(number) else call
 
     def _informative(self, candidates: Sequence[Sample]) -> list[int]:
-        """Return inputs that distinguish most conditions, then inputs that test the plainest."""
+        """Return inputs that distinguish most paths, then inputs that test the plainest path."""
         if not candidates:
             return []
         predicted = self._predictions(self._paths, candidates)
@@ -217,7 +217,7 @@ class ConditionQueries(ConditionFitting):
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """Submit new inputs; yield for each whether it meets the conditions, and if it fails."""
+        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)

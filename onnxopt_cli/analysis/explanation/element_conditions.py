@@ -28,32 +28,33 @@ from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode
 
-#: A proof requires this many failing nodes that were generated after the condition was chosen.
+#: The number of failing nodes, generated after the condition was chosen, that a proof requires.
 MIN_FAILING = 8
 #: The largest probability with which the wrong elements of the confirming nodes may meet a
 #: condition by chance.
 MAX_CHANCE = 1e-6
-#: Of the elements that meet a condition, at least this share must be wrong.
+#: The share of the elements that meet a condition which must be wrong.
 MIN_WRONG_SHARE = 0.2
-#: If at least this share of the elements that meet a condition is wrong, the statement is
+#: The share of wrong elements, among those that meet a condition, from which the statement is
 #: "wherever" instead of "only where".
 WHEREVER_SHARE = 0.99
-#: If a condition names a trait, this many new nodes without the trait must be right.
+#: The number of new nodes without the trait of a condition that must be right.
 MIN_RIGHT_WITHOUT = 11
-#: If a condition names a trait, at most this share of the nodes without the trait may fail.
+#: The largest share of the nodes without the trait of a condition that may fail.
 MAX_WRONG_WITHOUT_SHARE = 0.1
-#: A trait of all failing nodes is stated if at least this share of the nodes with the trait fail.
+#: The share of the nodes with a trait that must fail if all failing nodes have the trait.
 MIN_FAILURE_RATE = 0.3
-#: A trait of all failing nodes requires this many failing cases. Nodes that are generated from a
-#: single case often share its rank and types by accident.
+#: The number of failing cases that a trait of all failing nodes requires. Nodes that are generated
+#: from a single case often share its rank and types by accident.
 MIN_FAILING_CASES = 5
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
-# A condition is a candidate if at least this share of the elements that meet it is wrong.
+# The share of the elements that meet a condition which must be wrong for the condition to be a
+# candidate.
 _MIN_CANDIDATE_SHARE = 0.25
-# A condition is a candidate if it has at least this evidence, as a decimal exponent.
+# The least evidence of a candidate, as a decimal exponent.
 _MIN_CANDIDATE_EVIDENCE = 0.6
-# Evidence, as a decimal exponent, above which more evidence makes no condition better.
+# The evidence, as a decimal exponent, above which more evidence does not make a condition better.
 _MAX_EVIDENCE = 12.0
 # Cost of a trait of a condition.
 _TRAIT_COST = 0.6
@@ -428,7 +429,7 @@ class ElementConditions:
         if not condition.parts and not condition.content:
             meeting = [node for node in within if not node.sample.case]
             others = sum(not node.sample.case for node in self.nodes) - len(meeting)
-            # The condition holds for this output; others may also be wrong in other nodes.
+            # The condition concerns one output; in other nodes, other outputs may also be wrong.
             subject = f"{output} " if output else ""
             return (
                 f"{subject}wrong only where {condition.trait.text if condition.trait else ''} "
@@ -516,9 +517,9 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 
 
 def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
-    """Return the nodes without those that repeat the right output of another node.
+    """Omit the nodes that repeat the right output of another node.
 
-    Nodes with a common origin may have the same output, and are then no independent evidence.
+    Nodes with a common origin may have the same output. Such nodes are not independent evidence.
     """
     return [*{str(node.right.tolist()): node for node in nodes}.values()]
 

@@ -19,12 +19,12 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
 
-#: Outputs with more elements than this are not examined.
+#: The largest number of elements of an examined output.
 MAX_OUTPUT_ELEMENTS = 1 << 12
-# Number of inputs whose elements are examined. Their number is limited because each pair of inputs
+# Number of inputs whose elements are examined. The number is limited because each pair of inputs
 # has features, and an operator such as Sum may have many inputs.
 _MAX_OPERANDS = 8
-# Integers beyond this are not exact in float32.
+# The limit up to which all integers are exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
@@ -43,7 +43,8 @@ class ElementFeatures:
     Attributes:
         size: the number of elements.
         flags: for each statement, the flat positions at which it holds as a boolean array.
-        numbers: for each number in words, its values; NaN where an element has none.
+        numbers: for each description of a number, the values of the elements; NaN for elements
+            without a value.
         operands: the elements of the inputs that belong to the elements of the output, by name.
     """
 
@@ -81,7 +82,8 @@ def _positions(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, A
     indices = np.indices(shape, sparse=True)
     named = [(place, f"the {word} axis") for place, word in _PLACES.items()]
     axis, x = node.attribute("axis"), node.operand(0)
-    # If the output has another rank than the input, the attribute may name no axis of the output.
+    # If output and input differ in rank, the axis that the attribute names may not exist in the
+    # output.
     if isinstance(axis, int) and x is not None and x.ndim == len(shape):
         named.append((axis, "the axis that the attribute names"))
     for place, words in named:
@@ -352,7 +354,8 @@ WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
 # elements.
 _CONTENT_ROUNDINGS = 64
-# An output with at most this number of different values has the right elements by chance.
+# The largest number of different values of an output in which the right elements in another order
+# may be a coincidence.
 _MIN_DISTINCT = 3
 
 

@@ -2,10 +2,11 @@
 
 An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
 mistakes, reproduces the outputs of some failing cases and is right in every case that the backend
-passes. Together they reproduce as many failing cases as possible. For failing cases that no mistake
-reproduces, :mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks for another cause. A
-backend that raises errors, but returns no wrong values, gets no explanation, because an error may
-have any reason. A mistake that reproduces wrong values may account for errors, too.
+passes. The mistakes of a cover together reproduce as many failing cases as possible. For failing
+cases that no mistake reproduces, :mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks
+for another cause. A backend that raises errors, but returns no wrong values, gets no explanation,
+because an error may have any reason. A mistake that reproduces wrong values may account for errors,
+too.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ from onnxopt_cli.run.reproduce import (
     returned_arrays,
 )
 
-#: Cases with more output elements than this are skipped, because a single large case may take
-#: longer than all other cases together.
+#: The largest number of output elements of an examined case. A single larger case may take longer
+#: than all other cases together.
 MAX_OUTPUT_ELEMENTS = 1 << 20
 #: Largest number of public implementations that are named for a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
@@ -68,11 +69,11 @@ FIRST_CASES = 12
 FIRST_CASES_LIKELY = 36
 #: Largest number of mistakes that are added to a mistake that reproduces only some failing cases.
 MAX_ADDED_MISTAKES = 2
-#: If the remaining failing cases outnumber the reproduced cases by this factor, the agreement with
-#: a mistake may be due to chance.
+#: The ratio of remaining to reproduced failing cases from which the agreement with a mistake may be
+#: due to chance.
 MAX_LEFT_RATIO = 3
-#: Seconds that the search for other causes than known mistakes may take for each operator. This
-#: search follows the search for known mistakes, and mostly waits for the backend.
+#: Seconds for each operator of the search for other causes, which follows the search for known
+#: mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
@@ -83,7 +84,7 @@ NANOSECONDS = 1_000_000_000
 
 
 def least_seconds(run: float) -> float:
-    """Return the time limit of the search after a run that took this many seconds."""
+    """Return the time limit of the search after a run of a given duration."""
     return max(5.0, run / 5)
 
 
@@ -129,7 +130,7 @@ def explain(
         end += query_seconds
     for number, search in enumerate(searches):
         share = (end - clock.now()) / (len(searches) - number)
-        # Failures for which no cause is found in this time remain unexplained.
+        # Failures for which no cause is found within the time limit remain unexplained.
         with suppress(_OutOfTimeError):
             search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
     stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
@@ -357,7 +358,7 @@ class _Search:
         """Read the failing cases, and try each known mistake alone.
 
         Args:
-            likely: whether to try the likely mistakes, or all others.
+            likely: whether to try the likely mistakes instead of all others.
         """
         if likely:
             yield from self._read_failing()
@@ -438,7 +439,7 @@ class _Search:
         Args:
             candidate: the mistakes.
             cases: failing cases; the candidate is recorded if it reproduces one of them.
-            first: the number of cases that are tried first. The other cases are tried only if the
+            first: the number of cases that are tried first. All other cases are tried only if the
                 candidate reproduces one of the first cases.
         """
         reproduced = []
@@ -519,7 +520,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether combinations with a mistake reproduce half of the cases it affects."""
+        """Return whether combinations with a mistake reproduce half of the affected cases."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):

@@ -51,7 +51,7 @@ from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.run.executors import ModelRunner
 
-#: Cases with more elements than this are not examined.
+#: The largest number of elements of an examined case.
 MAX_ELEMENTS = 1 << 16
 #: Largest number of failing cases that are examined.
 MAX_FAILING = 60
@@ -63,26 +63,28 @@ OPERATOR_SECONDS = 20.0
 MAX_SECONDS = 100.0
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
-#: A proof requires this many failing generated nodes that agree with the hypothesis.
+#: The number of failing generated nodes, all in agreement with the hypothesis, that a proof
+#: requires.
 MIN_AGREEING = 4
-#: A proof requires this many passing generated nodes that do not contradict the hypothesis.
+#: The number of passing generated nodes, none in contradiction to the hypothesis, that a proof
+#: requires.
 MIN_UNCONTRADICTED = 4
-#: A condition without a mistake is not stated if more than this share of the nodes that do not meet
-#: the condition fail.
+#: The largest share of failing nodes, among those that do not meet a condition, with which a
+#: condition without a mistake is stated.
 MAX_OTHER_SHARE = 0.1
-#: For a condition of one part without limits, this larger share of the nodes that do not meet the
-#: condition may fail if failures of all nodes that meet the condition are unlikely by chance.
+#: The largest share of failing nodes, among those that do not meet a condition of one part without
+#: limits, if it is improbable that all nodes that meet the condition fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: The largest probability with which all nodes that meet such a plain condition may fail by chance.
+#: The largest probability with which all nodes that meet a condition of one part without limits may
+#: fail by chance.
 MAX_CHANCE = 1e-9
-#: A condition of two parts requires this number of passing nodes that meet only the first part, and
-#: the same number of passing nodes that meet only the second part.
+#: The number of passing nodes that a condition of two parts requires for each part: nodes that meet
+#: this part, but not the other.
 MIN_LACKING = 3
-#: If the backend cannot run generated nodes, a condition requires this many failing cases that meet
-#: the condition.
+#: The number of failing cases that must meet a condition if the backend cannot run generated nodes.
 MIN_FAILING_CASES = 3
-#: If the backend cannot run generated nodes, a condition requires this many passing cases that do
-#: not meet the condition.
+#: The number of passing cases that must not meet a condition if the backend cannot run generated
+#: nodes.
 MIN_PASSING_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
@@ -92,7 +94,7 @@ _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
-# A hypothesis is a rival of the best hypothesis if its cost is higher by less than this number.
+# The difference from the cost of the best hypothesis below which another hypothesis is a rival.
 _RIVAL_COST = 0.15
 # Share of the time for conditions on elements.
 _ELEMENTS_SHARE = 0.35
@@ -100,7 +102,7 @@ _ELEMENTS_SHARE = 0.35
 _ELEMENT_ROUNDS = 5
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
-# Number of the best conditions on elements on which the generated nodes depend.
+# The number of best conditions on elements that determine which nodes are generated.
 _MAX_TESTED = 4
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
@@ -126,7 +128,7 @@ def explain_nodes(
         seconds: limit of the processor time of the search and of the time that the backends take;
             None for a fifth of the time that the cases took or :data:`OPERATOR_SECONDS` for each
             failing operator, up to :data:`MAX_SECONDS`, whichever is longer. The explanations of
-            operators that were not examined in this time have no cause.
+            operators that were not examined within the limit have no cause.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns an outcome if the backend fails.
             Without ``ask``, only the cases of the run can confirm a statement.
@@ -527,11 +529,11 @@ class _NodeSearch(HypothesisRanking):
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether enough generated nodes are explained by this hypothesis alone."""
+        """Return whether enough generated nodes are explained by a single hypothesis alone."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes that only this hypothesis explains."""
+        """Return the number of generated nodes that are explained by a single hypothesis alone."""
         rivals = self._accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)

@@ -49,40 +49,43 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: To confirm a mistake, this many generated inputs on which the mistake is wrong are submitted.
+#: The number of generated inputs that are submitted to confirm a mistake. The mistake is wrong on
+#: each of them.
 SUBMITTED_TO_CONFIRM = 24
 #: Number of inputs that are drawn to find the inputs which confirm a mistake.
 DRAWN_TO_CONFIRM = 96
-#: A mistake is dropped if the backend is right in more than this share of the submitted inputs.
+#: The largest share of the submitted inputs on which the backend may be right; otherwise, the
+#: mistake is dropped.
 MAX_RIGHT_SHARE = 0.1
-#: A mistake is dropped if less than this share of the backend's wrong results equals those of the
-#: mistake.
+#: The share of the backend's wrong results that must equal those of a mistake; otherwise, the
+#: mistake is dropped.
 MIN_ALIKE_SHARE = 0.5
-#: A backend has the roundings of a mistake if the median of a ratio is at most this number: its
-#: distance from the mistake's value divided by its distance from the expected value.
+#: The largest median ratio of two distances with which a backend has the roundings of a mistake:
+#: the distance from the mistake's value, and the distance from the expected value.
 MAX_DISTANCE_RATIO = 0.5
-#: Seconds that the search for changes of the formula may take, unless half of the time of the whole
-#: search is less.
+#: Seconds of the search for changes of the formula, which also ends after half of the time of the
+#: whole search.
 CHANGE_SECONDS = 5.0
 #: Largest number of changes of the formula that are tested on generated inputs, once without and
 #: once with a condition.
 MAX_TESTED_CHANGES = 8
 #: Number of failing cases that determine the constants of changes.
 CONSTANT_CASES = 3
-#: A change of the formula must reproduce this share of the failing cases.
+#: The share of the failing cases that a change of the formula must reproduce.
 MIN_REPRODUCED_SHARE = 0.75
-#: A change of the formula may be wrong in one passing case, or in this share of the passing cases.
+#: The largest share of the passing cases in which a change of the formula may be wrong; one case is
+#: always allowed.
 MAX_CONTRADICTING_SHARE = 0.01
-#: To confirm a change of the formula, this many generated inputs on which the change is wrong are
-#: submitted.
+#: The number of generated inputs that are submitted to confirm a change of the formula. The change
+#: is wrong on each of them.
 SUBMITTED_FOR_CHANGE = 60
 #: Number of inputs that are drawn to find the inputs which confirm a change.
 DRAWN_FOR_CHANGE = 500
 #: Number of inputs near to failing cases on which a mistake is tested before its condition is
 #: sought.
 NEAR_INPUTS = 16
-#: While the condition of a mistake is sought, this number of wrong outputs may differ from those of
-#: the mistake, in addition to the share MAX_RIGHT_SHARE.
+#: The number of wrong outputs, in addition to the share MAX_RIGHT_SHARE, that may differ from those
+#: of a mistake while the condition of the mistake is sought.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4
@@ -92,7 +95,8 @@ RESTRICTED_CASES = 6
 PASSING_CASES = 36
 #: Number of failing cases that run twice, to test whether outputs depend on earlier runs.
 REPEATED_CASES = 12
-#: Outputs depend on earlier runs if those of this share of the repeated cases change.
+#: The share of the repeated cases whose outputs must change to show that outputs depend on earlier
+#: runs.
 MIN_CHANGING_SHARE = 1 / 3
 #: The cause that reports state if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
@@ -351,7 +355,7 @@ class CauseSearch:
     def _reproduces_near(self, mistake: Implementation, submit: SubmitCall) -> bool:
         """Return whether a mistake reproduces the wrong elements of inputs near to failing cases.
 
-        This test is much faster than the search for a condition.
+        The test is much faster than the search for a condition.
         """
         random = Random(0)  # noqa: S311 - not a secret
         outcomes = Counter[bool]()
@@ -415,7 +419,7 @@ def _outcomes(
         cover: the mistakes of the backend, including this mistake.
         submit: submits a node.
         bases: groups of nodes; each input derives from a node of a random group.
-        submitted: number of inputs that the mistake gets wrong and that are submitted.
+        submitted: number of submitted inputs, on each of which the mistake is wrong.
         drawn: number of inputs that are drawn.
     """
     random = Random(0)  # noqa: S311 - not a secret
@@ -445,8 +449,8 @@ def _outcomes(
 def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) -> bool:
     """Return whether the backend's values are nearer to a mistake than to the expected ones.
 
-    The tolerance of such a mistake is as wide as the effect of its roundings, so that agreement
-    within the tolerance does not confirm it.
+    If a mistake consists of coarser roundings, the tolerance is as wide as their effect, so that
+    agreement within the tolerance does not confirm the mistake.
     """
     ratios: list[float] = []
     for observation in reproduced:

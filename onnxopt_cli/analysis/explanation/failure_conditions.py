@@ -43,32 +43,33 @@ from onnxopt_cli.interpret.implementation import Implementation
 
 # Largest number of rounds in which inputs are submitted to distinguish conditions.
 _LEARNING_ROUNDS = 6
-#: Number of inputs that are drawn in each round that distinguishes conditions.
+#: Number of inputs that are drawn in each round to distinguish conditions.
 DRAWN_TO_LEARN = 60
 #: Largest number of attempts to prove a condition.
 PROOFS = 4
-# A condition that accounts for only part of the failures must account for more failing inputs than
-# this.
+# The number of failing inputs that a condition must exceed if it accounts for only part of the
+# failures.
 _MIN_SUPPORT = 4
-#: An alternative to the plainest path exceeds the cost of the plainest path by at most this number.
+#: The largest difference in cost between an alternative and the plainest path.
 COST_MARGIN = 0.75
-#: An alternative to the plainest path exceeds its share of disagreeing elements by at most this
-#: number.
+#: The largest difference in the share of disagreeing elements between an alternative and the
+#: plainest path.
 DISAGREEMENT_MARGIN = 0.02
-# Two conditions count as equal if at most this share of the inputs meets only one of them.
+# The largest share of inputs that meet exactly one of two conditions which count as equal.
 _DIFFERENT_SHARE = 0.01
-#: If the backend cannot run generated nodes, a condition requires this many failing cases.
+#: The number of failing cases that a condition requires if the backend cannot run generated nodes.
 MIN_FAILING_CASES = 4
-# A condition that holds for more than this share of inputs and of their elements is not
-# informative.
+# The largest share of inputs, and of their elements, that meet an informative condition.
 _MAX_INPUTS_SHARE = 0.9
-#: For each part of a condition, this many inputs that lack only this part must pass.
+#: For each part of a condition, the number of inputs that must pass although only this part is not
+#: met.
 MIN_PASSING = 5
-#: Of the inputs that lack only one part of a condition, at most this share may fail.
+#: The largest share of failing inputs, among those that meet all parts of a condition but one.
 MAX_FAILING_SHARE = 0.1
-# The same share if failures may have several reasons.
+# The largest share of failing inputs that meet all parts but one, if failures may have several
+# reasons.
 _MAX_OTHER_REASONS = 0.4
-# Of the passing cases, at most this share may meet the condition of an "only where" statement.
+# The largest share of the passing cases that may meet the condition of an "only where" statement.
 _MAX_PASSING_SHARE = 0.5
 
 
@@ -172,7 +173,7 @@ class _Search(ConditionQueries):
     # Statements ---------------------------------------------------------------------------------
 
     def _statement(self) -> FailureCondition | None:
-        """Return the statement of the plainest path; None if uninformative or contradicted."""
+        """Return the statement of the plainest path; None if it is contradicted or too general."""
         best = self._paths[0]
         candidates = [*self._drawn(DRAWN_TO_LEARN * 2)]
         if not candidates:
@@ -196,7 +197,7 @@ class _Search(ConditionQueries):
             other_path, other_row = rivals[0]
             has_third = any(np.mean(row != other_row) > _DIFFERENT_SHARE for _, row in rivals)
             # If a third condition is possible, or if no new inputs were submitted, the cause may be
-            # neither of the two.
+            # neither of the two stated conditions.
             if has_third or self._submit is None:
                 return None
             either = f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
@@ -273,10 +274,9 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the indices of those of two conditions that an element lacks.
+        """Return the indices of conditions that an element lacks although it meets the other one.
 
-        The element must meet the other condition. If an element meets both conditions, the result
-        is empty.
+        If an element meets both conditions, the result is empty.
         """
         first, second = meeting_columns(conditions, self._table(each)[0])
         if np.any(first & second):

@@ -33,13 +33,12 @@ MAX_ELEMENTS = 100
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
-#: A count is compared with this number of the smallest values of wrong elements, and with this
-#: number of the largest values.
+#: The number of smallest and of largest values of wrong elements with which a count is compared.
 MAX_COUNT_CUTS = 5
-#: Counts above this limit are near the ends of int64, where arithmetic overflows. No threshold
-#: excludes such counts.
+#: The largest count that a threshold excludes. Larger counts are near the ends of int64, where
+#: arithmetic overflows.
 MAX_COUNT = 1 << 62
-#: Powers of ten up to this exponent are normal doubles, and so are their reciprocals.
+#: The largest exponent whose power of ten, and the reciprocal of that power, are normal doubles.
 MAX_EXPONENT = 300
 #: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35
@@ -55,7 +54,7 @@ class Condition:
         text: the condition in words.
         cost: preference among conditions that agree with all samples; the condition of the smallest
             cost is reported.
-        test: returns for values of the feature whether the condition holds. NaN is a missing value.
+        test: returns for values of the feature whether the condition holds. A missing value is NaN.
         gap: for a threshold, the nearest known values on both sides.
     """
 
@@ -78,14 +77,15 @@ class Feature:
     """A property of elements.
 
     Attributes:
-        text: the feature in words; for a count with ``{k}``, ``{are}`` and ``{s}`` to fill in.
+        text: the feature in words; for a count, with the placeholders ``{k}``, ``{are}`` and
+            ``{s}``.
         values: the value of all elements, or an array with the value of each element; 1 or 0 for a
             flag.
         kind: ``count``, ``number``, ``magnitude`` or ``flag``.
         cost: added to the cost of each condition.
-        vary: returns a node with another value of the feature, or None; None if the feature does
-            not have such a function.
-        of_output: whether it is a property of an expected output.
+        vary: a function that returns a node with another value of the feature, or None if it finds
+            none; None for a feature without such a function.
+        of_output: whether the feature is a property of an expected output.
     """
 
     text: str

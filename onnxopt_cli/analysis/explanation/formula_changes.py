@@ -30,7 +30,7 @@ from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
 Alteration = Callable[[Any, Any], Any]
 
 _HOOK = "altered_value"
-#: Returned values count as equal if they differ by at most this many epsilons.
+#: The largest difference of returned values that count as equal, in epsilons.
 _EQUAL_EPSILONS = 8.0
 #: First digits and decimal exponents of the constants that are tried for each expression.
 _DIGITS = (1.0, 2.0, 5.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0)

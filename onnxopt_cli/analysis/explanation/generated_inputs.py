@@ -40,7 +40,7 @@ _MAX_TENSORS = 512
 MAX_SCALINGS = 8
 #: Relative accuracy that the search for a scale must reach.
 EXPECTED_ACCURACY = 1e-3
-# Doubles of at least this magnitude are outside the range of int64.
+# The least magnitude of a double that is outside the range of int64.
 _INT64_LIMIT = 2.0**63
 
 
@@ -322,6 +322,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call with changed tensors; the function also gets the operand's position."""
+    """Return a call with changed tensors; the function also receives the operand's position."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

@@ -13,13 +13,13 @@ from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeS
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
-#: A mistake must reproduce this share of the failures on which the mistake has an effect.
+#: The share of the failures affected by a mistake that the mistake must reproduce.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-# A condition requires this many right nodes that do not meet the condition and were generated after
-# it was chosen. If a quarter of such nodes were wrong, 11 nodes would all be right with a
-# probability of 0.75 ** 11 = 4 %.
+# The number of right nodes that do not meet a condition, all generated after the condition was
+# chosen, which the condition requires. If a quarter of such nodes were wrong, 11 nodes would all be
+# right with a probability of 0.75 ** 11 = 4 %.
 _MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
@@ -120,7 +120,7 @@ class Hypothesis:
         )
 
     def leaves_out(self, sample: NodeSample) -> bool:
-        """Return whether a node is predicted to pass only because the node lacks the condition.
+        """Return whether a node is predicted to pass only because it does not meet the condition.
 
         A node on which the mistake has no effect does not show whether the condition matters.
         """

@@ -23,7 +23,7 @@ from onnxopt_cli.errors import OnnxoptError
 #: not a tensor.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
-#: Floats that differ by at most this many epsilons are right without further analysis.
+#: The largest difference, in epsilons, of floats that are right without further analysis.
 MAX_EPSILONS = 2.0
 
 

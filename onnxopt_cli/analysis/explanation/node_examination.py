@@ -40,8 +40,8 @@ from onnxopt_cli.workers.forked_processes import ProcessLostError
 #: Seconds after which a process that yields no item is ended. The limit is high because an item,
 #: the effects of a mistake on all cases, takes long on a busy machine.
 SILENCE_SECONDS = 30.0
-#: Two outputs for the same inputs are different if they differ by more than this fraction of the
-#: largest element.
+#: The difference, as a fraction of the largest element, above which two outputs for the same inputs
+#: count as different.
 REPEATED_RTOL = 1e-3
 # Share of the time of a search after which no further mistake is tried.
 _EXAMINATION_SHARE = 0.6

@@ -52,15 +52,16 @@ IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: A limit is known if the nearest numbers of right and of wrong nodes differ by at most this share.
+#: The largest relative difference between the nearest numbers of right and of wrong nodes at which
+#: a limit is known.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3
 # Largest number of intervals that are tried for one number of a node.
 _MAX_INTERVALS = 2
-# Values of attributes with more characters than this are not named.
+# The largest number of characters of an attribute's value that is named.
 _MAX_VALUE_CHARS = 40
-# The values of inputs with more elements than this are not examined.
+# The largest number of elements of an input whose values are examined.
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
@@ -68,10 +69,11 @@ _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
 # Attributes that count channels.
 _CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
-# Integers beyond this magnitude are not exact in float32.
+# The magnitude up to which all integers are exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 _LONGEST_NAMED_RANK = 5
-# Inputs of at most this many integers are usually parameters: axes, sizes or pads.
+# The largest number of integers in an input that is probably a parameter, such as axes, sizes or
+# pads.
 _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
 # Position of the first spatial axis, after the batch and the channels.
@@ -80,7 +82,7 @@ _SPATIAL = 2
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
-# NumPy's own floating-point types. Other types, such as bfloat16, need another package.
+# NumPy's own floating-point types, unlike bfloat16, which another package defines.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
 
 
@@ -121,7 +123,7 @@ class NodeNumber:
 
     Attributes:
         name: the number in words.
-        cost: the cost of a statement about it.
+        cost: the cost of a statement about the number.
         is_integer: whether the number is an integer in every node.
         attribute: the name of the attribute, if the number is the value of an attribute.
         ignoring: see :class:`Trait`.
@@ -200,7 +202,7 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number that contain only wrong nodes, those with most nodes first.
+    """Yield the intervals of a number with wrong nodes only; intervals with many nodes come first.
 
     Args:
         number: the number.
@@ -236,7 +238,8 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
-            # Nodes of all types have the same numbers, so that each node can contradict a limit.
+            # Whether a number is an integer follows from the schema, not from the node: all nodes
+            # then have the same numbers, and each node can contradict a limit.
             is_integer = all("int" in type_name for type_name in formal.types)
             numbers.update(
                 _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)
@@ -253,7 +256,7 @@ def _array_numbers(
         name: the name of the input.
         array: the tensor.
         extra: additional cost of statements about the input.
-        is_integer: whether the input has integers in every node.
+        is_integer: whether the input consists of integers in every node.
     """
     shape = array.shape
     yield NodeNumber(f"the number of elements of {name}", 1.3 + extra), float(array.size)
@@ -580,7 +583,7 @@ def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
 
 
 def _have_axis(left: Array, right: Array, position: int) -> bool:
-    """Return whether two tensors have the same rank and an axis at a position."""
+    """Return whether two tensors have the same rank, and both have an axis at a position."""
     return left.ndim == right.ndim > max(position, 0)
 
 

@@ -33,9 +33,9 @@ EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of anot
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(_REPLACEMENTS), len(EFFECTS)
 )
-# Errors are invisible in an element whose tolerance exceeds this share of its expected value.
+# The share of its expected value above which the tolerance of an element makes errors invisible.
 _WIDE_LIMIT = 0.001
-#: An output counts as always wrong if it is wrong in at least this share of the failing samples.
+#: The share of the failing samples from which an output counts as always wrong.
 ALWAYS_SHARE = 0.95
 
 # Reasons why an effect is invisible in an element, by effect. A reason consists of a text, an
@@ -123,8 +123,8 @@ def sample(
         call: the node.
         right: the expected outputs with their limits.
         returned: outputs of the backend; None if they are right.
-        mistaken: outputs of a known mistake; None if the condition of any fault is sought. With
-            these outputs, an effect is visible wherever the mistake changes the result.
+        mistaken: outputs of a known mistake; None if the condition of any fault is sought. If
+            ``mistaken`` is given, an effect is visible wherever the mistake changes the result.
     """
     wrong: dict[str, Array] = {}
     visible: dict[str, Array] = {}
@@ -168,7 +168,8 @@ def sample(
                 if mistaken is not None:
                     possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
         if call.operator.carries(name):
-            # All tensors share this output, so each of their elements has the label of the output.
+            # All tensors share a carried output, so each of their elements has the label of the
+            # output.
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
@@ -204,7 +205,7 @@ def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
 
 
 def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array]) -> Array:
-    """Return a mask of the elements that a mistake changes: all, if it changes a type or shape.
+    """Return a mask of the elements that a mistake changes; if it changes a type or shape, of all.
 
     Args:
         judged: the expected elements of all outputs, concatenated.
@@ -230,7 +231,7 @@ def _single(judged: Branch) -> Array:
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
-    """Yield each output's name, its slice of the node's outputs, and its old values."""
+    """Yield each output's name, its slice of the node's outputs, and the values before the step."""
     old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
     for name in call.operator.outputs:
         begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))

@@ -220,15 +220,16 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# Unless this condition holds, alpha * V is small compared with V. The difference G - V has the
-# rounding error of V, in which alpha * V and G may be lost.
+# The averages change slowly if this condition holds. Otherwise, alpha * V is small compared with V,
+# and the rounding error of G - V, which is relative to V, may hide alpha * V and G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# If norm_coefficient_post is near 1, the small difference has the rounding error of X_new.
+# This condition excludes values of norm_coefficient_post near 1, for which the small difference has
+# the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# Unless this condition holds, a division by zero may make X_new infinite, and the difference of two
-# infinities NaN.
+# If this condition does not hold, a division by zero may make X_new infinite, and the difference of
+# two infinities is NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
-# For this beta, the correction of the root is 0, and a quotient by it is undefined.
+# If beta is 1, the correction of the root is 0, and a quotient by the correction is undefined.
 _NO_ROOT = "beta == 1"
 
 REFORMULATIONS = reformulation_table(f"""

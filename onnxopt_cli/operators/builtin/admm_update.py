@@ -31,7 +31,8 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
     exactly a if a = b.
 
     - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
-      ties, ceil(h) elements become zero. Of [1, 1, 1, 1, 2] with percent 60, no element does.
+      ties, ceil(h) elements become zero. In [1, 1, 1, 1, 2] with percent 60, no element becomes
+      zero.
     - percent 0: the threshold is the smallest magnitude. Nothing becomes zero, and U_new is zero.
       percent 100: the threshold is the largest magnitude. All smaller elements become zero.
     - A layer of one element is never pruned; an empty layer stays empty.

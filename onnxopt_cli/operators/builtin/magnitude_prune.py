@@ -29,7 +29,8 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
     exactly a if a = b.
 
     - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
-      ties, ceil(h) elements become zero. Of [1, 1, 1, 1, 2] with percent 60, no element does.
+      ties, ceil(h) elements become zero. In [1, 1, 1, 1, 2] with percent 60, no element becomes
+      zero.
     - The mask is 0 for pruned elements, and 1 for others, including zeros that were not pruned: the
       threshold of [0, 0, 0, 0, 2] with percent 60 is 0, and no magnitude is below it.
     - percent 0: the threshold is the smallest magnitude. Nothing becomes zero. percent 100: the

@@ -24,7 +24,7 @@ _DOCUMENTS = "https://onnx.ai/onnx/operators"
 _DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
 # Modes of Resize in which coordinates depend on the length of the resized tensor.
 _BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
-# Clip has a published body from this version on.
+# The first version of Clip that has a published body.
 _CLIP_BODY_VERSION = 13
 
 

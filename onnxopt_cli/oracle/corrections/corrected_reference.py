@@ -46,22 +46,22 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: How a number that is interpolated between integers is rounded to an integer. The specification
-#: does not define this rounding. A number that differs from an integer by less than the tolerance
-#: becomes that integer.
+#: The rounding of a number that is interpolated between integers, which the specification does not
+#: define. A number that differs from an integer by less than the tolerance becomes that integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: Modules that are imported only because they register corrections.
 REGISTERED = (data_movement, float_outputs, quantized, texts, trees, windows)
 
-# Before this version, Softmax, LogSoftmax and Hardmax flatten all axes from ``axis`` on.
+# The first version of Softmax, LogSoftmax and Hardmax that normalizes along a single axis. Earlier
+# versions flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
-# From this version on, PRelu broadcasts its slope. In earlier versions, the slope has one element
-# per channel.
+# The first version of PRelu that broadcasts its slope. In earlier versions, the slope has one
+# element per channel.
 _SLOPE_BROADCAST_VERSION = 7
-# Before this version, Resize has the definition of Upsample.
+# The first version of Resize whose definition differs from that of Upsample.
 _RESIZE_VERSION = 11
-# From this version on, RoiAlign has an attribute for the half-pixel shift.
+# The first version of RoiAlign that has an attribute for the half-pixel shift.
 _HALF_PIXEL_VERSION = 16
 # Names of GridSample's modes before version 20, with their present names.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
@@ -71,15 +71,15 @@ _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 _ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
-# From this version on, BatchNormalization trains if it has several outputs. In earlier versions,
-# the attribute is_test decides.
+# The first version of BatchNormalization that trains if it has several outputs. In earlier
+# versions, the attribute is_test decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
 _LARGEST_INTEGER = 2.0**63
 # The value PROBIT of the attribute post_transform, which is a number in TreeEnsemble and a text in
 # all other operators.
 _PROBIT = (b"PROBIT", 4)
-# A coordinate whose distance from an integer is smaller than this is replaced by the integer.
+# The largest distance from an integer at which a coordinate is replaced by the integer.
 _COORDINATE_TOLERANCE = 1e-9
 
 
@@ -92,7 +92,7 @@ def operators() -> list[type]:
     dequantize: Any = op_dequantize_linear
 
     class DequantizeLinear(dequantize._CommonDequantizeLinear):  # type: ignore[misc]  # noqa: SLF001
-        """DequantizeLinear of every version. The reference lacks the versions before 19."""
+        """DequantizeLinear of every version. onnx's reference lacks the versions before 19."""
 
     class GlobalLpPool(OpRun):
         """The p-th root of the sum of the p-th powers of all elements of a channel."""
@@ -224,7 +224,8 @@ def _normalized_magnitudes(
     """Divide by the norm of the magnitudes. The reference's norm for p = 1 is a sum with signs."""
     axis, p = axis or node.axis, p or node.p
     sizes = np.abs(x)
-    # To add terms sequentially, the evaluator replaces numpy.sum, but not the method of arrays.
+    # To add terms sequentially, the evaluator replaces numpy.sum, but not the method ``sum`` of
+    # arrays.
     norm = np.power(np.sum(np.power(sizes, p), axis=axis, keepdims=True), 1.0 / p)
     quotients = np.where(norm == 0, 0, sizes / norm)
     return (np.copysign(quotients, x).astype(x.dtype),)
@@ -332,7 +333,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along an axis or, in early versions, over this and all later axes."""
+    """Return a correction along ``axis`` or, in early versions, over all axes from ``axis`` on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -409,7 +410,7 @@ def _global_maximum(_original: Any, x: Array) -> Array:
 
 @accelerates("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, original: Any, outputs: Any) -> Any:
-    """Skip the slow check of the reference if all outputs are arrays of one or several runs."""
+    """Skip the reference's slow check if all outputs are arrays, of one run or of several."""
     if type(outputs) is tuple and outputs and all(type(v) in _ARRAYS for v in outputs):
         return outputs
     return original(node, outputs)
@@ -426,8 +427,8 @@ def fast_loss(
 ) -> tuple[Any]:
     """Look up all targets at once, and exclude ignored targets from the mean.
 
-    The reference loops over the targets. Without weights and with an ``ignore_index`` of -1, it
-    includes ignored targets in the mean.
+    The reference loops over the targets. Without weights and with an ``ignore_index`` of -1, the
+    reference includes ignored targets in the mean.
     """
     ignored = np.asarray(target == ignore_index)
     places = np.where(ignored, 0, target)[:, np.newaxis]
@@ -474,7 +475,7 @@ def _saturated(
 ) -> Any:
     """Limit the quotients.
 
-    The reference converts them to int32, where large quotients wrap around.
+    The reference converts quotients to int32, where large quotients wrap around.
     """
     blocks = (attributes.get(name) for name in ("axis", "block_size"))
     reshape = reference_modules().op_quantize_linear._reshape_input  # noqa: SLF001

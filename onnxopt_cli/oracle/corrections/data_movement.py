@@ -12,7 +12,7 @@ import numpy as np
 from onnxopt_cli.core.values import Array, is_string
 from onnxopt_cli.oracle.patching import replaces
 
-# The mask of Dropout is boolean from this version on.
+# The first version of Dropout whose mask is boolean.
 _BOOLEAN_MASK_VERSION = 10
 
 
@@ -20,7 +20,7 @@ _BOOLEAN_MASK_VERSION = 10
 def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
     """Gather along an axis.
 
-    Along each other axis, the number of indices may be smaller than the number of elements.
+    Along the axes that are not gathered, there may be fewer indices than elements.
     """
     part = [slice(size) for size in indices.shape]
     part[axis] = slice(None)
@@ -29,7 +29,7 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
 
 @replaces("op_flatten.Flatten._run")
 def _flattened(node: Any, _original: Any, x: Array, **_: Any) -> tuple[Array]:
-    """Flatten the axes before and from an axis. The reference rejects empty tensors."""
+    """Flatten the axes before ``axis``, and all later axes, also of empty tensors."""
     return (x.reshape(prod(x.shape[: node.axis]), prod(x.shape[node.axis :])),)
 
 
@@ -144,7 +144,7 @@ def _suppressed(
     *score_threshold: Any,
     **kwargs: Any,
 ) -> Any:
-    """Use 0 for an omitted number of boxes or overlap. Scalar operands may have rank 0."""
+    """Use 0 for an omitted number of boxes or overlap threshold, and accept scalars of rank 0."""
     limits = [np.zeros(1, np.int64) if max_boxes is None else max_boxes]
     limits += [np.zeros(1, boxes.dtype) if overlap is None else overlap, *score_threshold]
     flat = (None if limit is None else np.reshape(limit, -1) for limit in limits)

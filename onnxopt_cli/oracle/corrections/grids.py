@@ -128,7 +128,7 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
     weights: Callable[[Array], Array] = cubic_weights if mode == "cubic" else _linear_weights
     ratios = coordinates - floors.astype(coordinates.dtype)
     for ratio in ratios[::-1]:
-        # Each interpolation along an axis computes weights of its own.
+        # The weights are computed separately for each line of pixels.
         of_lines = np.broadcast_to(
             ratio.reshape(-1, *[1] * (values.ndim - 3)), (*values.shape[:-1],)
         )

@@ -1,4 +1,4 @@
-"""Corrections of Loop and Scan, also for bodies that never run, and of SequenceMap."""
+"""Corrections of SequenceMap, and of Loop and Scan, including loops whose bodies never run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper
 from onnxopt_cli.oracle.patching import replaces
 from onnxopt_cli.oracle.stacked import Stacked
 
-# Before this version, Scan has a batch axis and a length for each batch.
+# The first version of Scan without a batch axis and a length for each batch.
 _UNBATCHED_VERSION = 9
 
 
@@ -82,7 +82,7 @@ def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0
 
 
 def scan_class() -> type:
-    """Return the class of Scan, with axes and directions that the reference does not support."""
+    """Return a class of Scan that supports all axes and directions; the reference's does not."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_scan
 
@@ -141,7 +141,7 @@ def _scanned(
 
 
 def _slices(value: Any, axis: int) -> list[Any]:
-    """Return the slices of a tensor along an axis; in each run, if its values are stacked."""
+    """Return the slices of a tensor along an axis; slice a stacked tensor in each run."""
     if isinstance(value, Stacked):
         runs_first = value.array
         along = np.moveaxis(runs_first, axis if axis < 0 else 1 + axis, 0)
@@ -158,7 +158,7 @@ def _mapped(
     body: Any = None,
     attributes: Any = None,
 ) -> tuple[list[Any], ...]:
-    """Map the elements of all sequences; tensors among the additional inputs are used as a whole.
+    """Run the body for the elements at each position of the sequences; pass tensors unchanged.
 
     The reference takes elements of an additional sequence only if it is the only additional input.
     """

@@ -115,7 +115,7 @@ class _Cell:
         """Return the next hidden state, and the next state of the cell.
 
         Args:
-            fed: the products of the input by the weights, by gate.
+            fed: the products of the input and the weights, by gate.
             biases: the sums of the biases of input and state, by gate.
             h: the hidden state.
             c: the state of the cell.

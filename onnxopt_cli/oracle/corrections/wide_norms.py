@@ -46,7 +46,7 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
-    """Scale each line to elements of at most 1; the quotients by the norm remain the same."""
+    """Scale each line to elements of at most 1; the normalized elements remain the same."""
     exponents = np.frexp(np.abs(x).max(axis=axis, keepdims=True, initial=0.0))[1]
     return compute(np.ldexp(x, -exponents))
 

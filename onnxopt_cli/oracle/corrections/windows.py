@@ -27,7 +27,7 @@ _MAX_WINDOW_BYTES = 1 << 27
 # Bytes of the windows of a pool that are copied at once. The number is small, so that these bytes
 # stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
-# Up to this number of windows, all their elements are added by one call: a call for each place
+# The largest number of windows whose elements are all added by one call: a call for each place
 # within a window would take longer than the additions.
 _FEW_WINDOWS = 1 << 10
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
@@ -165,8 +165,8 @@ def summed_columns(
     """Sum columns into images: ``col2im``.
 
     Args:
-        columns: for each image, the elements of all windows, by place within a window and by
-            window. Axes before the last two count images.
+        columns: the elements of all windows; the second-to-last axis is the place within a window,
+            the last axis the window, and all earlier axes the image.
         image_shape: the shape of an image.
         kernel_shape: the shape of a window.
         dilations: the distances of the elements of a window.
@@ -333,8 +333,8 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
     """Return all windows.
 
-    In the result, the spatial axes count windows, and as many additional axes count the elements of
-    a window.
+    In the result, the spatial axes index windows, and as many additional axes index the elements
+    within a window.
     """
     rank = len(extent)
     axes = tuple(range(padded.ndim - rank, padded.ndim))
@@ -396,7 +396,7 @@ class _Geometry:
         return np.concatenate(parts, axis=axis)
 
     def counts(self, *, padding: bool) -> Array:
-        """Return how many elements of each window are in the input, or in the padded input."""
+        """Count the elements of each window in the input or, with ``padding``, the padded input."""
         counted = [
             inside[start].sum(axis=-1)
             for inside, start in zip(self._inside(padding=padding), self._elements(), strict=True)
@@ -404,12 +404,12 @@ class _Geometry:
         return np.asarray(reduce(np.multiply.outer, counted))
 
     def within(self, *, padding: bool) -> Array:
-        """Return which elements of each window are in the input, or in the padded input."""
+        """Return whether elements of windows are in the input or (``padding``) the padded input."""
         inside = np.asarray(reduce(np.logical_and.outer, self._inside(padding=padding)))
         return self.windows(inside)
 
     def _inside(self, *, padding: bool) -> list[Array]:
-        """Return, for each axis, which places are in the input, or in the padded input."""
+        """Return whether places are in the input or (``padding``) the padded input, by axis."""
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
         return [

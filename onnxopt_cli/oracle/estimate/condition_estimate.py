@@ -14,10 +14,10 @@ be flushed to zero, else 0. The unit is the movement of an element by one roundi
 condition times u. An output that no rounding moves has the unit 0: it must be exact. A model of
 doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
-A difference that is not proportional to the roundings does not widen the tolerance. Where z
-overflows, a perturbation crosses a discontinuity, or the operand of a root becomes negative, the
-value of that run is an alternative. An alternative is accepted for its element beside y, with a
-tolerance of its own. ``docs/conditioned.md`` gives the reason of each rule.
+A difference that is not proportional to the roundings does not widen the tolerance. If z overflows,
+if a perturbation crosses a discontinuity, or if the operand of a root becomes negative, the value
+of that run is an alternative. An alternative is accepted for its element beside y, with a tolerance
+of its own. ``docs/conditioned.md`` gives the reason of each rule.
 
 :mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations, and
 :mod:`~onnxopt_cli.oracle.estimate.conditioned_outputs` derives units and tolerances from the values
@@ -103,8 +103,8 @@ REJECTED = "onnx's corrected reference rejects the operands"
 # Matches the messages of NumPy about arrays that exceed a limit of NumPy. Such arrays are valid.
 _BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
 _FLUSHED = "the result with zeros for subnormal numbers"
-# If a model has more contested questions than this, their second readings are tried one at a time,
-# not in combination.
+# The largest number of contested questions of a model whose second readings are also combined. If a
+# model has more, each second reading is tried alone.
 _MAX_COMBINED_QUESTIONS = 2
 # Names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
@@ -129,7 +129,7 @@ class Reading:
 def all_readings(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[Reading]:
-    """Estimate the condition of a model by each reading of the contested questions in it.
+    """Estimate the condition of a model by each reading of its contested questions.
 
     Args:
         model: a model whose operators onnx's reference implements.
@@ -197,8 +197,8 @@ def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 
     NumPy and the reference raise ValueError or IndexError if shapes do not fit together or an index
     is out of bounds. The model runs in its own types, because a failure in double can have other
-    causes. If an operand has no elements, an error rejects nothing, because NumPy also raises
-    ValueError for valid operations on empty arrays.
+    causes. The result is empty if an operand has no elements, because NumPy raises ValueError for
+    some valid operations on empty arrays.
     """
     if any(isinstance(value, np.ndarray) and not value.size for value in inputs.values()):
         return ""
@@ -220,7 +220,7 @@ def _failure(error: Exception) -> str:
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
-    """Estimate the condition of a model by the first readings alone; see :func:`all_readings`."""
+    """Estimate the condition by the first reading of each question; see :func:`all_readings`."""
     return _reading(model, inputs, math).conditioned_outputs
 
 
@@ -415,7 +415,7 @@ def _evaluate_stable_bodies(
 ) -> list[Evaluation]:
     """Evaluate stable published bodies; return an empty list if no operator has one."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
-        # The scale of a window's error already bounds the roundings of the published body.
+        # The error scale of a window operator already covers the roundings of its published body.
         return []
     try:
         if accumulation:
@@ -466,7 +466,7 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = evaluate_model(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # Accept the same number of float32 roundings as for a float32 model.
+            # A 16-bit model is allowed as many float32 roundings as a float32 model.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)

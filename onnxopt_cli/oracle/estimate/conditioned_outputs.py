@@ -26,20 +26,19 @@ from onnxopt_cli.oracle.rounding.injection import (
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# A reformulation that differs from y by more than this number of units does not measure the
-# condition. Where a reformulation overflows, its value is an alternative.
+# The largest difference from y, in units, at which the error of a reformulation measures the
+# condition. If a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
-# The unit is this share of a reformulation's error, so that a tolerance of 16 units is four times
-# the error.
+# The share of a reformulation's error that becomes the unit, so that a tolerance of 16 units is
+# four times the error.
 _REFORMULATION_SHARE = 1 / 4
-# Sequential sums may round equal terms in the same direction, so that their error grows to this
-# number of roundings.
+# The largest error of a sequential sum, in roundings. It is this large because equal terms may all
+# be rounded in the same direction.
 _MAX_SEQUENTIAL_ERROR = 2.0**14
-# Twice the error of an element of a sequential sum is accepted if the error, times this number, is
-# at most the largest output; otherwise the element of the sequential sum is an alternative.
+# The ratio of the largest output to the largest error of a sequential sum that counts as a rounding
+# error; the tolerance is then twice the error. Sums with larger errors are alternatives.
 _SEQUENTIAL_SHARE = 16
-# To test an output for discontinuities, the perturbed runs are repeated with roundings that are
-# smaller by this factor.
+# To find discontinuities, the perturbed runs are repeated with roundings divided by this factor.
 FINER = 64.0
 # Labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
@@ -60,8 +59,8 @@ class ConditionedOutput:
             only absolute accuracy; empty if this makes no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.
         units: the tolerance in units; 0 if the tolerances are all zero.
-        labels: a description of each pair in ``right``; an empty or missing description stands for
-            a pair without a description.
+        labels: a description of each pair in ``right``; empty or missing for a pair without a
+            description.
         structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
     """
 
@@ -153,7 +152,7 @@ class Evaluation:
 
     @cached_property
     def movements(self) -> list[tuple[Array, Array]]:
-        """The movement of each element in each perturbed run, and the moved output."""
+        """The perturbed outputs, each with the distances of its elements from the exact ones."""
         return [*_distances(self.perturbed, self.exact)]
 
 

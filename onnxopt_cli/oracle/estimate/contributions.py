@@ -1,4 +1,4 @@
-"""How much of the tolerance or error of a model's outputs each node causes.
+"""The share of each node in the tolerance or the error of a model's outputs.
 
 To first order, roundings move an output by the sum of c_i, where c_i is its movement by the
 roundings of node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so that
@@ -36,7 +36,7 @@ from onnxopt_cli.oracle.rounding.injection import Injector, RoundingSite, SiteRe
 from onnxopt_cli.oracle.stacked import Stacked, array_of, compute_stacked, outputs_of_runs
 from onnxopt_cli.oracle.widen import is_wide, widened_value
 
-# With this number of runs, the estimates have a standard deviation of sqrt(2) / 12 of the total.
+# The number of runs. The standard deviation of an estimate is sqrt(2) / 12 of the total.
 _RUNS = 12
 # The largest number of nodes, for all outputs together, whose roundings are injected alone in a
 # further run.
@@ -189,7 +189,7 @@ def _error_contributions(
 
     A backend ran each node alone, with operands rounded to the model's types. The error of the node
     is the difference between its outputs and its outputs in double for the same operands. The share
-    of a node states how much of the movement of an output its error causes.
+    of a node is the part of an output's movement that the error of the node causes.
 
     Args:
         model: the model, as the reference runs it.
@@ -302,8 +302,8 @@ def _largest_shares(
 def _movement(moved: Any, exact: Any) -> Array | None:
     """Return the movements of an output's elements as a vector.
 
-    A complex movement is represented by its magnitude and the sign of its real part. None stands
-    for an output that is discrete or empty, or whose shape has changed.
+    A complex movement is represented by its magnitude and the sign of its real part. The result is
+    None if the output is discrete or empty, or if its shape has changed.
     """
     if not is_wide(exact) or np.shape(moved) != exact.shape or not exact.size:
         return None

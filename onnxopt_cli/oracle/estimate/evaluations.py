@@ -75,10 +75,10 @@ class SharedState:
     Attributes:
         math: the declared arithmetic.
         encountered: receives the contested questions that nodes of the model raise.
-        prefix: the nodes before the first that is reformulated.
+        prefix: the nodes before the first reformulated node.
         classes: the classes of nodes that ran, by node and types of operands.
-        unchanged: triples of a model without replaced operators, a flag that states whether the
-            model runs in double, and the reference model that runs the model.
+        unchanged: the reference models without replaced operators: for each, the ONNX model,
+            whether it runs in double, and the reference model.
     """
 
     math: str
@@ -252,7 +252,7 @@ def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> 
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
     if node.op_type in GRIDS:
-        # Where positions move by roundings of float32, roundings of double would have no effect.
+        # If positions move by roundings of float32, roundings of double have no visible effect.
         roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
@@ -392,7 +392,7 @@ def flushed_value(value: Value) -> Value:
 
 
 def _spreading(visitor: Visitor, special: float) -> Visitor:
-    """Return a visitor in which fast algorithms spread NaN and infinity as a special value."""
+    """Return a visitor whose outputs contain a special value where NaN or infinity spreads."""
 
     def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
         outputs = visitor(node, compute, operands, index)

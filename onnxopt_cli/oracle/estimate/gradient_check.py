@@ -4,8 +4,8 @@ The function that a Gradient node differentiates runs on onnx's reference in dou
 both sides of the node's inputs, at several distances h in decreasing order. An element of a
 derivative is confirmed if, at one of the distances, the central difference quotient agrees with the
 element, and the difference between the slopes on both sides is small or decreases with h. At a
-kink, such as Relu at 0 or a tie of Max, that difference does not decrease. The derivative is
-undefined at a kink, so no implementation can be wrong.
+kink, such as Relu at 0 or a tie of Max, the difference between the slopes does not decrease. The
+derivative is undefined at a kink, so no implementation can be wrong.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from onnxopt_cli.oracle.patching import corrected
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
 # The largest relative difference of a confirmed derivative from the difference quotient.
 _AGREEMENT = 1e-6
-# A derivative below this share of the largest derivative of its tensor is compared as if it had the
-# size of that share, because the roundings of the function hide smaller derivatives.
+# The least magnitude that comparisons assume of a derivative, as a share of the largest derivative
+# of its tensor. The roundings of the function hide smaller derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
 # The slopes on both sides of a point are considered equal if their relative difference is below
 # this limit.
 _SAME_SLOPE = 1e-5
-# If difference quotients for each single element would visit more nodes than this, quotients along
-# random directions are used instead.
+# The largest number of node visits for difference quotients of single elements. If they would visit
+# more nodes, quotients along random directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 
@@ -57,8 +57,8 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
 
     Returns:
         For each output of the graph, whether each of its elements is unconfirmed. The mask of an
-        output that is not computed by a Gradient node is a scalar: whether the output depends on
-        any unconfirmed element.
+        output that is not computed by a Gradient node is a scalar, which states whether the output
+        depends on any unconfirmed element.
 
     Raises:
         NodeError: if a derivative cannot be computed.

@@ -109,7 +109,7 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
 
 
 def _has_type(value: Any, element: int) -> bool:
-    """Return whether a value is a tensor of a declared element type; UNDEFINED is any type."""
+    """Return whether a value is a tensor of a declared element type; UNDEFINED matches any type."""
     if not isinstance(value, np.ndarray):
         return False
     if element == onnx.TensorProto.UNDEFINED:

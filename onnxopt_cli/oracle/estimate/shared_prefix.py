@@ -24,20 +24,20 @@ V = TypeVar("V", bound=Visitor)
 
 # The largest number of bytes of values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# Arrays with fewer bytes than this are kept even if no node behind a boundary reads them, because
-# they may decide control flow.
+# The size in bytes below which arrays are kept even if no node behind a boundary reads them,
+# because small arrays may decide control flow.
 _SMALL_BYTES = 1 << 12
 # Operators that read values before the visitor is called.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
-# A placeholder for an output that is not kept. The placeholder is not None, because None stands for
+# A placeholder for an output that is not kept. The placeholder is not None, because None represents
 # an omitted operand.
 _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """Raised if a run executes other nodes than the first run, or reads a value not kept."""
+    """Raised if a run executes other nodes than the first run, or reads a discarded value."""
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """Sums of exponentials exp(x - m), where m is the largest operand, by the algorithms of runtimes.
 
-A function that sums returns m and the sum. An algorithm that computes the logarithm of the sum of
+Each summing function returns m and the sum. An algorithm that computes the logarithm of the sum of
 exp(x) instead returns this logarithm as m, and 1 as the sum.
 """
 

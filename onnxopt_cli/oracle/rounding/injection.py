@@ -140,7 +140,7 @@ class VisitedNode:
         op_type: its operator.
         roundoff: the unit roundoff of its outputs, or of its inputs if its outputs are discrete.
         position_roundoff: the unit roundoff of the positions at which it interpolates.
-        narrows: whether its outputs are coarser than its inputs.
+        narrows: whether the type of its outputs is coarser than that of its inputs.
     """
 
     op_type: str
@@ -353,7 +353,7 @@ class SiteRecorder:
         scale = product_scale if node.op_type in _MATRIX_PRODUCTS else _SCALES.get(kind)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
-        # The injector multiplies a scale by the roundings of the output; the share undoes this.
+        # The injector multiplies a scale by the roundings of the output; the share divides by them.
         share = 1 / _output_roundings(node_class, roundoff, in_graph=len(self._visited) > 1)
         if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
             # 16-bit operands are accumulated in float32.
@@ -404,7 +404,7 @@ class Injector:
     def _perturbed(
         self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite
     ) -> Sequence[Any]:
-        """Return a node's outputs, with roundings of its operands, within the node and after it."""
+        """Return a node's outputs, with roundings of operands, intermediate values and outputs."""
         kind, roundoff = site.node_class.kind, site.roundoff * self._step
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
@@ -687,7 +687,7 @@ def _rounded(
         moves[small] += np.clip(small_moves, -limit, limit)
         moves[small] = np.where(vanishes, np.clip(toward_zero, -limit, limit), moves[small])
         if _is_zero(scale):
-            # The sum of both errors could cross zero.
+            # The sum of the absolute and the relative error could otherwise cross zero.
             moves[small] = np.clip(moves[small], -limit, limit)
     if flushed_moves is not None:
         moves += flushed_moves

@@ -33,8 +33,8 @@ _SATURATION = 32.0
 # 16 units, 4 roundings are accepted.
 _INTERIOR_SHARE = 1 / 4
 
-# In these modes, a coordinate is the quotient of a position and the scale. The quotient is exact if
-# the scale is a power of two.
+# Modes of Resize in which a coordinate is the quotient of a position and the scale. The quotient is
+# exact if the scale is a power of two.
 _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # Coordinates of GridSample are exact in any order of operations if the grid has at most 12 binary
 # digits after the point.

@@ -29,10 +29,10 @@ NORMALIZE = frozenset(
     | {"MeanVarianceNormalization"}
 )
 _FLOAT32_BYTES = 4
-# The allowed error is the error of sequential algorithms, times this factor.
+# The ratio of the allowed error to the error of sequential algorithms.
 _OBSERVED_FACTOR = 2.0
-# The unit is this share of the error of a shifted sum, so that the tolerance of 8 roundings is 5
-# standard deviations.
+# The share of the error of a shifted sum that becomes the unit, so that the tolerance of 8
+# roundings is 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
@@ -87,7 +87,7 @@ class ErrorModel:
 
     Attributes:
         roundoff: the relative error that is allowed for each rounding of an average.
-        observed: the errors that are allowed because sequential algorithms have them.
+        observed: the errors of sequential algorithms, which are allowed.
         mean_roundoff: the largest relative error of a mean by any stable algorithm.
         roundings: given averages, returns their roundings in this run, between -1 and 1.
         step: the share of an allowed error that is injected.

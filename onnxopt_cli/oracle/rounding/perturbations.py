@@ -49,7 +49,7 @@ def unbounded_sum_roundings(terms: float) -> float:
 
 
 def _signs() -> Array:
-    """Return the signs of consecutive places, one row per run.
+    """Return the signs of the roundings of consecutive places, one row per run.
 
     If the n columns were merely repeated, all places whose distance is a multiple of n would have
     the same column. The sequence of columns therefore skips one column after every n places, and
@@ -62,7 +62,7 @@ def _signs() -> Array:
 
 
 def _sizes() -> Array:
-    """Return the sizes of consecutive places, one row per run."""
+    """Return the sizes of the roundings of consecutive places, one row per run."""
     # Each place has a number of 16 bits, two of which determine the level of the place in each of
     # the eight runs. Multiplication by an odd number and XOR with shifted bits are bijections, so
     # the numbers remain distinct while the numbers of neighbouring places become unrelated.

@@ -24,25 +24,26 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules
 from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
-# The unit is this share of the standard deviation of the error of a direct sum or of Winograd's
-# algorithm, so that a tolerance of 16 units is 3 standard deviations. The standard deviations are
-# computed with roundings of the largest size. Actual roundings are uniformly distributed, so that
-# the actual standard deviation is about 0.4 of the computed one.
+# The share of the standard deviation of the error of a direct sum or of Winograd's algorithm that
+# becomes the unit, so that a tolerance of 16 units is 3 standard deviations. The standard
+# deviations are computed with roundings of the largest size. Actual roundings are uniformly
+# distributed, so that the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
 # The least number of partial sums from which the error of a long sum is computed.
 _PARTIAL_SUMS = 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE = 1 / 3
-# The error of each of these stages if the Fourier transform computes a convolution.
+# The error of each stage of a Fourier transform that computes a convolution, in roundings.
 _CONVOLUTION_STAGE = 1 / 6
 # A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
 # of the root mean square of the result.
 _ROOT_MEAN_SQUARE_DIVISOR = 10
-# Such a transform also has an error of sqrt(n) / 40 roundings of the largest element of the result.
+# A transform that is computed as sums also has an error of sqrt(n) / 40 roundings of the largest
+# element of the result.
 _LARGEST_DIVISOR = 40
 # An angle that is computed in float32 by a product and a quotient has an error of two roundings,
-# which moves all terms of a sum. The unit is this share of a rounding of the largest element, so
-# that a tolerance of 16 units is two roundings of this element.
+# which moves all terms of a sum. The constant is the share of a rounding of the largest element
+# that becomes the unit, so that a tolerance of 16 units is two roundings of this element.
 _ANGLE_ERROR = 2 / 16
 # Winograd's interpolation points besides infinity: of F(4, 3) and F(2, 5), whose tiles have 6
 # elements, and of F(6, 3) and F(4, 5), whose tiles have 8. F(m, r) computes m outputs of a kernel
@@ -65,13 +66,15 @@ WINDOWS = {
     "HammingWindow": (1 - 25 / 46,),
     "HannWindow": (0.5,),
 }
-# The unit is this share of an error, so that a tolerance of 16 units is twice the error.
+# The share of the error of a window that becomes the unit, so that a tolerance of 16 units is twice
+# the error.
 _WINDOW_SHARE = 2 / 16
 # Binary digits of a float32 number.
 _DIGITS = 24
-# Winograd's error is computed for at most this many output channels of a group.
+# The largest number of output channels of a group for which Winograd's error is computed.
 _MAX_CHANNELS = 16
-# Tiles extend along this number of last axes; elements along other axes are summed like channels.
+# The number of last axes along which tiles extend; elements along other axes are summed like
+# channels.
 _TILED_AXES = 2
 # The number of times that the rows and columns of a matrix are balanced. The number is limited,
 # because balancing does not converge if every product of the determinant contains a zero.
@@ -234,7 +237,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
     """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
 
-    The infinite scale of a normalization is also an operand, if it is folded with the mean.
+    If a normalization folds its scale with its mean, an infinite scale spreads as well.
     """
     if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())

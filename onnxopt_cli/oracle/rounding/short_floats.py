@@ -21,8 +21,7 @@ from onnxopt_cli.oracle.widen import is_short, single_value
 
 # Operators that divide in the type of their scales, and return quantized values.
 _QUANTIZE = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"})
-# Operators with several stages. Results between the stages of these operators have the model's own
-# type.
+# Operators that compute in several stages, and round to the model's own type after each stage.
 _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}

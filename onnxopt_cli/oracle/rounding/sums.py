@@ -52,8 +52,8 @@ _FURTHER_ROUNDINGS = {
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
-# The error of a sum with more terms than this grows with the square root of their number. The
-# perturbed runs estimate such an error better than the bound.
+# The largest number of terms of a sum whose error is bounded directly. The error of longer sums
+# grows with the square root of the number of terms, and perturbed runs estimate it better.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
 # Gemm multiplies the first two operands, and may add a third one.
@@ -190,7 +190,7 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
 
 
 def _grid_bound(theta: Array, output: Array) -> Array:
-    """Return the bound of a grid: 5 roundings of each coordinate, and 3 roundings of the sum."""
+    """Return the error bound of an AffineGrid: 5 roundings of each coordinate, and 3 of the sum."""
     bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
     shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
     return np.broadcast_to(bound.reshape(shape), output.shape)
@@ -200,8 +200,8 @@ def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> A
     """Return the bound of a normalization by given statistics: f (x - m) + b or f x + (b - f m).
 
     The factor f has an error of up to 4.5 roundings, which is the same in both terms of the second
-    form. The other roundings of that form are relative to f x, f m and b. The bound is twice the
-    sum of these errors.
+    form. The other roundings of the second form are relative to f x, f m and b. The bound is twice
+    the sum of these errors.
     """
     shape = (1, -1, *[1] * (output.ndim - 2))
     x = operands[0]
