@@ -32,7 +32,7 @@ from onnxopt_cli.backends.protocol import (
 from onnxopt_cli.backends.reference import NumpyBackend, compute_node
 from onnxopt_cli.backends.resolve import create_backend
 from onnxopt_cli.backends.specification import Specification
-from onnxopt_cli.config.run_config import LoweringMode
+from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.result import RAISED_AT, SETTLED, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
@@ -151,14 +151,17 @@ class Host:
     Args:
         specification: the backend.
         lowering: when to lower models to primitive operators.
+        limits: the time limits of a backend that is a command.
 
     Raises:
         UsageError: if the backend does not exist.
         BackendUnavailable: if the backend does not start.
     """
 
-    def __init__(self, specification: Specification, lowering: LoweringMode) -> None:
-        self._backend = create_backend(specification)
+    def __init__(
+        self, specification: Specification, lowering: LoweringMode, limits: Limits
+    ) -> None:
+        self._backend = create_backend(specification, limits)
         older_opsets = specification.options.get("opset") == "auto"
         self._runner = ModelRunner(self._backend, lowering, older_opsets)
         is_numpy = isinstance(self._backend, NumpyBackend)

@@ -24,6 +24,7 @@ from onnxopt_cli.backends.specification import (
     Specification,
     parse_specification,
 )
+from onnxopt_cli.config.run_config import Limits
 from onnxopt_cli.core.text import (
     exception_text,
     nearest,
@@ -80,8 +81,12 @@ def resolve_backend(text: str) -> Backend:
     return create_backend(parse_specification(text))
 
 
-def create_backend(specification: Specification) -> Backend:
+def create_backend(specification: Specification, limits: Limits | None = None) -> Backend:
     """Create the backend that a user specified.
+
+    Args:
+        specification: the backend.
+        limits: the time limits of a backend that is a command; None for the default limits.
 
     Raises:
         UsageError: if the backend does not exist, or lacks an option.
@@ -116,8 +121,8 @@ def create_backend(specification: Specification) -> Backend:
     specification = replace(specification, options=options)
     with starting(specification.given):
         if environment is not None:
-            return _adapter(environment)
-        return with_patterns(_backend(specification), _option(specification))
+            return _adapter(environment, limits)
+        return with_patterns(_backend(specification, limits), _option(specification))
 
 
 def _option(specification: Specification) -> list[str]:
@@ -126,11 +131,11 @@ def _option(specification: Specification) -> list[str]:
     return [] if option is None else [option]
 
 
-def _adapter(environment: AdapterEnvironment) -> Backend:
+def _adapter(environment: AdapterEnvironment, limits: Limits | None) -> Backend:
     """Start the plugin of an adapter in the adapter's environment, which must exist."""
     runnable = environment.runnable()
     try:
-        backend = _backend(runnable)
+        backend = _backend(runnable, limits)
     except BackendUnavailable as error:
         error.hint = environment.system_hint or error.hint
         raise
@@ -139,12 +144,12 @@ def _adapter(environment: AdapterEnvironment) -> Backend:
     return with_patterns(backend, [*environment.adapter.unsupported, *_option(runnable)])
 
 
-def _backend(specification: Specification) -> Backend:
+def _backend(specification: Specification, limits: Limits | None) -> Backend:
     installed = {} if specification.name in BUILT_IN else entry_points_by_name()
     if specification.command or (specification.source and "python" in specification.options):
         from onnxopt_cli.backends.exec.exec_backend import ExecBackend
 
-        return ExecBackend(specification)
+        return ExecBackend(specification, limits or Limits())
     if specification.source or specification.name in installed:
         from onnxopt_cli.backends.plugin import load_plugin
 

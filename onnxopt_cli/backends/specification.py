@@ -26,6 +26,7 @@ in ``,name=value``, quotes around the argument keep this ending from being parse
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,24 @@ class Specification:
     def batch(self) -> int:
         """The number of cases in a batch, from the option ``batch``; 1 if it is absent."""
         return int(self.options.get("batch", 1))
+
+    @property
+    def timeout(self) -> float | None:
+        """The time limit of a response in seconds, from the option ``timeout``.
+
+        None if the option is absent, or if the backend is a plugin in the interpreter of onnxopt,
+        whose options have the meaning that the plugin defines.
+
+        Raises:
+            UsageError: if the value is not a positive number.
+        """
+        text = self.options.get("timeout")
+        if text is None or not (self.command or self.adapter or "python" in self.options):
+            return None
+        with suppress(ValueError):
+            if 0 < (seconds := float(text)) < math.inf:
+                return seconds
+        raise misused(self.text, f": timeout is {printable(text)!r}, expected seconds")
 
     @property
     def given(self) -> str:

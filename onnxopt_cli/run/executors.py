@@ -254,7 +254,7 @@ class _Pools:
             Worker,
             specification.given,
             execution.lowering,
-            execution.limits,
+            _limits_of(specification, execution.limits),
             self._loop.selector,
             closed=closed,
         )
@@ -292,7 +292,7 @@ def _start_reference(
         execution = replace(execution, lowering=never, limits=limits)
         executor = pools.start(specification, execution, closed=True)
     else:
-        executor = InProcess(specification, never, interruption, None)
+        executor = InProcess(specification, never, execution.limits, interruption, None)
     return lambda model, inputs: executor.submit(Request(model, inputs))
 
 
@@ -376,7 +376,9 @@ def _in_process(
     open_pool: Callable[[], Pool] | None,
 ) -> InProcess | NotStarted:
     try:
-        return InProcess(specification, execution.lowering, interruption, open_pool)
+        return InProcess(
+            specification, execution.lowering, execution.limits, interruption, open_pool
+        )
     except BackendUnavailable as error:
         return NotStarted(specification, error)
 
@@ -397,10 +399,25 @@ def _open_remote(
     texts = [specification.given for specification in specifications]
     judging = reference_oracle.judging if reference_oracle else Judging()
     arguments = texts, replace(execution, jobs=1), judging
-    limits = execution.limits
-    timeout = _CLUSTER_TIMEOUT_FACTOR * (limits.startup_timeout + limits.timeout * len(texts))
+    limits = [_limits_of(specification, execution.limits) for specification in specifications]
+    timeout = _CLUSTER_TIMEOUT_FACTOR * (
+        max(each.startup_timeout for each in limits) + sum(each.timeout for each in limits)
+    )
     with closing(WorkerGroup(cluster, _SERVED, arguments, timeout)) as workers:
         yield [Remote(specifications, place, workers) for place in range(len(texts))]
+
+
+def _limits_of(specification: Specification, limits: Limits) -> Limits:
+    """Return the limits of a backend's workers, which its option ``timeout`` can only raise.
+
+    The option also limits each response of the backend, which may be shorter than a case.
+    """
+    seconds = specification.timeout or 0
+    return replace(
+        limits,
+        timeout=max(limits.timeout, seconds),
+        startup_timeout=max(limits.startup_timeout, seconds),
+    )
 
 
 def _reference_limits(limits: Limits) -> Limits:
@@ -467,6 +484,7 @@ class InProcess:
     Args:
         specification: the specification of the backend.
         lowering: when the backend is given primitive operators.
+        limits: the time limits of a backend that is a command.
         interruption: set when the user interrupts the run.
         open_pool: starts workers, which run all models except single nodes with a formula and their
             trajectories; None to run all models in this process. The size of a formula's inputs
@@ -478,10 +496,11 @@ class InProcess:
         self,
         specification: Specification,
         lowering: LoweringMode,
+        limits: Limits,
         interruption: Interruption,
         open_pool: Callable[[], Pool] | None,
     ) -> None:
-        self._start = partial(Host, specification, lowering)
+        self._start = partial(Host, specification, lowering, limits)
         self._host = self._start()
         self._interruption = interruption
         self._open_pool = open_pool

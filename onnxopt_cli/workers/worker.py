@@ -157,7 +157,8 @@ class Worker:
         self._begin(State.STARTING)
         self._process = _WorkerProcess(self.limits.memory, self.selector, closed=self.closed)
         self._conversation = self._process.conversation
-        self._conversation.send(hello(self.backend, self.lowering), self.limits.startup_timeout)
+        first = hello(self.backend, self.lowering, self.limits)
+        self._conversation.send(first, self.limits.startup_timeout)
 
     def _begin(self, state: State) -> None:
         self.state = state

@@ -76,7 +76,7 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
     # Imported late, so that the supervisor is forked before large modules are loaded.
     from onnxopt_cli.backends.host import Host, Response
     from onnxopt_cli.backends.specification import parse_specification
-    from onnxopt_cli.config.run_config import LoweringMode
+    from onnxopt_cli.config.run_config import Limits, LoweringMode
     from onnxopt_cli.core.codec import MessageReader, pack
     from onnxopt_cli.core.result import Outcome
     from onnxopt_cli.errors import BackendUnavailable, OnnxoptError
@@ -92,7 +92,8 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
     message, _ = reader.receive(connection.recv_into)
     number, text = message["id"], message["backend"]
     try:
-        host = Host(parse_specification(text), LoweringMode(message["lowering"]))
+        specification, lowering = parse_specification(text), LoweringMode(message["lowering"])
+        host = Host(specification, lowering, Limits(**message["limits"]))
     except (OnnxoptError, KeyboardInterrupt) as error:
         interrupted = BackendUnavailable(f"backend {text} raises KeyboardInterrupt while it starts")
         refusal = error if isinstance(error, OnnxoptError) else interrupted

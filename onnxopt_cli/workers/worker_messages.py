@@ -32,6 +32,7 @@ import mmap
 import os
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from onnxopt_cli.backends.host import (
     Request,
     Response,
 )
-from onnxopt_cli.config.run_config import LoweringMode
+from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.blocks import room
 from onnxopt_cli.core.codec import (
     LARGEST_PAYLOAD,
@@ -75,9 +76,14 @@ MIN_SHARED_BYTES = 1 << 20
 _ALIGNMENT = 64
 
 
-def hello(backend: str, lowering: LoweringMode) -> dict[str, Any]:
-    """Return the first request to a worker: the backend, and when to lower models."""
-    return {"request": "hello", "backend": backend, "lowering": lowering.value}
+def hello(backend: str, lowering: LoweringMode, limits: Limits) -> dict[str, Any]:
+    """Return the first request to a worker: the backend, when to lower models, and the limits."""
+    return {
+        "request": "hello",
+        "backend": backend,
+        "lowering": lowering.value,
+        "limits": asdict(limits),
+    }
 
 
 def refusal(error: OnnxoptError) -> dict[str, Any]:

@@ -86,6 +86,20 @@ def test_failing_command_fails_one_case(mode, outcome, words, isolation, identit
     assert results["second"]["outcome"] == "pass"
 
 
+def test_option_timeout_of_the_run_limits_commands(identity, onnxopt):
+    results = outcomes(onnxopt, spec("hangs", identity / "marker"), "--timeout", "0.5", code=1)
+    assert "the command did not respond within 0.5 s" in results["first"]["message"]
+    assert results["second"]["outcome"] == "pass"
+
+
+@pytest.mark.isolated
+def test_option_timeout_of_a_command_raises_the_limits_of_the_run(identity, onnxopt):
+    # No worker can import NumPy in a hundredth of a second.
+    limits = ("-j", "1", "--startup-timeout", "0.01", "--timeout", "0.01")
+    assert onnxopt("run", "demo.yaml", "-b", spec(), *limits).code == 4
+    outcomes(onnxopt, spec(timeout=20), *limits, code=0)
+
+
 @pytest.mark.isolated
 def test_late_second_response_fails_no_other_case(identity, onnxopt):
     backend = spec("repeats-earlier-response", identity / "marker")

@@ -18,7 +18,7 @@ from onnxopt_cli.backends.check.protocol_rule import RuleBroken
 from onnxopt_cli.backends.exec.exec_backend import (
     CommandSession,
     require_supported,
-    timeout_of,
+    response_limits,
 )
 from onnxopt_cli.backends.protocol import (
     BREAKDOWNS,
@@ -32,6 +32,7 @@ from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.case_template import Author
 from onnxopt_cli.cases.onnx.node_model import formula_model, value_info
+from onnxopt_cli.config.run_config import Limits
 from onnxopt_cli.core.values import (
     DTYPES,
     Array,
@@ -355,7 +356,9 @@ class CheckedCommand(CheckedBackend):
     def __init__(self, specification: Specification) -> None:
         super().__init__(specification.text)
         self._specification = specification
-        self.session = CommandSession(specification.command, timeout_of(specification))
+        self.session = CommandSession(
+            specification.command, response_limits(specification, Limits())
+        )
 
     @property
     def dtypes(self) -> tuple[np.dtype[Any], ...]:

@@ -43,7 +43,6 @@ from onnxopt_cli.backends.exec.exec_backend import (
     OPTIONS,
     Command,
     require_supported,
-    timeout_of,
 )
 from onnxopt_cli.backends.protocol import BREAKDOWNS, normalise_outputs
 from onnxopt_cli.backends.specification import Specification, parse_specification
@@ -412,7 +411,7 @@ def _plugin_results(specification: Specification) -> Iterator[RuleResult]:
     """
     seconds, remedy = _SECONDS, "look for a deadlock or an endless loop"
     if specification.adapter:
-        seconds, remedy = max(seconds, timeout_of(specification)), MORE_TIME
+        seconds, remedy = max(seconds, specification.timeout or 0), MORE_TIME
     command = [sys.executable, "-c", _START, specification.text, json.dumps(sys.path)]
     session = Command(command, seconds, "its process")
     try:

@@ -12,7 +12,6 @@ started the command ends. Pipes with deadlines require a POSIX system.
 from __future__ import annotations
 
 import json
-import math
 import os
 import selectors
 import shlex
@@ -23,7 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -39,11 +38,11 @@ from onnxopt_cli.backends.protocol import (
     Backend,
     Prepared,
     compile_pattern,
-    misused,
     unavailable,
 )
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.cases.tensors.proto_values import array_of
+from onnxopt_cli.config.run_config import Limits
 from onnxopt_cli.core.ci_channels import without_ci_channels
 from onnxopt_cli.core.codec import PROTOCOL, ValueReader, ValueWriter, run_request
 from onnxopt_cli.core.process_control import end_with
@@ -243,6 +242,8 @@ class Command:
         request: dict[str, Any],
         read: Callable[[dict[str, Any], memoryview], _Parsed],
         values: ValueWriter | None = None,
+        *,
+        seconds: float | None = None,
     ) -> _Parsed:
         """Send a request, and return the parsed response; after a failure, kill the command.
 
@@ -250,6 +251,7 @@ class Command:
             request: the request, without its number.
             read: parses the response and its raw bytes, or raises ProtocolBreach.
             values: the raw bytes of the values in the request.
+            seconds: the time limit of this response; None for the time limit of all responses.
 
         Raises:
             BackendUnavailable: if the program does not exist or cannot be executed.
@@ -269,7 +271,7 @@ class Command:
                     if not conversation.open:
                         conversation.wait()
                 with _earlier(conversation.unread):
-                    conversation.send(request, self._timeout, values)
+                    conversation.send(request, seconds or self._timeout, values)
                     response = conversation.wait()
                 parsed = read(*response)
                 conversation.require_no_more()
@@ -381,7 +383,6 @@ def _program(name: str) -> str:
 #: Options for backends that are commands.
 OPTIONS = ("timeout", "device", "unsupported")
 
-_SECONDS = 60.0
 #: Advice for a command that does not respond in time.
 MORE_TIME = "if the backend is slow, allow more time with its option timeout=SECONDS"
 # Types of attributes that JSON can represent.
@@ -399,8 +400,13 @@ class ExecBackend(Backend):
 
     A command that dies, hangs or violates the protocol is killed, and restarted for the next case.
 
+    Args:
+        specification: the command and its options.
+        limits: the time limits of the start and of each response, unless the option ``timeout`` is
+            given.
+
     Options:
-        timeout: time limit of a response in seconds; 60 by default.
+        timeout: time limit of a response in seconds.
         device: one of the devices that the command lists; the first by default.
         python: the interpreter of a plugin.
         unsupported: a regular expression that matches errors about unsupported features.
@@ -411,12 +417,12 @@ class ExecBackend(Backend):
             ``hello``, or lacks the device.
     """
 
-    def __init__(self, specification: Specification) -> None:
+    def __init__(self, specification: Specification, limits: Limits) -> None:
         options = specification.options
         specification.require_known((*OPTIONS, "python") if specification.source else OPTIONS)
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
-        self._session = CommandSession(command, timeout_of(specification))
+        self._session = CommandSession(command, response_limits(specification, limits))
         # The finalizer ends the command when this interpreter exits. The finalizer cannot report
         # errors any more.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
@@ -461,19 +467,6 @@ class ExecBackend(Backend):
             self._session.close()
 
 
-def timeout_of(specification: Specification) -> float:
-    """Return the time limit of a response in seconds.
-
-    Raises:
-        UsageError: if the option ``timeout`` is not a positive number.
-    """
-    text = specification.options.get("timeout", str(_SECONDS))
-    with suppress(ValueError):
-        if 0 < (seconds := float(text)) < math.inf:
-            return seconds
-    raise misused(specification.text, f": timeout is {printable(text)!r}, expected seconds")
-
-
 def require_supported(model: onnx.ModelProto, hello: Hello) -> None:
     """Reject a model that needs a feature which the command does not list in its ``hello``.
 
@@ -507,10 +500,31 @@ def _close_silently(session: CommandSession) -> None:
         session.close()
 
 
+def response_limits(specification: Specification, limits: Limits) -> Limits:
+    """Return the limits of a command, whose option ``timeout`` replaces both time limits.
+
+    Raises:
+        UsageError: if the option is not a positive number.
+    """
+    seconds = specification.timeout
+    if seconds is None:
+        return limits
+    return replace(limits, timeout=seconds, startup_timeout=seconds)
+
+
 class CommandSession(Command):
-    """A command that implements the protocol of commands."""
+    """A command that implements the protocol of commands.
+
+    Args:
+        command: the program, looked up as by a shell, and its arguments.
+        limits: the time limits of the first response and of all other responses.
+    """
 
     _hello: Hello | None = None
+
+    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+        super().__init__(command, limits.timeout)
+        self._startup_timeout = limits.startup_timeout
 
     @property
     def hello(self) -> Hello:
@@ -534,7 +548,7 @@ class CommandSession(Command):
 
         if self._conversation is None or self._hello is None:
             request = {"request": "hello", "protocol": PROTOCOL, "onnxopt": __version__}
-            self._hello = self.request(request, read)
+            self._hello = self.request(request, read, seconds=self._startup_timeout)
         return self._hello
 
     def run(
