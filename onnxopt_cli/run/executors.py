@@ -329,24 +329,38 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
     return specifications
 
 
-def require_backends(backends: Sequence[str]) -> None:
-    """Require that backends are known, and that the file of at least one plugin exists.
+def require_backends(
+    backends: Sequence[str], interruption: Interruption, open_progress: OpenProgress
+) -> None:
+    """Require that backends are known, and that at least one of them is not missing.
 
-    No code of a backend is executed.
+    A plugin is missing if its file does not exist, and an adapter if its environment cannot be
+    created. No code of a backend is executed.
+
+    Args:
+        backends: the specifications of the backends.
+        interruption: set when the user interrupts the run.
+        open_progress: opens a progress display for the installation of adapters.
 
     Raises:
         UsageError: if a specification is invalid, or names an unknown backend.
-        BackendUnavailable: if every backend is a plugin whose file does not exist.
+        BackendUnavailable: if every backend is missing.
     """
     specifications = distinct_specifications(backends)
-    missing = []
     for specification in specifications:
         require_known_name(specification)
+    missing = []
+    for specification in specifications:
         try:
             require_plugin_file(specification)
         except BackendUnavailable as error:
             missing.append(error)
-    if missing and len(missing) == len(specifications):
+            continue
+        failure = _installation_failure(specification, interruption, open_progress)
+        if failure is None:
+            return
+        missing.append(failure)
+    if missing:
         raise missing[0]
 
 

@@ -150,10 +150,10 @@ def open_session(
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
-        # An unknown backend is reported before the cases are read, because reading cases may take
-        # long. With a cluster, the machines of the cluster check the backends, because other
-        # backends may be installed on them.
-        require_backends(config.backends)
+        # An unknown or missing backend is reported before the cases are read, because reading
+        # cases may take long. With a cluster, the machines of the cluster check the backends,
+        # because other backends may be installed on them.
+        require_backends(config.backends, interruption, open_progress)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
     )
