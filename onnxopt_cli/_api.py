@@ -138,7 +138,7 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
-# The first wrong node is sought only in models with at least this number of operators.
+# The least number of operators of a model in which the first wrong node is sought.
 _MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
@@ -250,8 +250,8 @@ def run(
         backends: specifications as for ``-b``; by default ``numpy``.
         execution: where and within which limits backends run.
         judging: how outputs are judged.
-        expect: expectation files; later files take precedence. With such files, results have a
-            standing.
+        expect: expectation files; later files take precedence. With expectation files, results have
+            a standing.
 
     Raises:
         UsageError: if a backend, an expectation file or a setting is invalid.
@@ -287,7 +287,7 @@ def check(
         BackendUnavailable: if the backend does not start.
         TypeError: if an argument is not a case, or not a backend.
     """
-    __tracebackhide__ = True  # pytest shows the line of the test.
+    __tracebackhide__ = True  # Tracebacks of pytest end at the test.
     (case,), (name,) = _cases([case]), _backends([backend])
     config = RunConfig(
         backends=(name,), execution=execution, judging=judging, expect=_files(expect)

@@ -55,7 +55,8 @@ class UsageError(OnnxoptError):
     exit_code = 2
 
 
-@dataclass(frozen=True)  # no slots: Python 3.9, which also imports this module, lacks them
+# This module must run on Python 3.9, whose dataclasses do not support slots.
+@dataclass(frozen=True)
 class Fault:
     """A fault of a case file.
 
@@ -119,7 +120,7 @@ class NotApplicable(OnnxoptError):
 
 
 class UnusableOutput(OnnxoptError):
-    """Raised if a value is too large for a message, or of another kind than models have."""
+    """Raised if a value is too large for a message, or of a kind that models do not use."""
 
 
 class BackendFailure(OnnxoptError):

@@ -48,8 +48,9 @@ and were tested to different extents. Later versions may have corrected a defect
 
 No right value is taken from `onnxopt` itself. If the case is `onnx-node/...`, the right value is
 taken from the output that ONNX publishes. For all other cases, `scripts/gallery_oracle.py` computes
-it in double from the text of the specification. Its functions share no code with `onnxopt` or
-onnx's reference. A test compares the right value of every row with its source.
+the right value in double from the text of the specification. The functions of the script share no
+code with `onnxopt` or onnx's reference. A test compares the right value of every row with its
+source.
 
 The gallery omits three kinds of differences:
 
@@ -62,15 +63,17 @@ The gallery omits three kinds of differences:
 _FOUND_BY = """\
 ## Defects that ONNX's own cases miss
 
-`onnx-node` does not show {missed} of the {all} rows. The tables name the suite that shows them
-instead: `operators`, `conformance`, or `gallery` if only the row's own case does. {reference} of
-these are defects of onnx's reference, which computes the outputs of `onnx-node`. The other rows
-concern element types, values, or older versions of an operator that no case of `onnx-node` has.
+`onnx-node` does not show {missed} of the {all} rows. For each of these rows, the tables name a
+suite that shows the defect: `operators`, `conformance`, or `gallery` if only the row's own case
+shows it. {reference} of these rows are defects of onnx's reference, which computes the outputs of
+`onnx-node`. The other rows concern element types, values, or older versions of an operator that no
+case of `onnx-node` has.
 """
 _FEATURES = """\
 ## Ignored features of recent opsets
 
-Each runtime accepts the attribute or type without an error, and computes as if it were absent.
+Each runtime accepts the attribute or type without an error, and computes as if the attribute or
+type were absent.
 """
 
 

@@ -107,7 +107,7 @@ def variations(
 
     Args:
         nodes: models of one node with their inputs.
-        seconds: nodes that take longer than this are left out.
+        seconds: the time limit of a node; slower nodes are left out.
     """
     random = Random(0)  # noqa: S311 - no cryptography
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
@@ -208,7 +208,7 @@ def neighbours(
         failing: nodes on which a backend is wrong; at least one.
         passing: nodes on which it is right.
         seed: equal seeds yield equal nodes.
-        seconds: nodes that take longer than this are left out.
+        seconds: the time limit of a node; slower nodes are left out.
         gaps: names of attributes, each with an interval from which some nodes take its value.
     """
     random = Random(seed)  # noqa: S311 - no cryptography

@@ -22,8 +22,8 @@ T = TypeVar("T")
 #: Number of elements of a block. The temporaries of a block in the wide type fit a second-level
 #: cache.
 BLOCK = 1 << 14
-#: Tensors with fewer elements than this are not split, because threads would cost more time than
-#: they save.
+#: The least number of elements of a tensor that is split. For fewer elements, threads would cost
+#: more time than they save.
 LARGE_ELEMENTS = 4 * BLOCK
 
 
@@ -31,8 +31,8 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     """Yield a result for each block of a flat array, in order; an empty array is one block.
 
     Args:
-        compute: function of the slice of a block. For a large array, the function runs in several
-            threads, with the floating-point error handling of the calling thread.
+        compute: function from the slice of a block to a result. For a large array, the function
+            runs in several threads, with the floating-point error handling of the calling thread.
         size: number of elements of the array.
         block: number of elements of a block.
     """
@@ -41,8 +41,8 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
         yield from map(compute, places)
         return
     # By default, glibc returns the temporaries of every block to the system, which clears the pages
-    # before it provides them again. Freeing one array of this size (16 MB) raises the size from
-    # which glibc returns memory to the system.
+    # before it provides them again. Freeing one array of 16 MB raises the size from which glibc
+    # returns memory to the system.
     np.empty(1 << 24, np.uint8)
     # The import is late because small tensors do not need the module.
     from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +95,7 @@ def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
 
 def available_jobs() -> int:
     """Return the number of processors that this process may use."""
-    # Some systems lack this call, and a container may forbid the call.
+    # Some systems lack sched_getaffinity, and a container may forbid its use.
     with suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

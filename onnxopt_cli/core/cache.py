@@ -45,11 +45,11 @@ CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
 
 _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
-# Largest number of bytes of an entry. In practice, the largest entry holds all node cases of onnx
-# and has 13 MB.
+# Largest number of bytes of an entry. In practice, the largest entry, with all node cases of onnx,
+# has 13 MB.
 _MAX_ENTRY_BYTES = 64 << 20
 _MAX_CACHE_BYTES = 1 << 30
-# Largest number of entries. The index of this number of entries is smaller than _INDEX_LIMIT.
+# Largest number of entries, whose index is then smaller than _INDEX_LIMIT.
 _MAX_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
 # The folders that could not be used. A warning about each folder is logged once.

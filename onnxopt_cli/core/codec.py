@@ -105,8 +105,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # The number of digits is limited, so that float(number) does not overflow. No integer type has
-    # more digits.
+    # The number of digits is limited, so that float(number) does not overflow. The limit exceeds
+    # the number of digits of every integer type.
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
@@ -313,7 +313,7 @@ class ValueReader:
         """Return the next bytes.
 
         Raises:
-            ProtocolBreach: if fewer bytes remain.
+            ProtocolBreach: if fewer than ``count`` bytes remain.
         """
         start = self._place + -self._place % self._alignment
         remaining = max(len(self._payload) - start, 0)

@@ -44,7 +44,7 @@ from onnxopt_cli.core.values import (
 _MAX_SURPLUS_OUTPUTS = 5
 _MAX_KEYS = 5
 _MAX_KEY_CHARS = 200
-# If only a few elements of a block need a limit, this number of blocks is judged together.
+# The number of blocks that are judged together if only a few elements of each block need a limit.
 _BLOCKS_PER_BATCH = 16
 
 
@@ -70,7 +70,7 @@ def compare_outputs(
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. Each of the first few
-        surplus outputs has a Diff, and a last Diff stands for all further surplus outputs.
+        surplus outputs has a Diff, and a last Diff represents all further surplus outputs.
     """
     diffs: list[Diff] = []
     outputs = dict(zip(expected, actual, strict=False))
@@ -349,8 +349,8 @@ def _judged(
     """Judge the elements of two flat arrays at some indices.
 
     Deriving the limit of an element is slow. An element whose error / tolerance is surely below
-    ``known_share`` gets a lower bound of its limit instead. Unless ``with_steps`` is true,
-    distances in ulp are measured only for a tolerance in ulp.
+    ``known_share`` gets a lower bound of its limit instead. Distances in ulp are measured if
+    ``with_steps`` is true or the tolerance is in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
@@ -414,7 +414,7 @@ class _Statistics:
     # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
     # has b bits.
     ulp_counts: list[int] = field(default_factory=list)
-    # The worst elements, each after its sort key.
+    # The worst elements, each preceded by its sort key.
     worst: list[tuple[tuple[float, float, int], Element]] = field(default_factory=list)
 
     def add(self, elements: _Elements) -> None:
@@ -512,7 +512,7 @@ class _Statistics:
 
 
 def _without_tensors(tolerance: Tolerance | None) -> Tolerance | None:
-    """Return a tolerance; instead of one that refers to the case's tensors, a description."""
+    """Return a tolerance; if it refers to tensors of the case, return a description of it."""
     match tolerance:
         case ErrorBound():
             return bound_without_limits(tolerance.factor, tolerance.provenance)
@@ -594,7 +594,7 @@ def magnitude(expected: Array) -> Array:
 
 
 def _differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
-    """Return where one value is 0.0 and the other is -0.0."""
+    """Return a mask of the places where one value is 0.0 and the other is -0.0."""
     expected, actual = expected.astype(np.float64), actual.astype(np.float64)
     return (expected == 0) & (actual == 0) & (np.signbit(expected) != np.signbit(actual))
 

@@ -117,8 +117,8 @@ class Result:
         backend: the backend's specification.
         outcome: what happened.
         lowered: True if the backend ran primitive operators instead of the operator.
-        message: the reason for any outcome but a plain pass. For wrong outputs, it begins with the
-            text of :func:`wrong_outputs`.
+        message: the reason for any outcome but a plain pass. The message about wrong outputs begins
+            with the text of :func:`wrong_outputs`.
         diffs: comparisons of the outputs; empty if the backend returned none.
         returned: the backend's outputs, kept for the explanation of a failure.
         curve: for a trajectory, the largest error / tolerance by recorded step; otherwise empty.
@@ -194,7 +194,7 @@ def with_shared(result: Result, **shared: object) -> Result:
 
 
 def worse(earlier: Result | None, later: Result) -> Result:
-    """Return the result to keep of two results that have the same id of OUTSIDE_IDS.
+    """Return which of two results with the same id, one of OUTSIDE_IDS, is kept.
 
     The later result is kept if only the earlier result conforms; otherwise, the earlier result is
     kept.
@@ -249,8 +249,10 @@ class Diff:
         max_absolute: largest ``|actual - expected|``; inf if only one of them is finite.
         max_relative: largest ``|actual - expected| / |expected|``.
         max_ulp: largest distance in representable values; None unless the dtype is a float.
-        needed_rtol: smallest rtol that passes with the tolerance's atol; None without one.
-        needed_atol: smallest atol that passes with the tolerance's rtol; None without one.
+        needed_rtol: smallest rtol that passes with the tolerance's atol; None if no finite rtol
+            passes.
+        needed_atol: smallest atol that passes with the tolerance's rtol; None if no finite atol
+            passes.
         tolerance_used: largest error / tolerance; 1.0 is the limit.
         tolerance_used_median: median error / tolerance. For a large tensor with errors in most
             elements, this may be an upper bound, because few limits are derived.

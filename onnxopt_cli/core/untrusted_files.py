@@ -17,7 +17,8 @@ from typing import TypeAlias
 from onnxopt_cli.core.text import printable
 
 #: The signature of a version of a file: device, inode, size, mtime_ns, ctime_ns. A program can
-#: reset mtime after a change, but not ctime. None stands for a file that changed while it was read.
+#: reset mtime after a change, but not ctime. A signature of None denotes a file that changed while
+#: it was read.
 Signature: TypeAlias = tuple[int, int, int, int, int] | None
 
 
@@ -48,7 +49,7 @@ MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
 _OVERFLOW_USER = 65534
-# Linux refuses a path with more symbolic links than this.
+# The largest number of symbolic links in a path that Linux accepts.
 _MAX_LINKS = 40
 # File types that must not be writable by all users. Devices such as /dev/null may be writable,
 # because reading them does not return data that was written to them.
@@ -177,7 +178,7 @@ def read_exactly(descriptor: int, size: int) -> bytes:
     """Read the next ``size`` bytes of an open file.
 
     Raises:
-        Malformed: if the file ends before that.
+        Malformed: if the file ends before ``size`` bytes are read.
     """
     _spend(size)
     parts = []

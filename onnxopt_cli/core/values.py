@@ -127,7 +127,7 @@ def kind_of(dtype: np.dtype[Any]) -> NumberKind:
 
 
 def as_strings(array: Array) -> Array:
-    """Return a string array of any representation as an array of str; escapes invalid bytes."""
+    """Return any string array as an array of str, with invalid bytes escaped."""
     decoded = [
         item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item)
         for item in array.ravel().tolist()

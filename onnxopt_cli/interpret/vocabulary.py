@@ -416,7 +416,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return a mask of sums whose errors may change their signs, because terms nearly cancel."""
+    """Return a mask of sums that may change sign by their errors, because terms nearly cancel."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False

@@ -58,8 +58,8 @@ _MIN_ELEMENTS = 256
 _MAX_PRODUCTS = 1 << 24
 # The smallest nonzero magnitude and the largest magnitude of examined operands.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
-# The digits of an operand appear random if this share of its elements are distinct and, in float32,
-# this share have a nonzero last byte.
+# The share of distinct elements from which the digits of an operand appear random; in float32, the
+# same share must have a nonzero last byte.
 _RANDOM_SHARE = 0.9
 # The largest factor by which the terms of an examined 16-bit element cancel.
 _MAX_CANCELLATION = 64.0

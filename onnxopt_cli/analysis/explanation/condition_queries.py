@@ -36,8 +36,8 @@ SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of inputs that are submitted in each round to distinguish conditions.
 SUBMITTED_TO_LEARN = 12
-# The least number of known inputs from which inputs are generated. If more than twice this number
-# are known, the smaller half is used.
+# The least number of known inputs from which inputs are generated. If more than twice as many are
+# known, the smaller half is used.
 _MIN_BASES = 8
 #: The largest number of inputs that meet a condition, and of inputs that do not meet it, which an
 #: attempt to prove the condition submits.

@@ -55,7 +55,7 @@ Change = Callable[[Array], Array]
 #: NaN or an infinity, and a mask of the elements for which this value is also accepted.
 AlsoRight = tuple[float, Array]
 
-#: A derived tolerance is this multiple of the error bound by default.
+#: The ratio of a derived tolerance to the error bound, by default.
 FACTOR = 4.0
 
 
@@ -408,7 +408,7 @@ def also_right_from(
             is_possible = np.any(
                 [_equal(results[place], np.asarray(special)) for results in reformulated], axis=0
             )
-            # NaN instead of a number, or an infinity instead of NaN.
+            # NaN may replace a number, and an infinity may replace NaN.
             mask = affected & is_possible & (np.isnan(value) != np.isnan(special))
             mask |= is_possible & (value == -special)
             if mask.any():

@@ -24,7 +24,7 @@ from onnxopt_cli.operators.nodes import untyped_model
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
 #: Element types that have derivatives.
 DIFFERENTIABLE = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
-# From this version on, ReduceSum has its axes as an input.
+# The first version in which ReduceSum has its axes as an input.
 _AXES_INPUT_VERSION = 13
 
 

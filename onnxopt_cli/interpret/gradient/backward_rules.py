@@ -26,8 +26,8 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
 Rule: TypeAlias = Callable[[DifferentiatedNode], Sequence[str | None]]
 _Unary: TypeAlias = Callable[[DifferentiatedNode, str, str, str], str]
 
-# Before this version, Softmax and LogSoftmax normalize over the stated axis and all later axes
-# together.
+# The first version in which Softmax and LogSoftmax normalize over a single axis. Earlier versions
+# normalize over the stated axis and all later axes together.
 _SINGLE_AXIS_VERSION = 13
 _MATRIX_RANK = 2
 

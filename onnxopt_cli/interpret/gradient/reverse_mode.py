@@ -335,8 +335,8 @@ _BODIES: Mapping[str, Callable[..., str]] = {
 }
 
 
-#: The oldest supported version of ai.onnx. From this version on, the operators that a backward pass
-#: uses have the same meaning in all versions.
+#: The oldest supported version of ai.onnx. The operators that a backward pass uses have the same
+#: meaning in all later versions.
 OLDEST_OPSET = 11
 
 

@@ -86,8 +86,8 @@ def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
         return result
     node = result.recorder.node
     shape = node("Shape", first, dtype=np.dtype(np.int64), shape=None)
-    # If the result does not broadcast to this shape, Expand enlarges it, and Reshape fails because
-    # of the different number of elements.
+    # If the result does not broadcast to the shape of the first tensor, Expand yields a larger
+    # shape, and Reshape fails because the numbers of elements differ.
     return node("Reshape", node("Expand", result, shape), shape, shape=first.shape)
 
 
@@ -143,7 +143,7 @@ _WEAK = np.dtype(np.float64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Symbol(Joining):
-    """A symbol, which stands for a tensor of the graph under construction.
+    """A symbol, which represents a tensor of the graph under construction.
 
     Attributes:
         recorder: records the nodes of operations on this symbol.

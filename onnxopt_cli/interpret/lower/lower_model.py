@@ -37,7 +37,8 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 
-#: From this opset on, all operators that lowering uses have the same meaning.
+#: The oldest supported opset. The operators that lowering uses have the same meaning in all later
+#: opsets.
 OLDEST_OPSET = 13
 
 

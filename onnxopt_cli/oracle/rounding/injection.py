@@ -102,8 +102,8 @@ _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
 # of the rounding. A tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# The inputs and outputs of exact nodes are kept until they have this number of elements in total.
-# The number is limited because a loop may have many iterations.
+# The largest total number of elements of the inputs and outputs of exact nodes that are kept. The
+# number is limited because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
 # The largest rounding error of a subnormal number, by the unit roundoff of its type.
 _SUBNORMAL_ERRORS = {
@@ -115,7 +115,8 @@ _SMALLEST_NORMAL = {
     roundoff: smallest_normal(np.dtype(dtype))
     for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
 }
-# The rounding error of a subnormal number is negligible for numbers that exceed it by this factor.
+# The factor by which a number must exceed the rounding error of a subnormal number for this error
+# to be negligible.
 _VISIBLE = 2.0**60
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)

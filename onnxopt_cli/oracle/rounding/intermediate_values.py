@@ -27,7 +27,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.corrections import grids
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
-# An activation is saturated if its distance from its limit is at most this number of roundings.
+# The largest distance of a saturated activation from its limit, in roundings.
 _SATURATION = 32.0
 # The share of a rounding by which an activation moves if it is not saturated. With a tolerance of
 # 16 units, 4 roundings are accepted.
@@ -41,8 +41,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
-# If the ratio has more digits, the error of a weight is proportional to this share of the sum of
-# the magnitudes of the weight's terms.
+# The share of the sum of the magnitudes of a weight's terms to which the error of the weight is
+# proportional, if the ratio has more than 6 binary digits.
 _WEIGHT_SHARE = 1 / 16
 
 #: The index of the operand that contains the coordinates.

@@ -164,7 +164,7 @@ _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
 # The largest number of elements of an input that are moved, one after another.
 _MAX_MOVED_ELEMENTS = 8
-# No further element is moved once this number of elements have changed an output.
+# The number of elements with an effect on an output after which no further element is moved.
 _ENOUGH_EFFECTS = 2
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# If the rows have at most this number of terms, the recurrence takes one step in Python for each
+# The largest number of terms of a row for which the recurrence takes one step in Python for each
 # term.
 _MAX_STEPS = 1 << 13
-# If there are at least this many rows, the recurrence also takes one step for each term.
+# The number of rows from which the recurrence takes one step for each term, for rows of any length.
 _MANY_ROWS = 32
 # The number of terms in a section. In all other cases, the steps of a section are computed at once.
 _SECTION_TERMS = 1 << 11

@@ -79,7 +79,8 @@ _TILED_AXES = 2
 # The number of times that the rows and columns of a matrix are balanced. The number is limited,
 # because balancing does not converge if every product of the determinant contains a zero.
 _BALANCING_ROUNDS = 4
-# Reflections mix small rows with large ones. An increase of their error by this factor is accepted.
+# Reflections mix small rows with large ones. The accepted factor by which mixing increases their
+# error.
 _MAX_MIXING = 64.0
 
 
