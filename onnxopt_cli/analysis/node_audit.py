@@ -26,6 +26,7 @@ from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     MAX_TIMEOUTS,
     NodeImplementation,
+    attempted,
     computing,
     excess,
     prepared,
@@ -454,10 +455,13 @@ def outcomes_on_trials(
 
     The arguments are those of :func:`node_outcomes`. A trial on which a reformulation exceeds a
     limit of time or memory is skipped, because exceeding a limit says nothing about the tolerance.
+    Mutants skip a trial that rejects onnx's reference in the model's own types, for example a sum
+    of many 16-bit numbers: such a trial would also reject a mutant without effect.
     """
     is_mutant = kind == "automatic"
     evaluators = _operator_trials(tuple(trials))
     by_name = {name: _in_versions(name, kind, trials) for name in names}
+    accepts_reference = cache(partial(_accepts_reference, trials, evaluators))
 
     def run(name: str) -> Iterator[tuple[int, float | None, str]]:
         entries = by_name[name]
@@ -472,7 +476,11 @@ def outcomes_on_trials(
                 yield index, None, ""
                 continue
             ran = outputs is not None and not failure
-            ratio = float("inf") if failure else trial.excess(outputs or ()) if ran else 0.0
+            ratio = _ratio(trial, outputs, failure)
+            if is_mutant and ratio > 1 and not failure and not accepts_reference(index):
+                yield index, None, "ran"
+                succeeded = True
+                continue
             yield index, ratio, failure or ("ran" if ran else "")
             succeeded |= ran
             is_killed |= ratio > 1
@@ -497,6 +505,22 @@ def outcomes_on_trials(
         is_stillborn = is_mutant and failed and "ran" not in ran
         outcomes.append(NodeOutcome(first.about, mutant_kind, tuple(ratios), is_stillborn))
     return outcomes
+
+
+def _ratio(trial: NodeTrial, outputs: Sequence[Value] | None, failure: str) -> float:
+    """Return the error / tolerance of the outputs of an implementation; 0 if it has no effect."""
+    if failure:
+        return inf
+    return 0.0 if outputs is None else trial.excess(outputs)
+
+
+def _accepts_reference(
+    trials: Sequence[NodeTrial], evaluators: Mapping[int, ReferenceModel], index: int
+) -> bool:
+    """Return whether a trial accepts the outputs of onnx's reference in the model's own types."""
+    trial, compute = trials[index], computing(evaluators, {})
+    outputs, failure = attempted(partial(compute, trial.model, trial.inputs))
+    return not failure and _ratio(trial, outputs, failure) <= 1
 
 
 def _in_versions(

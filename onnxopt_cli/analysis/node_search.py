@@ -219,7 +219,7 @@ def _run_mutant(
     """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
     if form is None:
         return None, ""
-    return _attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
+    return attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
 
 
 def excess(expected: Expected, outputs: Sequence[Value]) -> float:
@@ -346,10 +346,11 @@ def run_implementation(
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
     """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
-    return _attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
+    return attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 
-def _attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Value] | None, str]:
+def attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Value] | None, str]:
+    """Return the outputs of a node that a function computes, and how the function failed."""
     try:
         with time_limit(MUTANT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")

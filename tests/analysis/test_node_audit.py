@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 
@@ -26,8 +27,10 @@ from onnxopt_cli.analysis.node_reformulations import NodeReformulation, node_ref
 from onnxopt_cli.analysis.node_search import prepared, search_nodes
 from onnxopt_cli.analysis.node_variations import variations
 from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 from onnxopt_cli.oracle.evaluator import native_outputs
+from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.workers.forked_processes import (
     ProcessLostError,
@@ -207,6 +210,27 @@ def test_mutant_that_changes_the_reference_has_no_effect_on_other_mutants(
     monkeypatch.setattr("onnxopt_cli.analysis.node_audit._implementations", lambda *_: entries)
     _, second = outcomes_on_trials([*entries], "automatic", leaky_trials, thorough=True)
     assert second.survives
+
+
+def test_mutant_skips_a_trial_that_rejects_the_reference(leaky_trials, monkeypatch):
+    right, wrong = leaky_trials[0], leaky_trials[1]
+    outputs = {name: value + 1 for name, value in wrong.expected.outputs.items()}
+    expected = Expected(outputs, dict.fromkeys(outputs, ONNX_DEFAULT))
+    wrong = replace(wrong, expected=expected)
+    entries = {
+        "without effect": SimpleNamespace(
+            outputs=lambda model, inputs, compute: compute(model, inputs), about=""
+        ),
+        "zero": SimpleNamespace(
+            outputs=lambda model, inputs, compute: [0 * y for y in compute(model, inputs)], about=""
+        ),
+    }
+    monkeypatch.setattr("onnxopt_cli.analysis.node_audit._implementations", lambda *_: entries)
+    trials = [right, wrong]
+    no_effect, zero = outcomes_on_trials([*entries], "automatic", trials, thorough=True)
+    assert no_effect.excess == (0.0, None)
+    assert no_effect.survives
+    assert zero.excess[0] > 1
 
 
 def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
