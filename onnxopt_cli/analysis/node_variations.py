@@ -331,20 +331,33 @@ def _computed(node: BoundNode) -> Variation | None:
     if unsupported_reason(message) or _is_excluded(message, node):
         return None
     outputs = native_outputs(model, inputs)
-    names = [output.name for output in model.graph.output]
+    declared = [*map(_declared, model.graph.output, outputs)]
     del model.graph.output[:]
-    for name, value in zip(names, outputs, strict=True):
-        if not isinstance(value, np.ndarray):
-            return None
-        model.graph.output.append(_declared(name, value))
+    model.graph.output.extend(declared)
     if model_fault(model):
         return None
     return Variation(node.opset, model, inputs, outputs, BoundNode.of(model, inputs))
 
 
-def _declared(name: str, value: Array) -> onnx.ValueInfoProto:
-    element = helper.np_dtype_to_tensor_dtype(value.dtype)
-    return helper.make_tensor_value_info(name, element, value.shape)
+def _declared(info: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
+    """Return the declaration of an output with the type and shape of a value.
+
+    Args:
+        info: the declaration of the output in the node from which the node was derived.
+        value: the value of the output.
+
+    Raises:
+        TypeError: if the value is neither a tensor nor a sequence of tensors.
+    """
+    if isinstance(value, np.ndarray):
+        element = helper.np_dtype_to_tensor_dtype(value.dtype)
+        return helper.make_tensor_value_info(info.name, element, value.shape)
+    if not isinstance(value, list) or not info.type.HasField("sequence_type"):
+        raise TypeError(f"{info.name} is not a tensor or a sequence")
+    declared = onnx.ValueInfoProto()
+    declared.CopyFrom(info)
+    declared.type.sequence_type.elem_type.tensor_type.ClearField("shape")
+    return declared
 
 
 # --- changes ---

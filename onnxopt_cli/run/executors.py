@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias
 
-import numpy as np
 import onnx
 
 from onnxopt_cli.backends.host import (
@@ -39,7 +38,7 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import NOT_STARTED, Outcome
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import BackendUnavailable, OnnxoptError, UsageError
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.workers.interruption import INTERRUPTED_REASON, Interruption
@@ -66,7 +65,7 @@ _CLUSTER_TIMEOUT_FACTOR = 30
 Pending: TypeAlias = Callable[[], Response | str]
 #: A function that runs a model on the backend with a given name. The function returns the outputs,
 #: or the outcome if the backend returned none.
-ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | Outcome]
+ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | Outcome]
 
 
 class Executor(Protocol):
@@ -186,8 +185,8 @@ def open_model_runner(
             return None
 
         def run_model(
-            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | Outcome:
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
+        ) -> Sequence[Value] | Outcome:
             started = executor(backend)
             if started is None:
                 return Outcome.NOT_RUN
@@ -197,9 +196,7 @@ def open_model_runner(
                     return Outcome.NOT_RUN
                 if response.failure:
                     return response.failure
-                outputs = response.outputs or []
-                arrays = [value for value in outputs if isinstance(value, np.ndarray)]
-                return arrays if arrays and len(arrays) == len(outputs) else Outcome.PROTOCOL
+                return response.outputs or Outcome.PROTOCOL
             return Outcome.NOT_RUN
 
         yield run_model

@@ -526,12 +526,21 @@ def elements_alike(
     return 0.0 if None in counts else float(sum(filter(None, counts)))
 
 
+def _count(value: Value) -> int:
+    """Return the number of elements of all tensors in a value."""
+    if isinstance(value, list):
+        return sum(map(_count, value))
+    return value.size if isinstance(value, np.ndarray) else 1
+
+
 def _shared(
     mistaken: Value, actual: Value, correct: Value, coarse: np.dtype[Any] | None
 ) -> float | None:
     """Return the number of wrong elements that two outputs share; None if the outputs differ."""
     if not isinstance(mistaken, np.ndarray) or not isinstance(actual, np.ndarray):
-        return 0.0 if repr(mistaken) == repr(actual) else None
+        if repr(mistaken) != repr(actual):
+            return None
+        return float(_count(actual)) if repr(actual) != repr(correct) else 0.0
     if (mistaken.dtype, mistaken.shape) != (actual.dtype, actual.shape):
         return None
     comparable = None

@@ -361,7 +361,11 @@ class ElementConditions:
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
         has_all = np.asarray(holds[:, failing].all(axis=1))
         for trait, rate, is_necessary in zip(groups, rates, has_all, strict=True):
-            if trait is not None and is_necessary and rate >= MIN_FAILURE_RATE:
+            # Failing nodes often share a shape or special values by accident: nodes with another
+            # shape also have other values.
+            if trait is None or not trait.is_parameter:
+                continue
+            if is_necessary and rate >= MIN_FAILURE_RATE:
                 cost = _NODES_COST + _TRAIT_COST * trait.cost + _SHARE_COST * (1 - float(rate))
                 yield ElementCondition(self._place, (), trait, "", float(rate), cost)
 

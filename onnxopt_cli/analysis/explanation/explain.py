@@ -39,7 +39,7 @@ from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.core.text import some_of
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.interpret.implementation import Implementation, both
 from onnxopt_cli.mutation.equivalence import distinct
@@ -169,8 +169,8 @@ class SearchClock:
         started: set[str] = set()
 
         def run_model(
-            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | Outcome:
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
+        ) -> Sequence[Value] | Outcome:
             if backend not in started:
                 started.add(backend)
                 return ask(backend, model, inputs)
@@ -190,8 +190,8 @@ class SearchClock:
         """
 
         def run_model(
-            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Array]
-        ) -> Sequence[Array] | Outcome:
+            backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
+        ) -> Sequence[Value] | Outcome:
             if self.now() > end:
                 raise _OutOfTimeError
             return ask(backend, model, inputs)
@@ -743,13 +743,14 @@ class _Search:
 
 
 def _outputs_of(
-    ask: Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | Outcome],
+    ask: Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Value] | Outcome],
 ) -> Submit:
-    """Return a function that submits a model and returns the outputs; None if there are none."""
+    """Return a function that submits a model and returns its tensors; None if there are none."""
 
     def submit(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Sequence[Array] | None:
         returned = ask(model, inputs)
-        return None if isinstance(returned, Outcome) else returned
+        arrays = [value for value in returned if isinstance(value, np.ndarray)]
+        return arrays if len(arrays) == len(returned) else None
 
     return submit
 

@@ -176,7 +176,7 @@ def explain_nodes(
         submit = (
             partial(timed_ask, backend) if timed_ask and backend not in without_queries else None
         )
-        samples = _samples(group, cases, known_result, outcome)
+        samples = _samples(group, cases, known_result, outcome, submit)
         search = _NodeSearch(backend, operator, group, samples, submit, clock, share, outcome)
         if explanation := search.run():
             explanations.append(explanation)
@@ -204,6 +204,7 @@ def _samples(
     cases: Mapping[str, Case],
     known_result: Callable[[Problem], Expected | None],
     outcome: Outcome,
+    submit: SubmitNode | None,
 ) -> list[NodeSample]:
     """Return the cases that can be examined, the smallest first.
 
@@ -212,51 +213,62 @@ def _samples(
         cases: the cases by id.
         known_result: returns the expected result of a case; None if it is not cached.
         outcome: the outcome whose causes are sought.
+        submit: submits a node whose outputs were not kept, such as a sequence; None if the backend
+            is not available.
     """
-    is_for_errors = outcome is Outcome.ERROR
-    samples: list[NodeSample] = []
-    for result in results:
-        failed = result.outcome is outcome
-        if not is_for_errors and (
-            result.outcome is Outcome.ERROR or (failed and not (result.wrong and result.returned))
-        ):
-            continue
-        case = cases.get(result.case)
-        try:
-            problem = case.load() if case else None
-        except (InvalidCase, NodeError, MemoryError):
-            continue
-        if problem is None or problem.must_reject or problem.trajectory is not None:
-            continue
-        nodes = problem.model.graph.node
-        if len(nodes) != 1 or problem.model.functions or not is_standard(nodes[0]):
-            continue
-        # Cases with random outputs are skipped, because their outputs differ from run to run.
-        if is_random(nodes[0], imported_versions(problem.model).get("", 0), problem.inputs):
-            continue
-        stored = None
-        if problem.stored is not None:
-            names = [output.name for output in problem.model.graph.output]
-            stored = [problem.stored[name] for name in names if name in problem.stored]
-            stored = stored if len(stored) == len(names) else None
-        returned = result.returned if failed else None
-        sample = NodeSample(
-            result.case,
-            problem.model,
-            problem.inputs,
-            stored,
-            returned,
-            failed,
-            is_for_errors=is_for_errors,
-        )
-        if sample.size <= MAX_ELEMENTS:
-            samples.append(sample)
+    found = [_sample(result, cases.get(result.case), outcome) for result in results]
+    samples = [sample for sample in found if sample and sample.size <= MAX_ELEMENTS]
     samples.sort(key=attrgetter("size"))
     failing = [sample for sample in samples if sample.failed][:MAX_FAILING]
     examined = failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
     for sample in examined:
         sample.expected = known_result(sample.problem)
-    return examined
+    return [sample for sample in examined if _has_outputs(sample, submit)]
+
+
+def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample | None:
+    """Return the node of a case; None if it is not a single node with fixed outputs."""
+    is_for_errors, failed = outcome is Outcome.ERROR, result.outcome is outcome
+    if not is_for_errors and (result.outcome is Outcome.ERROR or (failed and not result.wrong)):
+        return None
+    try:
+        problem = case.load() if case else None
+    except (InvalidCase, NodeError, MemoryError):
+        return None
+    if problem is None or problem.must_reject or problem.trajectory is not None:
+        return None
+    nodes = problem.model.graph.node
+    if len(nodes) != 1 or problem.model.functions or not is_standard(nodes[0]):
+        return None
+    # Cases with random outputs are skipped, because their outputs differ from run to run.
+    if is_random(nodes[0], imported_versions(problem.model).get("", 0), problem.inputs):
+        return None
+    stored = None
+    if problem.stored is not None:
+        names = [output.name for output in problem.model.graph.output]
+        stored = [problem.stored[name] for name in names if name in problem.stored]
+        stored = stored if len(stored) == len(names) else None
+    return NodeSample(
+        result.case,
+        problem.model,
+        problem.inputs,
+        stored,
+        result.returned if failed else None,
+        failed,
+        is_for_errors=is_for_errors,
+    )
+
+
+def _has_outputs(sample: NodeSample, submit: SubmitNode | None) -> bool:
+    """Return whether the outputs of a failing node are known, or can be computed again.
+
+    Outputs that are large or not tensors were not kept.
+    """
+    if not sample.failed or sample.is_for_errors or sample.returned:
+        return True
+    returned = submit(sample.model, sample.inputs) if submit else Outcome.NOT_RUN
+    sample.returned = None if isinstance(returned, Outcome) else returned
+    return bool(sample.returned)
 
 
 def _unexamined(

@@ -98,12 +98,16 @@ class Trait:
             or changes its default; empty for other statements. A node on which the mutant is right
             neither confirms nor contradicts the statement.
         limits: the limits of a number of the node; None if the statement is not about a number.
+        is_parameter: whether the statement is about an attribute, an optional input, a type or the
+            version of the operator. Generated nodes vary these separately from the shapes and
+            values of a failing node.
     """
 
     text: str
     cost: float
     ignoring: str = ""
     limits: NumberLimits | None = None
+    is_parameter: bool = False
 
     @property
     def key(self) -> str:
@@ -285,11 +289,10 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
         node: the node with its inputs.
         outputs: its correct outputs by name.
     """
+    parameters = (*_attribute_traits(node), *_input_traits(node), *_type_traits(node, outputs))
     return frozenset(
         (
-            *_attribute_traits(node),
-            *_input_traits(node),
-            *_type_traits(node, outputs),
+            *(replace(trait, is_parameter=True) for trait in parameters),
             *_shape_traits(node),
             *_ratio_traits(node),
             *_value_traits(node),

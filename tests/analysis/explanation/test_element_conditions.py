@@ -23,7 +23,7 @@ MAXIMA = "float[N, M] X => float[N, 1] Y", "ReduceMax <axes = [1]> (X)"
 
 
 LARGEST_SMALL = 35
-SMALL = Trait("X is small", 1.0)
+SMALL = Trait("X is small", 1.0, is_parameter=True)
 
 
 def drawn(seed, shape):
@@ -247,6 +247,12 @@ def test_trait_of_all_failing_nodes_requires_several_failing_cases():
     statement = "Y wrong only where X is small ("
     assert statement in proven(ABS, first_of_small, count=90, cases=30, output="Y")
     assert statement not in proven(ABS, first_of_small, count=90, cases=2, output="Y")
+
+
+def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):
+    """Nodes of another shape also have other values, on which the failures may depend."""
+    monkeypatch.setattr(f"{__name__}.SMALL", Trait("X is small", 1.0))
+    assert not proven(ABS, first_of_small, count=90, cases=30, output="Y")
 
 
 def test_wrong_elements_without_a_pattern_have_no_condition():

@@ -700,6 +700,16 @@ def test_condition_requires_generated_nodes_if_the_backend_can_run_again(workpla
 
 
 @pytest.mark.slow
+def test_wrong_sequences_are_explained(onnxopt, workplace):
+    code = indented("""
+        if node.op_type == "SequenceErase" and len(values) == 1:
+            return [list(values[0])[1:]]
+    """)
+    text = explanation(onnxopt, workplace, code, "SequenceErase")
+    assert "wrong wherever position is left out" in text
+
+
+@pytest.mark.slow
 def test_condition_of_errors_is_stated(workplace):
     (workplace / "raising.py").write_text(
         "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
