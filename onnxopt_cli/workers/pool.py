@@ -195,9 +195,8 @@ class Pool:
         if worker.response is not None:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
-            if breach and (breach.outcome, worker.response.failure) != (Outcome.PROTOCOL,) * 2:
-                # A new worker obeys the protocol in the same case, so an earlier case caused the
-                # violation.
+            if breach and not _recurs(breach, worker.response):
+                # A new worker runs the same case without the fault, so an earlier case caused it.
                 self._incidents.append(breach)
             job.result, worker.response = worker.response, None
             if worker.free and worker.case_count >= _CASES_PER_WORKER:
@@ -257,3 +256,10 @@ class Pool:
         while self._workers and not self.interruption.signal:
             self.loop.run_once()
         self.kill()
+
+
+def _recurs(fault: Incident, response: Response) -> bool:
+    """Return whether the fault of a worker occurs again in a new worker."""
+    if fault.outcome is Outcome.PROTOCOL:
+        return response.failure is Outcome.PROTOCOL
+    return (fault.outcome, fault.message) == (response.failure, response.message)

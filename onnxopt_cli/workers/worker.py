@@ -304,8 +304,9 @@ class Worker:
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
                 # An earlier case may have caused the failure: the backend's command may have sent a
-                # second response to the earlier case, or have ended before this case. A new worker
-                # runs the case again.
+                # second response to the earlier case, or have ended before this case; a Python
+                # backend may have changed functions that onnxopt uses. A new worker runs the case
+                # again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return
@@ -341,8 +342,9 @@ class Worker:
         self._obeyed_protocol = response.failure is not Outcome.PROTOCOL
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
-        if response.failure is Outcome.OOM or response.leak:
-            # The next case must not run while the memory of the finished case is still held.
+        if response.failure is Outcome.OOM or response.leak or response.earlier:
+            # The next case must not run while the memory of the finished case is still held, nor in
+            # a worker in which code of onnxopt failed.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:

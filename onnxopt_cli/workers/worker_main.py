@@ -28,9 +28,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from onnxopt_cli.core.process_control import (
     become_subreaper,
@@ -87,6 +88,20 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
         for part in message:
             connection.sendall(part)
 
+    def run_request(message: dict[str, Any], payload: memoryview) -> list[memoryview]:
+        """Run a request on the backend, and return the message for the response."""
+        request = worker_messages.read_request(message, payload, input_file)
+        try:
+            response = host.respond(request)
+        except KeyboardInterrupt:
+            # SIGINT is ignored, so the backend itself has raised KeyboardInterrupt.
+            response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
+        if response.printed:
+            # The backend may have replaced or closed sys.stderr.
+            with suppress(OSError):
+                os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
+        return worker_messages.pack_response(message["id"], response, output_file, message["most"])
+
     die_with_models()
     reader = MessageReader()
     message, _ = reader.receive(connection.recv_into)
@@ -100,35 +115,36 @@ def _serve(connection: socket.socket, input_file: int, output_file: int) -> None
         send(pack({"id": number, **worker_messages.refusal(refusal)}))
         return
     send(pack({"id": number, "ready": host.version}))
+    number = _run_requests(partial(reader.receive, connection.recv_into), run_request, send)
+    if trouble := host.close():
+        failure, text = trouble
+        send(pack({"id": number, "failure": failure, "message": text}))
+
+
+def _run_requests(
+    receive: Callable[[], tuple[dict[str, Any], memoryview]],
+    run_request: Callable[[dict[str, Any], memoryview], list[memoryview]],
+    send: Callable[[Sequence[memoryview]], None],
+) -> int:
+    """Run requests until the runner requests a shutdown; return the number of that request."""
+    from onnxopt_cli.workers.worker_messages import pack_own_failure
+
     while True:
-        message, payload = reader.receive(connection.recv_into)
+        message, payload = receive()
         if message["request"] == "shutdown":
-            break
-        request = worker_messages.read_request(message, payload, input_file)
+            return int(message["id"])
         try:
-            response = host.respond(request)
-        except KeyboardInterrupt:
-            # SIGINT is ignored, so the backend itself has raised KeyboardInterrupt.
-            response = Response(failure=Outcome.ERROR, message="KeyboardInterrupt")
-        if response.printed:
-            # The backend may have replaced or closed sys.stderr.
-            with suppress(OSError):
-                os.write(2, f"{response.printed}\n".encode("utf-8", "replace"))
-        answer = worker_messages.pack_response(
-            message["id"], response, output_file, message["most"]
-        )
-        must_collect = request.collect or "shared" in message
+            response = run_request(message, payload)
+        except Exception as error:  # noqa: BLE001 - the backend may have changed any function
+            response = pack_own_failure(message["id"], error)
         # If the worker still held large values when the response arrives, the runner would suspect
         # a leak and run the case again. An exception of the backend may hold the values in a
         # reference cycle.
-        del request, response, payload
-        if must_collect:
+        del payload
+        if message["collect"] or "shared" in message:
             gc.collect()
-        send(answer)
-        del answer
-    if trouble := host.close():
-        failure, text = trouble
-        send(pack({"id": message["id"], "failure": failure, "message": text}))
+        send(response)
+        del response
 
 
 def _fork_supervisor(runner: int, channel: int, folder: str) -> None:

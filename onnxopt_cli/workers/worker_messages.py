@@ -54,7 +54,7 @@ from onnxopt_cli.core.codec import (
     run_request,
 )
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
     OnnxoptError,
@@ -66,6 +66,9 @@ from onnxopt_cli.errors import (
 _MAX_VERSION_CHARS = 400
 _START_ERRORS = {"usage": UsageError, "unavailable": BackendUnavailable}
 _MAX_OPSET = 1000
+_OWN_CODE_FAILED = (
+    "code of onnxopt in the worker failed; the backend may have changed Python or a library"
+)
 # Numbers of fields in a response with outputs and in a response with a failure.
 _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
@@ -189,6 +192,20 @@ def pack_response(
         "earlier": response.earlier,
     }
     return pack({**message, **failure_fields})
+
+
+def pack_own_failure(number: int, error: Exception) -> list[memoryview]:
+    """Return the message for a request on which code of onnxopt failed in the worker.
+
+    Args:
+        number: the number of the request.
+        error: the error.
+    """
+    if isinstance(error, MemoryError):
+        return pack_response(number, Response(failure=Outcome.OOM, message=exception_text(error)))
+    # A change by an earlier case may have caused the failure, so a new worker runs the case again.
+    message = f"{_OWN_CODE_FAILED}: {exception_text(error)}"
+    return pack_response(number, Response(failure=Outcome.CRASH, message=message, earlier=True))
 
 
 def read_response(

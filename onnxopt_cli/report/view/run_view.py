@@ -302,12 +302,16 @@ class RunView:
 
     @cached_property
     def duration(self) -> str:
-        """The time from start to end, as ``12.3 s``; empty for an unfinished run."""
+        """The time from start to end, as ``12.3 s``.
+
+        The text is empty for an unfinished run, and if the system's clock was set back.
+        """
         try:
             started, ended = map(datetime.fromisoformat, (self.record.started, self.record.ended))
-            return f"{(ended - started).total_seconds():.1f} s"
+            seconds = (ended - started).total_seconds()
         except (TypeError, ValueError):
             return ""
+        return f"{seconds:.1f} s" if seconds >= 0 else ""
 
     @cached_property
     def scope(self) -> str:
