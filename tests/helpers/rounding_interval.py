@@ -16,7 +16,7 @@ DOUBLE = np.dtype(np.float64)
 
 
 class Interval(NDArrayOperatorsMixin):
-    """An interval for each element; dtype None stands for constants, integers and their results."""
+    """An interval for each element; constants, integers and their results have the dtype None."""
 
     def __init__(self, low, high, dtype=None):
         self.low, self.high, self.dtype = np.asarray(low), np.asarray(high), dtype

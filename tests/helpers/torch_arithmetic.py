@@ -1,4 +1,4 @@
-"""Formulas on tensors of PyTorch, which give correct results that independent code has rounded."""
+"""Formulas evaluated on tensors of PyTorch: correct results, rounded by independent code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: Functions that accept tensors together with numbers only in the form of an operator.
+#: Functions whose counterparts in PyTorch do not accept all pairs of a tensor and a number, and the
+#: operators that do.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,

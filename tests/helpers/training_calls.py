@@ -96,7 +96,7 @@ def _tensor(random, dtype, shape, exponent, positive):
         values = values * (random.random(shape) < 0.6)
     if kind == 1:
         values = 10.0**exponent * np.round(random.normal(size=shape) * 4) / 4
-    # A power of ten that float32 cannot hold becomes its largest number.
+    # A power of ten beyond the range of float32 becomes 3e38, which float32 can represent.
     values = np.clip(np.abs(values) if positive else values, -3e38, 3e38)
     return np.asarray(values).astype(dtype)
 

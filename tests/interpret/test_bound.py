@@ -60,7 +60,7 @@ def judged(formula, *tensors, dtype=np.float32):
 
 def test_error_follows_from_the_rules():
     V_new = bound(momentum(0.25, 1, 10.0, 4.0, 2.0))[1]
-    # 0 * X; + G; 0.5 * V; 1 * G_regularized; their sum; rounding to float32.
+    # The operations: 0 * X; adding G; 0.5 * V; 1 * G_regularized; the sum; rounding to float32.
     roundings = [0, 4, 1, 4, 5, 5]
     assert V_new.value == 5
     assert V_new.error == pytest.approx(U * sum(roundings), rel=1e-6)

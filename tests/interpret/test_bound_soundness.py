@@ -72,13 +72,14 @@ def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
 def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
     # A reformulation may cancel: H + (G * G - H) * (1 - beta) does if beta is 0 and H is large. The
-    # intermediate results of a reformulation are rounded in long double, too. Errors in the wide
-    # type are smaller than errors in double by this ratio. Limits depend on intermediate results
-    # and on their squares.
+    # intermediate results of a reformulation are rounded in long double, too. The ratio is that of
+    # errors in the wide type to errors in double. Limits depend on intermediate results and on
+    # their squares.
     ratio = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps)
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):
-            # A limit as large as the value includes intermediate roundings of long doubles.
+            # If a limit is as large as the value, roundings of intermediate long doubles affect it
+            # more.
             allowed = wide.limit * ratio * (4 + wide.error / np.abs(wide.expected))
             alike = np.abs(quad.limit - wide.limit) <= allowed
             assert np.all(alike | (quad.limit == wide.limit))

@@ -80,7 +80,7 @@ def test_reformulations_round_differently_from_the_formula(operator):
             for first, second in zip(reformulation.run(call), plain(call), strict=True)
         ):
             same.add(reformulation.name.partition(",")[0])
-    # These reformulations change signs or replace a product by a square, so they round equally.
+    # Reformulations that only change signs, or replace a product by a square, round equally.
     assert same <= {"step negated and added", "power less one", "square by a power"}
 
 

@@ -277,7 +277,7 @@ EXAMPLES = {
 def test_corrected_operator_follows_the_specification(name):
     operator, opset, operands, attributes, right = EXAMPLES[name]
     inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(operands)}
-    # An empty array in an example stands for an omitted input.
+    # An empty array in an example denotes an omitted input.
     used = [name if value.size else "" for name, value in inputs.items()]
     fed = {name: value for name, value in inputs.items() if value.size}
     outputs = {f"y{place}": value for place, value in enumerate(right)}
@@ -843,7 +843,7 @@ def test_sequence_map_takes_elements_of_all_sequences(lengths):
 def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
-        # Unless the batch is empty, products with these weights may overflow.
+        # Products with such large weights may overflow, but an empty batch has no products.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
     length = 5 if operator == "ConvTranspose" else 3

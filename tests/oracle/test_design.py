@@ -28,7 +28,8 @@ def test_no_two_of_many_consecutive_places_move_alike_in_all_runs(first):
 
 
 def test_distant_places_move_alike_with_a_probability_below_1e_6():
-    # Two places can have equal perturbations only if their distance is a multiple of this prime.
+    # Two places can have equal perturbations only if their distance is a multiple of the prime
+    # DISTINCT_PLACES.
     assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
     first = columns(0, 10_000)
     shares = [
@@ -76,6 +77,6 @@ def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     factor = scale / np.sqrt(variance + np.float32(1e-5))
     assert not right.wrong(x * factor + (bias - mean * factor)).any()
     assert not right.wrong((x - mean) * factor + bias).any()
-    # Ten times the largest error of the two forms fails.
+    # Ten times the largest error of the folded and the unfolded normalization fails.
     error = 20 * 2.0**-24 * np.abs(x * factor).max()
     assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95

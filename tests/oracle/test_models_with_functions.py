@@ -142,7 +142,7 @@ def test_doubling_calls_share_bound_functions():
         f"y = my.F{at + 1} <k = {at}.2> (t) z = LeakyRelu <alpha: float = @k> (y) }}"
         for at in range(40)
     ]
-    # Equal calls share a bound function: there are 80, not 2^40.
+    # Equal calls share a bound function, so there are 80 bound functions, not 2^40.
     made = model(*doubling, "F40 <k>(x) => (y) { y = Neg (x) }", call="y = my.F0 <k = 0.5> (x)")
     assert len(with_bound_functions(made).functions) < 100
 

@@ -28,7 +28,7 @@ OPERATORS = {
     "group, a scale per group": ("GroupNormalization", 18, {"num_groups": 2}),
 }
 EPSILON = 1e-5
-# The published body of MeanVarianceNormalization adds this number to the standard deviation.
+# The number that the published body of MeanVarianceNormalization adds to the standard deviation.
 MVN_EPSILON = 1e-9
 
 
@@ -216,7 +216,7 @@ def test_ten_times_the_largest_error_of_reformulations_fails(ratio):
 
 
 def test_ten_times_the_error_of_a_mean_that_is_off_by_deviations_fails():
-    """A sequential sum of so many large elements is off by more than their deviation."""
+    """A sequential sum of many large elements is off by more than their deviation."""
     case = Case("layer", 1e5, (1, 1, 20_000))
     sequential = STATISTICS["two passes, sequential sums"]
     largest = case.error(case.computed(sequential, APPLICATIONS["quotient"]))

@@ -112,7 +112,7 @@ def test_common_algorithms_pass_and_ten_times_their_errors_fail(count):
         for spectrum in (value, by_float32):
             largest = np.maximum(largest, np.abs(spectrum - exact).max(1, keepdims=True))
     if count < 5:
-        # Transforms of these lengths have hardly any rounding errors.
+        # Transforms of fewer than 5 elements have hardly any rounding errors.
         return
     for direction in (1, -1, 1j, -1j):
         wrong = in_pairs((exact + 10 * direction * largest).astype(np.complex64))

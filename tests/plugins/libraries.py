@@ -34,7 +34,7 @@ class _Library:
         (node,) = model.graph.node
         if node.op_type != self.operator:
             raise NotImplementedError(node.op_type)
-        # This call raises an exception for a node that breaks the operator's signature.
+        # sole_call raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
         attributes = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()

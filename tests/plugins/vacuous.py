@@ -87,7 +87,7 @@ class WrongAdam:
 
     def run(self, model, inputs):
         node = model.graph.node[0]
-        # This call raises an exception for a node that breaks the operator's signature.
+        # sole_call raises an exception for a node that breaks the operator's signature.
         sole_call(model, inputs)
         defaults = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6}
         attributes = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}

@@ -36,7 +36,7 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return a node that a backend has run with an output that a function changes.
+    """Return a node as run by a backend that changes the right output by a function.
 
     Args:
         signature: the inputs and the output, and the node.
