@@ -126,8 +126,8 @@ __all__ = [
     "update_expectations",
 ]
 
-# Names that are imported on first use. Their modules are slow to import, and a run without failures
-# does not need them.
+# Names that are imported on first use. The modules that define the names are slow to import, and a
+# run without failures does not need them.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",

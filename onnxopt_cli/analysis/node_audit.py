@@ -290,7 +290,7 @@ def _parameters(domain: str, op_type: str, opset: int) -> object:
 
 
 def implementation_names(kind: str, trials: Sequence[NodeTrial]) -> Sequence[str]:
-    """Return the names of an operator's implementations of a kind, for all versions in trials."""
+    """Return the names of an operator's mutants or reformulations in all versions of its trials."""
     return _names_in_versions(kind, tuple(_versions(trials)))
 
 

@@ -19,7 +19,7 @@ from onnxopt_cli.mutation.node_mutants import Compute
 from onnxopt_cli.operators.nodes import subgraphs
 
 #: A function that computes the outputs of a node in another way, possibly by the operator's own
-#: computation. It returns None for a node that the reformulation does not cover.
+#: computation. The function returns None for a node that the reformulation does not cover.
 Form = Callable[[BoundNode, Compute], Sequence[Value] | None]
 
 

@@ -30,8 +30,8 @@ from onnxopt_cli.oracle.patching import corrected
 from onnxopt_cli.suites.operators.generators import GENERATORS, draw_seeded, schemas
 from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
-# Inputs that must be integers. They may be 8-bit floats, but onnx's reference drops their
-# fractions.
+# Inputs that must be integers. The operator also allows 8-bit floats, but onnx's reference drops
+# their fractions.
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 # Names of inputs that must be finite and positive.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})

@@ -1,6 +1,6 @@
 """Withhold the environment variables by which a step of a CI job controls the job.
 
-Backends do not need the variables that control a job. With the files and tokens to which these
+Backends do not need the variables that control a job. With the files and tokens to which such
 variables refer, a backend could set ``PATH`` for the next step, write the job's summary, or request
 a signature from the server. The module is not a security boundary: a backend that runs as the same
 user may find the files in other ways.

@@ -66,7 +66,7 @@ def compare_outputs(
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
         examine: whether limits are also derived for bitwise equal elements. The verdict does not
-            depend on these limits, but the number of inconclusive elements does.
+            depend on limits of equal elements, but the number of inconclusive elements does.
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. Each of the first few

@@ -246,7 +246,7 @@ def value_to_json(value: Value) -> Any:
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # An output of such a type is a failure, and its Diff states the type.
+        # An output of a type without a JSON form is a failure, and its Diff states the type.
         return None
 
 

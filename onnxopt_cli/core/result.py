@@ -264,7 +264,7 @@ class Diff:
             are not counted. Empty unless the dtype is a float.
         worst: the elements with the largest errors, worst first.
         accepted: number of elements that agree with an alternative accepted result, by its label.
-            Logs omit this field, because the note of a result contains the text of
+            Logs omit the field ``accepted``, because the note of a result contains the text of
             :func:`accepted_results`.
     """
 

@@ -88,9 +88,9 @@ class Branch:
     def inconclusive(self) -> Array:
         """Mask of the elements that a case cannot judge.
 
-        The limit of such an element is infinite or at least half the expected value, so that half
-        of the expected value would pass. An expected zero is inconclusive only if its limit is
-        infinite.
+        The limit of an element that a case cannot judge is infinite or at least half the expected
+        value, so that half of the expected value would pass. An expected zero is inconclusive only
+        if its limit is infinite.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (

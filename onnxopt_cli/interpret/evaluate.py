@@ -66,9 +66,9 @@ def evaluate(
 ) -> list[Array]:
     """Return the outputs of a node, with their dtypes and shapes.
 
-    By default, these are the expected values: the operands are exact, every operation is performed
-    in :data:`WIDEST_TYPE`, and only the result is rounded. To save time, most elements of large
-    tensors of narrow types are computed in double (:func:`_mostly_in_double`).
+    By default, the outputs are the expected values: the operands are exact, every operation is
+    performed in :data:`WIDEST_TYPE`, and only the result is rounded. To save time, most elements of
+    large tensors of narrow types are computed in double (:func:`_mostly_in_double`).
 
     Args:
         call: the operator, attributes and inputs.

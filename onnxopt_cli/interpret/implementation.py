@@ -28,8 +28,8 @@ def unchanged(formula: Formula) -> Formula:
 class Implementation:
     """An implementation of an operator.
 
-    An implementation differs in one of these attributes from :func:`evaluate`, which computes in
-    the wide type and rounds once.
+    By default, an implementation computes like :func:`evaluate`, which computes in the wide type
+    and rounds once. The attributes state the differences.
 
     Attributes:
         name: name of the difference, unique among the implementations of an operator.

@@ -32,10 +32,10 @@ an error of less than four roundings for powers.
 A power with an integer exponent n may be computed by repeated squaring, as by ``powi`` of LLVM
 (compiler-rt, lib/builtins/powisf2.c). Rust's ``f32::powi`` uses this function, and the Adam of burn
 uses ``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at
-most n - 1 unit roundoffs to first order. For a large n this bound would accept almost any result.
-Therefore the vocabulary computes such powers by repeated squaring in the machine type, and takes
-the error of the result as the bound if the error exceeds four roundings. Other sequences of
-multiplications are not covered.
+most n - 1 unit roundoffs to first order. For a large n, a bound of n - 1 unit roundoffs would
+accept almost any result. Therefore the vocabulary computes powers with integer exponents by
+repeated squaring in the machine type, and takes the error of the result as the bound if the error
+exceeds four roundings. Other sequences of multiplications are not covered.
 
 For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
 f:
@@ -84,7 +84,7 @@ from onnxopt_cli.operators.percentile import (
 
 _INTERPOLATION_ROUNDINGS = 4
 _POWER_ROUNDINGS = 4
-# The sum of n random rounding errors exceeds this multiple of sqrt(n) unit roundoffs with a
+# The sum of n random rounding errors exceeds _STANDARD_DEVIATIONS * sqrt(n) unit roundoffs with a
 # probability of about 10^-8.
 _STANDARD_DEVIATIONS = 6
 
@@ -447,7 +447,7 @@ def _summed(a: Approximate, precision: Precision) -> Approximate:
 
 
 def _growth(roundings: int, precision: Precision) -> float:
-    """Return g(n) for n consecutive roundings, as a relative error."""
+    """Return the bound g(n) on the relative error of n consecutive roundings."""
     count = min(max(roundings, 0), _STANDARD_DEVIATIONS * max(roundings, 0) ** 0.5)
     growth = count * precision.unit_roundoff
     return growth / (1 - growth) if growth < 1 else np.inf

@@ -415,7 +415,7 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Yield mistakes that change one result, given the result and the tensor's old value."""
+    """Yield mistakes that change one result; a change also receives the tensor's old value."""
     place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:

@@ -24,8 +24,8 @@ from onnxopt_cli.mutation.code_mutants import CodeMutant, changes, compiled, pat
 _REACHED, _COMPARED, _TESTED = "__mutants_reached__", "__compared__", "__tested__"
 # Names of the fields that hold the expression of a statement.
 _FIELDS = ("value", "test", "iter")
-# Methods and functions that change their arguments. A second evaluation of such a call would change
-# the result of the original.
+# Methods and functions that change their arguments. A second evaluation of a call that changes its
+# arguments would change the result of the original.
 _CHANGING = frozenset({
     "append", "clear", "discard", "add", "extend", "fill", "insert", "next", "pop", "popitem",
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",

@@ -559,7 +559,7 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 def _other_sign(array: Array) -> Array:
     """Return integers with signed integers read as unsigned, and unsigned ones as signed."""
     kind = "u" if array.dtype.kind == "i" else "i"
-    # The values are clamped. If they wrapped around, sums and products modulo 2**n would be equal
+    # The values are clamped. If values wrapped around, sums and products modulo 2**n would be equal
     # for signed and unsigned integers.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)

@@ -1,18 +1,18 @@
 """Run onnx's checker, shape inference and inliner in a helper process, which may crash.
 
-These parts of onnx are C++ code that trusts its input: a model of a few bytes can crash the
-process, loop forever, or exhaust the memory. The helper process has limits of time and memory. One
-process handles all models until a model crashes it or exceeds the time limit. After a crash, the
-model is tried again in a new process, because an earlier model may have corrupted the memory of the
-crashed process.
+The checker, shape inference and inliner are C++ code that trusts its input: a model of a few bytes
+can crash the process, loop forever, or exhaust the memory. The helper process has limits of time
+and memory. One process handles all models until a model crashes it or exceeds the time limit. After
+a crash, the model is tried again in a new process, because an earlier model may have corrupted the
+memory of the crashed process.
 
 In a command on Linux, the helper is a fork of the command's process; otherwise, the helper is a
 separate program. On Windows, where backends also run in the command's process, no helper is used.
 Workers use no helper either: a worker itself may crash, and its helper would count as a process
 that the backend has left behind.
 
-All other code calls these parts of onnx through this module; ``tests/test_architecture.py`` checks
-that.
+All other code calls onnx's checker, shape inference and inliner through this module;
+``tests/test_architecture.py`` checks that.
 """
 
 from __future__ import annotations

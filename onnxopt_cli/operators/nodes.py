@@ -80,9 +80,9 @@ def used_names(node: onnx.NodeProto) -> list[str]:
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model in which calls of functions state the functions' default attributes.
 
-    For a call that omits such an attribute, onnx's reference evaluator raises an error, and its
-    inliner uses the default of the operator that the function calls. A model whose functions have
-    no default attributes is returned unchanged.
+    For a call that omits an attribute with a default, onnx's reference evaluator raises an error,
+    and its inliner uses the default of the operator that the function calls. A model whose
+    functions have no default attributes is returned unchanged.
     """
     if not any(function.attribute_proto for function in model.functions):
         return model

@@ -139,7 +139,7 @@ class Reformulation:
 
     @lru_cache  # noqa: B019 - reformulations live as long as their operators
     def written(self, formula: Formula) -> Formula:
-        """Return the rewritten formula, for all values of the attributes.
+        """Return the formula, rewritten for all values of the attributes.
 
         Raises:
             ValueError: if the formula lacks an expression to be replaced.

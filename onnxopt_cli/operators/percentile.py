@@ -50,7 +50,7 @@ def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
     """Return the elements of the two integer ranks next to a rank, the lower one first.
 
     If there are many elements, a sorted sample provides limits between which both elements very
-    probably lie. To save time, only the elements between these limits are partitioned.
+    probably lie. To save time, only the elements between the limits are partitioned.
     """
     lower = int(rank)
     upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)

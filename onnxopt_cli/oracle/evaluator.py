@@ -81,8 +81,8 @@ class ReferenceModel:
             element that overflows only in the body has the value that the operator computes.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
-        like: an instance for the same model without replaced operators. Its initializers are reused
-            and, if both instances compute in the same types, so are its nodes that are not
+        like: an instance for the same model without replaced operators. The new instance reuses the
+            initializers of ``like`` and, if both compute in the same types, the nodes that are not
             replaced.
 
     Attributes:
@@ -107,8 +107,8 @@ class ReferenceModel:
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
         )
-        # Instances that share nodes share this object, in which a node finds the visitor of the
-        # current run.
+        # The state of the current run, in which a node finds the visitor; instances that share
+        # nodes also share the state.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
             donor.proto if donor else _without_initializers(model, like, wide=wide)
@@ -359,7 +359,7 @@ def _unchecked(node: Any) -> Compute:
     """Return a function that computes a node, if possible without the reference's checks of types.
 
     The checks take longer than the arithmetic of small tensors. The run of the model in its own
-    types has passed these checks.
+    types has passed the checks of types.
     """
     from onnx.reference.op_run import OpRun
 

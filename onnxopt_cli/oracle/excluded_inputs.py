@@ -1,6 +1,6 @@
 """Inputs that the specification of an operator excludes, or for which it defines no result.
 
-onnx's reference raises an error for some of these inputs and computes a value for others. For
+onnx's reference raises an error for some excluded inputs and computes a value for others. For
 example, NumPy interprets -1 as the index of the last element. A backend may return anything for
 excluded inputs, so a case that contains them is invalid.
 """
@@ -40,9 +40,9 @@ def excluded_input(
         operands: its operands; None for an omitted one.
         opset: the version of the node's domain.
         is_model: whether the node is a whole model. For a whole model, operands that leave some
-            elements of the outputs undefined are excluded, too. For a node within a model these
-            operands are valid, because the outputs of the model need not depend on undefined
-            elements.
+            elements of the outputs undefined are excluded, too. For a node within a model, operands
+            that leave elements undefined are valid, because the outputs of the model need not
+            depend on these elements.
 
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.

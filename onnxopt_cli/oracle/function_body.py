@@ -17,13 +17,13 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 # The domain of functions that replace operators.
 _BODY = "onnxopt.body"
 #: Operators that occur in published bodies of other operators, and whose own published bodies
-#: subtract. The bodies of these operators are expanded as well.
+#: subtract. The bodies of the listed operators are expanded as well.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
-# u (mean / deviation)^2. The error of such an unstable algorithm does not measure the condition.
+# u (mean / deviation)^2. The error of an unstable algorithm does not measure the condition.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
-# Operators whose published bodies contain a subtraction. In a graph of several nodes, only the
-# bodies of these operators are expanded.
+# Operators whose published bodies contain a subtraction. In a graph of several nodes, only bodies
+# with a subtraction are expanded.
 _SUBTRACTING = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 

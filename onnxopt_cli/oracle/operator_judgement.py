@@ -115,7 +115,7 @@ def _corrections(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
         and _replaces(function)
         and not is_acceleration(function)
     ]
-    # Unlike getdoc, this ignores the docstrings of base classes, which are those of onnx.
+    # ``getdoc`` would also return the docstrings of base classes, which are those of onnx.
     documented = (cleandoc(item.__doc__ or "") for item in corrected)
     return tuple(
         dict.fromkeys(text.split("\n\n", 1)[0].replace("\n", " ") for text in documented if text)

@@ -20,8 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
 _ACCELERATIONS: set[Callable[..., Any]] = set()
-# Matches the reference's messages about operators that it does not implement. Most of these errors
-# are of type NotImplementedError, but an unimplemented version of a domain is a plain RuntimeError.
+# Matches the reference's messages about operators that it does not implement. Most errors about
+# missing operators are of type NotImplementedError, but an unimplemented version of a domain is a
+# plain RuntimeError.
 _UNKNOWN_OPERATOR = re.compile(
     r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
     r"No implementation for operator|No implementation was found for node type) "

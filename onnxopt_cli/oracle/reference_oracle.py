@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 # Kinds of outputs with rounding errors. Outputs of other kinds must be equal to the expected
 # outputs.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
-# A stored output is treated as rounded for printing if all its elements have fewer decimals than
-# this.
+# A stored output is treated as rounded for printing if all its elements have fewer than
+# _MAX_PRINTED_DECIMALS decimals.
 _MAX_PRINTED_DECIMALS = 6
 _MAX_STRUCTURE_CHARS = 200
 _CONTRADICTION = (

@@ -24,7 +24,7 @@ from onnxopt_cli.analysis.explanation.samples import Sample, always_wrong, commo
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.interpret.implementation import Implementation
 
-#: The least share of the run's failing cases for which a failure condition must account.
+#: A failure condition must account for at least MIN_CASES_SHARE of the run's failing cases.
 MIN_CASES_SHARE = 0.25
 #: Number of first conditions to which a second condition is added.
 BEAM_WIDTH = 40

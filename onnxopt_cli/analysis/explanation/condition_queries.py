@@ -36,11 +36,11 @@ SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of inputs that are submitted in each round to distinguish conditions.
 SUBMITTED_TO_LEARN = 12
-# The least number of known inputs from which inputs are generated. If more than twice as many are
-# known, the smaller half is used.
+# Inputs are generated from the smaller half of the known inputs, or from _MIN_BASES inputs if that
+# is more than half.
 _MIN_BASES = 8
-#: The largest number of inputs that meet a condition, and of inputs that do not meet it, which an
-#: attempt to prove the condition submits.
+#: An attempt to prove a condition submits at most SUBMITTED_TO_PROVE inputs that meet the
+#: condition, and at most as many that do not.
 SUBMITTED_TO_PROVE = 60
 #: The largest number of inputs that an attempt to prove a condition draws.
 MAX_DRAWN_TO_PROVE = 400

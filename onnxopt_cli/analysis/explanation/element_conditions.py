@@ -28,29 +28,32 @@ from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode
 
-#: The number of failing nodes, generated after the condition was chosen, that a proof requires.
+#: A proof requires MIN_FAILING failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
 #: The largest probability with which the wrong elements of the confirming nodes may meet a
 #: condition by chance.
 MAX_CHANCE = 1e-6
-#: The share of the elements that meet a condition which must be wrong.
+#: At least MIN_WRONG_SHARE of the elements that meet a condition must be wrong.
 MIN_WRONG_SHARE = 0.2
-#: The share of wrong elements, among those that meet a condition, from which the statement is
-#: "wherever" instead of "only where".
+#: A statement says "wherever" instead of "only where" if at least WHEREVER_SHARE of the elements
+#: that meet the condition are wrong.
 WHEREVER_SHARE = 0.99
-#: The number of new nodes without the trait of a condition that must be right.
+#: If a condition names a trait, at least MIN_RIGHT_WITHOUT new nodes without the trait must be
+#: right.
 MIN_RIGHT_WITHOUT = 11
-#: The largest share of the nodes without the trait of a condition that may fail.
+#: If a condition names a trait, at most MAX_WRONG_WITHOUT_SHARE of the nodes without the trait may
+#: fail.
 MAX_WRONG_WITHOUT_SHARE = 0.1
-#: The share of the nodes with a trait that must fail if all failing nodes have the trait.
+#: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
+#: fail.
 MIN_FAILURE_RATE = 0.3
-#: The number of failing cases that a trait of all failing nodes requires. Nodes that are generated
-#: from a single case often share its rank and types by accident.
+#: A trait of all failing nodes is stated if at least MIN_FAILING_CASES cases fail. Nodes that are
+#: generated from a single case often share its rank and types by accident.
 MIN_FAILING_CASES = 5
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
-# The share of the elements that meet a condition which must be wrong for the condition to be a
-# candidate.
+# A condition is a candidate if at least _MIN_CANDIDATE_SHARE of the elements that meet it are
+# wrong.
 _MIN_CANDIDATE_SHARE = 0.25
 # The least evidence of a candidate, as a decimal exponent.
 _MIN_CANDIDATE_EVIDENCE = 0.6
@@ -523,7 +526,7 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
     """Omit the nodes that repeat the right output of another node.
 
-    Nodes with a common origin may have the same output. Such nodes are not independent evidence.
+    Nodes with a common origin may have the same output, and then they are not independent evidence.
     """
     return [*{str(node.right.tolist()): node for node in nodes}.values()]
 

@@ -69,8 +69,8 @@ FIRST_CASES = 12
 FIRST_CASES_LIKELY = 36
 #: Largest number of mistakes that are added to a mistake that reproduces only some failing cases.
 MAX_ADDED_MISTAKES = 2
-#: The ratio of remaining to reproduced failing cases from which the agreement with a mistake may be
-#: due to chance.
+#: If the remaining failing cases outnumber the reproduced cases by a factor of MAX_LEFT_RATIO, the
+#: agreement with a mistake may be due to chance.
 MAX_LEFT_RATIO = 3
 #: Seconds for each operator of the search for other causes, which follows the search for known
 #: mistakes, and mostly waits for the backend.
@@ -254,7 +254,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return a candidate with these mistakes added; None if they cannot all be combined."""
+        """Return a candidate with further mistakes; None if the mistakes cannot all be combined."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)

@@ -63,28 +63,28 @@ OPERATOR_SECONDS = 20.0
 MAX_SECONDS = 100.0
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
-#: The number of failing generated nodes, all in agreement with the hypothesis, that a proof
-#: requires.
+#: A proof requires MIN_AGREEING failing generated nodes that agree with the hypothesis.
 MIN_AGREEING = 4
-#: The number of passing generated nodes, none in contradiction to the hypothesis, that a proof
-#: requires.
+#: A proof requires MIN_UNCONTRADICTED passing generated nodes that do not contradict the
+#: hypothesis.
 MIN_UNCONTRADICTED = 4
-#: The largest share of failing nodes, among those that do not meet a condition, with which a
-#: condition without a mistake is stated.
+#: A condition without a mistake is stated only if at most MAX_OTHER_SHARE of the nodes that do not
+#: meet the condition fail.
 MAX_OTHER_SHARE = 0.1
-#: The largest share of failing nodes, among those that do not meet a condition of one part without
-#: limits, if it is improbable that all nodes that meet the condition fail by chance.
+#: For a condition of one part without limits, up to MAX_OTHER_SHARE_OF_PLAIN of the nodes that do
+#: not meet the condition may fail, if it is improbable that all nodes that meet the condition fail
+#: by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
 #: The largest probability with which all nodes that meet a condition of one part without limits may
 #: fail by chance.
 MAX_CHANCE = 1e-9
-#: The number of passing nodes that a condition of two parts requires for each part: nodes that meet
-#: this part, but not the other.
+#: A condition of two parts requires MIN_LACKING passing nodes that meet only the first part, and as
+#: many that meet only the second part.
 MIN_LACKING = 3
-#: The number of failing cases that must meet a condition if the backend cannot run generated nodes.
+#: If the backend cannot run generated nodes, MIN_FAILING_CASES failing cases must meet a condition.
 MIN_FAILING_CASES = 3
-#: The number of passing cases that must not meet a condition if the backend cannot run generated
-#: nodes.
+#: If the backend cannot run generated nodes, a condition requires MIN_PASSING_CASES passing cases
+#: that do not meet it.
 MIN_PASSING_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
@@ -94,7 +94,7 @@ _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
-# The difference from the cost of the best hypothesis below which another hypothesis is a rival.
+# A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.
 _RIVAL_COST = 0.15
 # Share of the time for conditions on elements.
 _ELEMENTS_SHARE = 0.35
@@ -625,7 +625,7 @@ class _NodeSearch(HypothesisRanking):
     ) -> tuple[ElementConditions, list[ElementCondition]]:
         """Return the best conditions on the elements of the output that is wrong most often.
 
-        Nodes that are generated later are evidence for these conditions.
+        Nodes that are generated later are evidence for the returned conditions.
         """
         counts = Counter(
             place

@@ -49,19 +49,18 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: The number of generated inputs that are submitted to confirm a mistake. The mistake is wrong on
-#: each of them.
+#: To confirm a mistake, SUBMITTED_TO_CONFIRM generated inputs are submitted on which the mistake is
+#: wrong.
 SUBMITTED_TO_CONFIRM = 24
 #: Number of inputs that are drawn to find the inputs which confirm a mistake.
 DRAWN_TO_CONFIRM = 96
-#: The largest share of the submitted inputs on which the backend may be right; otherwise, the
-#: mistake is dropped.
+#: A mistake is dropped if the backend is right in more than MAX_RIGHT_SHARE of the submitted
+#: inputs.
 MAX_RIGHT_SHARE = 0.1
-#: The share of the backend's wrong results that must equal those of a mistake; otherwise, the
-#: mistake is dropped.
+#: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: The largest median ratio of two distances with which a backend has the roundings of a mistake:
-#: the distance from the mistake's value, and the distance from the expected value.
+#: A backend has the roundings of a mistake if its values are much nearer to the mistake than to the
+#: expected values: the median ratio of both distances is at most MAX_DISTANCE_RATIO.
 MAX_DISTANCE_RATIO = 0.5
 #: Seconds of the search for changes of the formula, which also ends after half of the time of the
 #: whole search.
@@ -71,21 +70,21 @@ CHANGE_SECONDS = 5.0
 MAX_TESTED_CHANGES = 8
 #: Number of failing cases that determine the constants of changes.
 CONSTANT_CASES = 3
-#: The share of the failing cases that a change of the formula must reproduce.
+#: A change of the formula must reproduce at least MIN_REPRODUCED_SHARE of the failing cases.
 MIN_REPRODUCED_SHARE = 0.75
-#: The largest share of the passing cases in which a change of the formula may be wrong; one case is
-#: always allowed.
+#: A change of the formula may be wrong in one passing case, or in MAX_CONTRADICTING_SHARE of the
+#: passing cases.
 MAX_CONTRADICTING_SHARE = 0.01
-#: The number of generated inputs that are submitted to confirm a change of the formula. The change
-#: is wrong on each of them.
+#: To confirm a change of the formula, SUBMITTED_FOR_CHANGE generated inputs are submitted on which
+#: the change is wrong.
 SUBMITTED_FOR_CHANGE = 60
 #: Number of inputs that are drawn to find the inputs which confirm a change.
 DRAWN_FOR_CHANGE = 500
 #: Number of inputs near to failing cases on which a mistake is tested before its condition is
 #: sought.
 NEAR_INPUTS = 16
-#: The number of wrong outputs, in addition to the share MAX_RIGHT_SHARE, that may differ from those
-#: of a mistake while the condition of the mistake is sought.
+#: While the condition of a mistake is sought, MIN_CONTRADICTING wrong outputs may differ from those
+#: of the mistake, in addition to the share MAX_RIGHT_SHARE.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4
@@ -95,8 +94,8 @@ RESTRICTED_CASES = 6
 PASSING_CASES = 36
 #: Number of failing cases that run twice, to test whether outputs depend on earlier runs.
 REPEATED_CASES = 12
-#: The share of the repeated cases whose outputs must change to show that outputs depend on earlier
-#: runs.
+#: Outputs depend on earlier runs if the outputs of at least MIN_CHANGING_SHARE of the repeated
+#: cases change.
 MIN_CHANGING_SHARE = 1 / 3
 #: The cause that reports state if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
@@ -123,7 +122,7 @@ def contradicts(
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
     # A backend that computes in a coarser type may be right because it uses another order of
-    # operations, so generated inputs do not refute such a mistake.
+    # operations, so generated inputs do not refute a mistake of precision.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]

@@ -47,29 +47,30 @@ _LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN = 60
 #: Largest number of attempts to prove a condition.
 PROOFS = 4
-# The number of failing inputs that a condition must exceed if it accounts for only part of the
-# failures.
+# A condition that accounts for only part of the failures must account for more than _MIN_SUPPORT
+# failing inputs.
 _MIN_SUPPORT = 4
 #: The largest difference in cost between an alternative and the plainest path.
 COST_MARGIN = 0.75
 #: The largest difference in the share of disagreeing elements between an alternative and the
 #: plainest path.
 DISAGREEMENT_MARGIN = 0.02
-# The largest share of inputs that meet exactly one of two conditions which count as equal.
+# Two conditions count as equal if at most _DIFFERENT_SHARE of the inputs meet only one of them.
 _DIFFERENT_SHARE = 0.01
 #: The number of failing cases that a condition requires if the backend cannot run generated nodes.
 MIN_FAILING_CASES = 4
-# The largest share of inputs, and of their elements, that meet an informative condition.
+# A condition that more than _MAX_INPUTS_SHARE of the inputs, and of their elements, meet is not
+# informative.
 _MAX_INPUTS_SHARE = 0.9
-#: For each part of a condition, the number of inputs that must pass although only this part is not
-#: met.
+#: For each part of a condition, MIN_PASSING inputs that meet all other parts must pass.
 MIN_PASSING = 5
-#: The largest share of failing inputs, among those that meet all parts of a condition but one.
+#: At most MAX_FAILING_SHARE of the inputs that meet all parts of a condition but one may fail.
 MAX_FAILING_SHARE = 0.1
-# The largest share of failing inputs that meet all parts but one, if failures may have several
-# reasons.
+# If failures may have several reasons, up to _MAX_OTHER_REASONS of the inputs that meet all parts
+# of a condition but one may fail.
 _MAX_OTHER_REASONS = 0.4
-# The largest share of the passing cases that may meet the condition of an "only where" statement.
+# At most _MAX_PASSING_SHARE of the passing cases may meet the condition of an "only where"
+# statement.
 _MAX_PASSING_SHARE = 0.5
 
 

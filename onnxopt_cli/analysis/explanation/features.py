@@ -212,7 +212,7 @@ def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
 
 
 def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -> Condition:
-    """Return the condition on one side of a threshold between a right and a wrong value."""
+    """Return the condition that a value lies on the wrong side of a threshold."""
     upward = right < wrong
     cut = roundest(right, wrong) if upward else 0.0 - roundest(-right, -wrong)
     words, test = {
@@ -388,7 +388,7 @@ def _matrix_shape(tensor: Array) -> tuple[float, float]:
 
 
 def _node_flags(call: Call[Array]) -> Iterator[Feature]:
-    """Yield flags of a node: types of scalars, parity of T, choices of attributes."""
+    """Yield boolean features of a node: types of scalars, parity of T, choices of attributes."""
     operator = call.operator
     for item, scalar in zip(operator.scalars, call.scalars, strict=True):
         yield Feature(f"{item.name} is double", scalar.dtype == np.float64, "flag")
@@ -414,7 +414,7 @@ def _node_flags(call: Call[Array]) -> Iterator[Feature]:
 def _tensor_flags(
     call: Call[Array], flat_indices: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
 ) -> Iterator[Feature]:
-    """Yield flags of positions and lengths."""
+    """Yield boolean features of positions and lengths, such as the last row of a tensor."""
     x, index = call.operator.tensors[0], np.concatenate([*flat_indices.values()])
     firsts = [call.groups[at][0] for at in flat_indices]
     size, last = each(first.size for first in firsts), len(call.groups) - 1
@@ -452,7 +452,7 @@ def _tensor_flags(
 def _operand_flags(
     call: Call[Array], flat_indices: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
 ) -> Iterator[Feature]:
-    """Yield flags of operands: types, broadcasting, special values."""
+    """Yield boolean features of operands: types, broadcasting, special values."""
     operator, x = call.operator, call.operator.tensors[0]
     groups = [call.groups[at] for at in flat_indices]
     rank = each(group[0].ndim for group in groups)

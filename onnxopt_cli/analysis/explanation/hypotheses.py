@@ -13,13 +13,13 @@ from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeS
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
-#: The share of the failures affected by a mistake that the mistake must reproduce.
+#: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-# The number of right nodes that do not meet a condition, all generated after the condition was
-# chosen, which the condition requires. If a quarter of such nodes were wrong, 11 nodes would all be
-# right with a probability of 0.75 ** 11 = 4 %.
+# A condition requires _MIN_OUTSIDE right nodes that do not meet it, all generated after the
+# condition was chosen. If a quarter of such nodes were wrong, 11 nodes would all be right with a
+# probability of 0.75 ** 11 = 4 %.
 _MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})

@@ -54,7 +54,7 @@ class HypothesisRanking(NodeExamination):
     """
 
     def _accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
-        """Return the accepted hypotheses except this hypothesis."""
+        """Return the accepted hypotheses except a given hypothesis."""
         return [accepted for accepted in self._accepted if accepted is not hypothesis]
 
     def _hypotheses(self) -> list[Hypothesis]:

@@ -46,8 +46,8 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
 # Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
-#: The ending of the names of mistakes that ignore an attribute or input. Such a mistake shows
-#: whether a node depends on the attribute or input.
+#: The ending of the names of mistakes that ignore an attribute or input. A mistake that ignores an
+#: attribute or input shows whether a node depends on it.
 IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"

@@ -33,9 +33,9 @@ EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of anot
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(_REPLACEMENTS), len(EFFECTS)
 )
-# The share of its expected value above which the tolerance of an element makes errors invisible.
+# Errors are invisible in an element whose tolerance exceeds _WIDE_LIMIT times its expected value.
 _WIDE_LIMIT = 0.001
-#: The share of the failing samples from which an output counts as always wrong.
+#: An output counts as always wrong if it is wrong in at least ALWAYS_SHARE of the failing samples.
 ALWAYS_SHARE = 0.95
 
 # Reasons why an effect is invisible in an element, by effect. A reason consists of a text, an

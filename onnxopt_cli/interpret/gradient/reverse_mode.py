@@ -115,8 +115,8 @@ class DifferentiatedGraph:
 def node_inputs(node: onnx.NodeProto) -> list[str]:
     """Return the tensors on which a node depends.
 
-    These tensors are the inputs of the node, the inputs of nodes in its subgraphs, and the tensor y
-    of a Gradient node.
+    A node depends on its inputs, on the inputs of nodes in its subgraphs and, if it is a Gradient
+    node, on the tensor y.
     """
     names = [name for name in node.input if name]
     if is_gradient(node):

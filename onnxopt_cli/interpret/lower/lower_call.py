@@ -44,10 +44,10 @@ def lower_call(
 ) -> list[onnx.NodeProto]:
     """Return primitive nodes that replace the node of a call.
 
-    The operators of these nodes have the same meaning in every opset from 13 on. Expressions that
-    several groups have in common are computed once. The docstring of this module states the type of
-    each operation; each output is rounded to its own element type. If an operand of unknown shape
-    does not broadcast to the first tensor of its group, the nodes fail at run time.
+    The operators of the returned nodes have the same meaning in every opset from 13 on. Expressions
+    that several groups have in common are computed once. The docstring of this module states the
+    type of each operation; each output is rounded to its own element type. If an operand of unknown
+    shape does not broadcast to the first tensor of its group, the nodes fail at run time.
 
     Args:
         call: the node's operator, attributes and tensors.

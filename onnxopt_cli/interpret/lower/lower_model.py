@@ -73,7 +73,7 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
 
     Functions that contain an operator with a formula are inlined. The result imports ai.onnx. The
     result imports the domains of replaced operators only if other nodes use them. A model without
-    such operators is copied.
+    operators that have a formula is copied.
 
     Args:
         model: a model that passes onnx's check; it is not changed.

@@ -93,7 +93,7 @@ def scan_class() -> type:
             # The reference's own constructor rejects attributes that it does not support.
             OpRun.__init__(self, onnx_node, run_params)
 
-        # A function that evaluates the body; the reference sets this attribute.
+        # A function that evaluates the body; the reference sets the attribute.
         _run_body: Any
 
         def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:

@@ -1,8 +1,8 @@
 """Corrections of operators of texts.
 
 The string types of NumPy drop null characters at the end of a text, and have a fixed length. The
-reference uses these types in the functions that this module replaces. Arrays of Python objects keep
-all characters of a text.
+reference uses NumPy's string types in the functions that this module replaces. Arrays of Python
+objects keep all characters of a text.
 """
 
 from __future__ import annotations

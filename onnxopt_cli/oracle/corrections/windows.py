@@ -24,7 +24,7 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 _IMAGE_RANK = 4
 # Bytes of the windows of a convolution that are in memory at once.
 _MAX_WINDOW_BYTES = 1 << 27
-# Bytes of the windows of a pool that are copied at once. The number is small, so that these bytes
+# Bytes of the windows of a pool that are copied at once. The number is small, so that the copies
 # stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
 # The largest number of windows whose elements are all added by one call: a call for each place
@@ -396,7 +396,7 @@ class _Geometry:
         return np.concatenate(parts, axis=axis)
 
     def counts(self, *, padding: bool) -> Array:
-        """Count the elements of each window in the input or, with ``padding``, the padded input."""
+        """Count the elements of each window that are in the input or in the padded input."""
         counted = [
             inside[start].sum(axis=-1)
             for inside, start in zip(self._inside(padding=padding), self._elements(), strict=True)
@@ -404,12 +404,12 @@ class _Geometry:
         return np.asarray(reduce(np.multiply.outer, counted))
 
     def within(self, *, padding: bool) -> Array:
-        """Return whether elements of windows are in the input or (``padding``) the padded input."""
+        """Return a mask of the window elements that are in the input or in the padded input."""
         inside = np.asarray(reduce(np.logical_and.outer, self._inside(padding=padding)))
         return self.windows(inside)
 
     def _inside(self, *, padding: bool) -> list[Array]:
-        """Return whether places are in the input or (``padding``) the padded input, by axis."""
+        """Return, for each axis, a mask of the places in the input or in the padded input."""
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
         return [

@@ -96,9 +96,10 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: If onnx's reference lacks an operator, the reason for the missing estimate begins with this text.
+#: The beginning of the reason for a missing estimate if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
-#: If a node of onnx's corrected reference rejects its operands, the reason begins with this text.
+#: The beginning of the reason for a missing estimate if a node of onnx's corrected reference
+#: rejects its operands.
 REJECTED = "onnx's corrected reference rejects the operands"
 # Matches the messages of NumPy about arrays that exceed a limit of NumPy. Such arrays are valid.
 _BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
@@ -346,7 +347,8 @@ def _moved_outputs(
 ) -> list[ConditionedOutput]:
     """Return the expected values of the outputs of a node that is known to move data.
 
-    No rounding moves such an output, so that a single run in the model's own types is enough.
+    No rounding moves the output of a node that moves data, so that a single run in the model's own
+    types is enough.
 
     Returns:
         One expected value per output. The list is empty if the node may round, or if a value has 16

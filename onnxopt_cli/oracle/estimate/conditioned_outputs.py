@@ -32,11 +32,11 @@ _REFORMULATION_UNITS = 64.0
 # The share of a reformulation's error that becomes the unit, so that a tolerance of 16 units is
 # four times the error.
 _REFORMULATION_SHARE = 1 / 4
-# The largest error of a sequential sum, in roundings. It is this large because equal terms may all
-# be rounded in the same direction.
+# The largest accepted error of a sequential sum, in roundings. Equal terms may all be rounded in
+# the same direction, so the error may be large.
 _MAX_SEQUENTIAL_ERROR = 2.0**14
-# The ratio of the largest output to the largest error of a sequential sum that counts as a rounding
-# error; the tolerance is then twice the error. Sums with larger errors are alternatives.
+# The error of a sequential sum widens the tolerance if it is at most 1 / _SEQUENTIAL_SHARE of the
+# largest output; otherwise, the result of the sequential sum is an alternative.
 _SEQUENTIAL_SHARE = 16
 # To find discontinuities, the perturbed runs are repeated with roundings divided by this factor.
 FINER = 64.0

@@ -34,16 +34,16 @@ from onnxopt_cli.oracle.patching import corrected
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
 # The largest relative difference of a confirmed derivative from the difference quotient.
 _AGREEMENT = 1e-6
-# The least magnitude that comparisons assume of a derivative, as a share of the largest derivative
-# of its tensor. The roundings of the function hide smaller derivatives.
+# A derivative below _SMALL_SHARE of the largest derivative of its tensor is compared as if it had
+# that size, because the roundings of the function hide smaller derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
 # The slopes on both sides of a point are considered equal if their relative difference is below
 # this limit.
 _SAME_SLOPE = 1e-5
-# The largest number of node visits for difference quotients of single elements. If they would visit
-# more nodes, quotients along random directions are used instead.
+# The largest number of node visits for difference quotients of single elements. If more visits were
+# necessary, quotients along random directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 

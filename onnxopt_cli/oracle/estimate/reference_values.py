@@ -41,8 +41,8 @@ class NoReferenceError(Exception):
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
-    A single node with a formula is computed by the formula. Such a node is not lowered, because
-    nodes of old opsets cannot be lowered.
+    A single node with a formula is computed by the formula. A node with a formula is not lowered,
+    because nodes of old opsets cannot be lowered.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
@@ -139,7 +139,7 @@ def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     """Return a model in which primitive nodes replace nodes with a formula and Gradient nodes.
 
     A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
-    backward pass. Each of these nodes has roundings of its own.
+    backward pass. Each of the primitive nodes has roundings of its own.
 
     Raises:
         NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.

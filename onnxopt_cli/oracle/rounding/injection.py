@@ -79,8 +79,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
-#: The tolerance in units for outputs of 16 bits. This tolerance is smaller, because such outputs
-#: are computed in float32 and rounded to 16 bits once.
+#: The tolerance in units for outputs of 16 bits. The tolerance is smaller than for float32, because
+#: 16-bit outputs are computed in float32 and rounded to 16 bits once.
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 

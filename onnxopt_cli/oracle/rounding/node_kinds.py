@@ -85,8 +85,8 @@ DEFINED = frozenset(
 # slow. docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # Most nodes of a network have these operators. Determining their kinds by running the nodes
-    # would give the same result, but take long.
+    # The operators of most nodes of a network. Determining their kinds by running the nodes would
+    # give the same result, but take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT
@@ -111,7 +111,7 @@ _LISTED = {
     # Window operators subtract cosines; the error is relative to the cosines, not to their
     # difference.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # These operators subtract coordinates; the error is relative to the coordinates, not to their
+    # Operators that subtract coordinates; the error is relative to the coordinates, not to their
     # difference.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
     # The coordinates are rounded even if the output is an element of the input.

@@ -1,10 +1,11 @@
 """Normalizations by the mean and variance of their input, with perturbed averages.
 
 An error of the mean moves all n elements that are normalized together. Perturbing the elements
-independently does not reveal this, because their mean then moves by 1 / sqrt(n) of their movements.
-The averages themselves are therefore perturbed, by the error of stable algorithms. This error is
-the larger of a bound for independent roundings, and twice the error of the sequential algorithms
-below for the same elements. The roundings of a sequential algorithm may all have the same sign.
+independently does not reveal an error of the mean, because their mean then moves by 1 / sqrt(n) of
+their movements. The averages themselves are therefore perturbed, by the error of stable algorithms.
+The error of stable algorithms is the larger of two: a bound for independent roundings, and twice
+the error of sequential algorithms for the same elements. The roundings of a sequential algorithm
+may all have the same sign.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. For such elements, and if a variance is
-    smaller than its own error, a perturbed run uses the variance zero if the rounding that it
-    injects is negative.
+    variance between zero and the square of that error. For elements with so small differences, and
+    for a variance that is smaller than its own error, a perturbed run uses the variance zero if the
+    injected rounding is negative.
     """
     exact_mean, exact_variance = _mean_of, _variance_of
     mean_error = np.zeros(())

@@ -1,8 +1,8 @@
 """Identities by which runtimes deliberately compute operators, at the cost of relative accuracy.
 
-The roundings of an identity are accepted. A result that passes only because of these roundings is
-marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md`` lists these
-identities, and others that are not accepted.
+The roundings of an identity are accepted. A result that passes only because of the roundings of an
+identity is marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md`` lists
+these identities, and others that are not accepted.
 """
 
 from __future__ import annotations

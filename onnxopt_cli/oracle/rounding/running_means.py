@@ -38,7 +38,7 @@ def running_means(terms: Array) -> Array:
 
 
 def means_before(means: Array, mean: Array | float = 0.0) -> Array:
-    """Return for each term the mean of the terms before it; ``mean`` for the first term."""
+    """Return for each term the mean of all earlier terms; for the first term, return ``mean``."""
     return np.concatenate([np.full_like(means[:1], mean), means[:-1]])
 
 

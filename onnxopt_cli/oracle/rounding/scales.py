@@ -324,8 +324,8 @@ class PartialSums:
     def scale(self) -> Array:
         """The scale of the error of each sum; 0 where perturbed operands cause a larger error.
 
-        Operands of n terms are perturbed by sqrt(n) / 4 roundings, in one run all upwards. This run
-        moves the sum by about sqrt(n) / 4 roundings of its own magnitude.
+        Operands of n terms are perturbed by sqrt(n) / 4 roundings. One run moves all operands
+        upwards, and therefore the sum by about sqrt(n) / 4 roundings of its own magnitude.
         """
         error = _STANDARD_DEVIATIONS * np.sqrt(self._variance)
         moved = unbounded_sum_roundings(self._terms) * np.abs(self.total)

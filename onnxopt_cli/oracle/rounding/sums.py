@@ -72,7 +72,7 @@ _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "R
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 # Kinds of nodes that multiply each element by a computed coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
-# The least magnitude that is assumed of such a computed coefficient.
+# The least magnitude that is assumed of a computed coefficient.
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.COMBINE,
@@ -81,8 +81,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# The largest share of the sum in a norm that is treated as lost. If this share is lost, a quotient
-# by the norm is inconclusive.
+# The largest share of the sum in a norm that is treated as lost. A quotient by a norm with such a
+# loss is inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
