@@ -6,9 +6,11 @@
 Each operator's result is a file in the folder. An operator that has a file is not audited again, so
 an interrupted audit continues where it ended. The first suite determines the rows of the table;
 each further suite adds a column with its mutation score. By default, all operators of the suite
-``operators`` are audited. The column "inputs" states the least and the largest number of nodes on
-which an equivalent mutant ran: the search for an operator ends at a limit on the number of nodes or
-on the processor time.
+``operators`` are audited. Mutants without a proof that no node distinguishes are in the column
+"equivalent" if they ran on at least 10,000 nodes, and in the column "unresolved" otherwise. The
+column "inputs" states the least and the largest number of nodes on which an unresolved mutant ran:
+the search for an operator ends at a limit on the number of nodes or on the processor time. The
+column "least score" counts unresolved mutants as surviving.
 """
 
 from __future__ import annotations
@@ -60,11 +62,14 @@ class Counts:
 
     def __init__(self, score: Mapping[str, Any]) -> None:
         mutants = score["automatic"]
-        self.equivalent = sum(mutant["equivalent"] for mutant in mutants)
+        unresolved = [mutant for mutant in mutants if mutant.get("unresolved")]
+        self.proven = len(score.get("proven", {}))
+        self.unresolved = len(unresolved)
+        self.equivalent = sum(mutant["equivalent"] for mutant in mutants) - self.unresolved
         self.stillborn = sum(mutant["stillborn"] for mutant in mutants)
-        self.counted = len(mutants) - self.equivalent - self.stillborn
+        self.counted = len(mutants) - self.equivalent - self.unresolved - self.stillborn
         self.killed = self.counted - len(score["survivors"])
-        examined = {mutant.get("inputs", 0) for mutant in mutants if mutant["equivalent"]}
+        examined = {mutant.get("inputs", 0) for mutant in unresolved}
         self.inputs = " to ".join(f"{number:,}" for number in sorted({*extremes(examined)}))
         self.accepted = len(score["right"]) - len(score["false_alarms"])
         self.reformulations = len(score["right"])
@@ -74,6 +79,18 @@ class Counts:
     def share(self) -> float | None:
         """The mutation score; None if there are no mutants."""
         return self.killed / self.counted if self.counted else None
+
+    @property
+    def least_share(self) -> float | None:
+        """The mutation score if unresolved mutants count as surviving; None without mutants."""
+        counted = self.counted + self.unresolved
+        return self.killed / counted if counted else None
+
+    @property
+    def unproven_share(self) -> float:
+        """The share of mutants that count as equivalent without a proof."""
+        unproven = self.equivalent + self.unresolved
+        return unproven / max(1, self.counted + unproven)
 
 
 def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str) -> Counts | None:
@@ -115,13 +132,26 @@ def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) 
         counts.cases,
         f"{counts.killed} of {counts.counted}",
         percent(counts.share),
+        percent(counts.least_share),
         *(percent(entry.share if entry else None) for entry in further_counts),
+        counts.proven,
         counts.equivalent,
+        counts.unresolved,
         counts.inputs,
         counts.stillborn,
         f"{counts.accepted} of {counts.reformulations}",
     )
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def print_low(condition: str, shares: Mapping[str, float | None]) -> None:
+    """Print the operators with a low mutation score."""
+    low = [
+        f"{name} ({percent(share)})"
+        for name, share in shares.items()
+        if share is not None and share < LEAST_SHARE
+    ]
+    print(f"{len(low)} operators below 90 %{condition}: {', '.join(low)}")
 
 
 def main() -> None:
@@ -137,8 +167,8 @@ def main() -> None:
     suites = options.suites or ["operators"]
     names = options.operators or sorted(selected_seeds())
     print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, {options.jobs} processes\n")
-    columns = ["operator", "cases", "killed", "score", *suites[1:]]
-    columns += ["equivalent", "inputs", "stillborn", "accepted"]
+    columns = ["operator", "cases", "killed", "score", "least score", *suites[1:]]
+    columns += ["proven", "equivalent", "unresolved", "inputs", "stillborn", "accepted"]
     print(f"| {' | '.join(columns)} |")
     print(f"|---{'|---:' * (len(columns) - 1)}|")
     results: list[tuple[str, Counts]] = []
@@ -153,29 +183,41 @@ def main() -> None:
         for operator, *counts in zip(names, *by_suite.values(), strict=True):
             for suite, entry in zip(by_suite, counts, strict=True):
                 if entry is not None:
-                    totals[suite].update(killed=entry.killed, counted=entry.counted, operators=1)
+                    totals[suite].update(
+                        killed=entry.killed,
+                        counted=entry.counted,
+                        proven=entry.proven,
+                        equivalent=entry.equivalent,
+                        unresolved=entry.unresolved,
+                        operators=1,
+                    )
             if counts[0] is not None:
                 results.append((operator, counts[0]))
                 print(row(operator, counts[0], counts[1:]), flush=True)
     print()
     for suite, total in totals.items():
-        share = percent(total["killed"] / max(1, total["counted"]))
-        killed = f"{total['killed']:,} of {total['counted']:,} mutants"
-        print(f"{suite}: {killed} of {total['operators']} operators are killed, {share}")
-    low = sorted(
-        name for name, counts in results if counts.share is not None and counts.share < LEAST_SHARE
+        killed, counted, unresolved = (total[key] for key in ("killed", "counted", "unresolved"))
+        share = percent(killed / max(1, counted))
+        least = percent(killed / max(1, counted + unresolved))
+        print(
+            f"{suite}: {killed:,} of {counted:,} mutants of {total['operators']} operators are "
+            f"killed, {share}; {least} if the {unresolved:,} unresolved mutants survive; "
+            f"{total['proven']:,} are proven equivalent, {total['equivalent']:,} equal the "
+            "operator on 10,000 nodes"
+        )
+    print_low("", {name: counts.share for name, counts in results})
+    print_low(
+        " if unresolved mutants survive", {name: counts.least_share for name, counts in results}
     )
-    print(f"{len(low)} operators below 90 %: {', '.join(low)}")
-    shares = {
-        name: counts.equivalent / max(1, counts.counted + counts.equivalent)
-        for name, counts in results
-    }
     many = [
-        f"{name} ({percent(shares[name])}, {counts.inputs or 'no'} inputs)"
+        f"{name} ({percent(counts.unproven_share)})"
         for name, counts in results
-        if shares[name] > MOST_EQUIVALENT
+        if counts.unproven_share > MOST_EQUIVALENT
     ]
-    print(f"{len(many)} operators with more than 10 % of equivalent mutants: {', '.join(many)}")
+    print(
+        f"{len(many)} operators with more than 10 % of mutants that count as equivalent without a "
+        f"proof: {', '.join(many)}"
+    )
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ import numpy as np
 
 from onnxopt_cli.analysis.node_audit import (
     EQUIVALENCE_INPUTS,
+    RESOLVING_INPUTS,
     NodeOperator,
     NodeTrial,
     implementation_names,
     node_outcomes,
+    proven_mutants,
 )
 from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging, Shard
@@ -137,6 +139,11 @@ class Verdict:
     inputs: int = 0
 
     @property
+    def unresolved(self) -> bool:
+        """Whether a mutant of a node counts as equivalent after too few inputs to be resolved."""
+        return self.equivalent and bool(self.mutant_kind) and self.inputs < RESOLVING_INPUTS
+
+    @property
     def rejecting(self) -> list[int]:
         """The indices of the trials that reject the implementation."""
         return [index for index, ratio in enumerate(self.excess) if ratio and ratio > 1]
@@ -191,6 +198,25 @@ class MutationScore:
         scored = self.scored
         rejected = sum(verdict.rejected for verdict in scored)
         return rejected / len(scored) if scored else None
+
+    @property
+    def least_value(self) -> float | None:
+        """The share of mutants that the cases reject if unresolved mutants count as survivors."""
+        counted = len(self.scored) + len(self.unresolved)
+        rejected = sum(verdict.rejected for verdict in self.scored)
+        return rejected / counted if counted else None
+
+    @property
+    def unresolved(self) -> list[Verdict]:
+        """Mutants that count as equivalent after too few inputs to be resolved."""
+        return [verdict for verdict in self.automatic if verdict.unresolved]
+
+    @property
+    def proven(self) -> Mapping[str, str]:
+        """Proofs of equivalence by the names of mutants, which do not run on the cases."""
+        if isinstance(self.operator, Operator):
+            return {}
+        return proven_mutants([trial for trial in self.trials if isinstance(trial, NodeTrial)])
 
     @property
     def false_alarms(self) -> list[tuple[Verdict, str]]:

@@ -42,12 +42,13 @@ from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.mutation.code_mutants import code_mutants
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant, node_mutants
+from onnxopt_cli.mutation.proofs import proof_of
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
-from onnxopt_cli.oracle.reference_code import reference_functions
+from onnxopt_cli.oracle.reference_code import reference_functions, uncalled_functions
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
@@ -57,6 +58,11 @@ from onnxopt_cli.workers.interruption import Interruption
 _MAX_CODE_MUTANTS = 400
 #: The default number of valid nodes that must not distinguish a mutant which counts as equivalent.
 EQUIVALENCE_INPUTS = 300
+#: A mutant is resolved if this number of valid nodes does not distinguish it.
+RESOLVING_INPUTS = 10_000
+# Proofs of equivalence that do not follow from the schema.
+_UNCALLED = "No node of the operator calls the changed function of onnx's reference."
+_SAME_VERSION = "The reference computes both versions by the same code with the same parameters."
 # Largest number of bytes of the outputs of a node on which surviving mutants run.
 _VARIATION_BYTES = 1 << 27
 # Number of nodes in the first draw of further nodes for surviving mutants.
@@ -234,27 +240,59 @@ def _trial(case: Case, problem: Problem, expected: Expected) -> NodeTrial | Faul
 def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMutant]:
     """Return the mutants of an operator by name: from its schema, then from the reference's code.
 
+    Mutants that are proven equivalent are left out.
+
     Args:
         domain: the operator's domain; empty for the default domain.
         op_type: the operator's name.
         opset: the version of the domain.
     """
-    mutants = {
-        mutant.name: mutant
-        for mutant in node_mutants(domain, op_type, opset)
-        if mutant.version is None or _computes_otherwise(domain, op_type, opset, mutant.version)
+    mutants = _mutants_with_proofs(domain, op_type, opset)
+    return {name: mutant for name, (mutant, proof) in mutants.items() if not proof}
+
+
+def proven_mutants(trials: Sequence[NodeTrial]) -> Mapping[str, str]:
+    """Return proofs of equivalence by the names of mutants.
+
+    The proofs hold in every version in the trials in which the mutant exists.
+    """
+    unproven = {*implementation_names("automatic", trials)}
+    return {
+        name: proof
+        for version in _versions(trials)
+        for name, (_, proof) in _mutants_with_proofs(*version).items()
+        if name not in unproven
     }
+
+
+@cache
+def _mutants_with_proofs(
+    domain: str, op_type: str, opset: int
+) -> Mapping[str, tuple[NodeMutant, str]]:
+    """Return an operator's mutants by name, each with a proof of equivalence, or an empty text."""
+    schema = defs.get_schema(op_type, opset, domain)
+    mutants: dict[str, tuple[NodeMutant, str]] = {}
+    for mutant in node_mutants(domain, op_type, opset, with_equivalent=True):
+        proof = proof_of(schema, mutant.name)
+        reason = proof.reason if proof else ""
+        if mutant.version is not None and not _computes_otherwise(
+            domain, op_type, opset, mutant.version
+        ):
+            reason = _SAME_VERSION
+        mutants[mutant.name] = mutant, reason
     functions = reference_functions(domain, op_type, opset)
+    uncalled = uncalled_functions(domain, op_type, opset)
     changes = [mutant for function in functions for mutant in code_mutants(function)]
     step = max(1.0, len(changes) / _MAX_CODE_MUTANTS)
     chosen = dict.fromkeys(
         int(index * step) for index in range(min(len(changes), _MAX_CODE_MUTANTS))
     )
-    for mutant in (changes[index] for index in chosen):
-        mutants.setdefault(
-            mutant.name,
-            NodeMutant(mutant.name, MutantKind.REFERENCE, mutant.about, code=mutant),
-        )
+    for change in (changes[index] for index in chosen):
+        reason = _UNCALLED if change.function in uncalled else ""
+        mutant = NodeMutant(change.name, MutantKind.REFERENCE, change.about, code=change)
+        # A function that is called may have the same name as a function that is not called.
+        if change.name not in mutants or (mutants[change.name][1] and not reason):
+            mutants[change.name] = mutant, reason
     return mutants
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator
 from functools import cache, partial
 from importlib import import_module
@@ -22,6 +23,14 @@ _COMPUTING = (
 )
 # A method of onnx's base class that checks types and logs before and after the computation.
 _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
+# The module of the base class of all operators.
+_INFRASTRUCTURE = "onnx.reference.op_run"
+# Methods that describe an object in a message or for debugging.
+_DESCRIBING = frozenset({"__format__", "__repr__", "__str__"})
+# Functions that find attributes by names that the code need not contain.
+_DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
+# Names by which a method calls the methods of base classes.
+_BASES = frozenset({"__class__", "super"})
 # The name of a correction's parameter for the original function if the correction calls that
 # function; otherwise the parameter is named "_original".
 _CALLED = "original"
@@ -58,6 +67,131 @@ def reference_functions(domain: str, op_type: str, opset: int) -> tuple[Function
                     functions[function] = None
                 pending += _called(function)
         return tuple(functions)
+
+
+@cache
+def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[FunctionType]:
+    """Return those of the functions that compute an operator which no node of the operator calls.
+
+    For example, a correction replaces the only function that calls them, or a derived class
+    overrides them. A function counts as called if onnx's reference calls a function of its name in
+    every operator, if a function that counts as called contains its name, or if Python calls it
+    implicitly. Functions that only describe objects in messages count as not called. The arguments
+    are those of :func:`reference_functions`.
+    """
+    functions = reference_functions(domain, op_type, opset)
+    with replaced(*replacements()):
+        implementation = _implementation(domain, op_type, opset)
+        if implementation is None or not _is_readable(implementation):
+            return frozenset()
+        mentioned = [_names_in_every_operator(implementation)]
+        aliases = _aliases(implementation)
+        classes_of = _overridden(implementation)
+        uncalled = {*functions}
+        called: set[FunctionType] = set(functions)
+        while called:
+            called = {
+                function
+                for function in uncalled
+                if _is_special(function.__name__)
+                or any(
+                    not names.isdisjoint({function.__name__, *aliases.get(function, ())})
+                    and not names.isdisjoint(classes_of.get(function, names))
+                    for names in mentioned
+                )
+            }
+            uncalled -= called
+            mentioned += [_names_from(function, implementation) for function in called]
+    # Closures share the code of one definition.
+    codes = {function.__code__ for function in functions if function not in uncalled}
+    return frozenset(function for function in uncalled if function.__code__ not in codes)
+
+
+def _is_special(name: str) -> bool:
+    """Return whether Python calls a method implicitly, other than to describe an object."""
+    return name.startswith("__") and name.endswith("__") and name not in _DESCRIBING
+
+
+def _is_readable(implementation: type) -> bool:
+    """Return whether all bases of a class are computing classes, or bases of every operator."""
+    return all(
+        base.__module__.startswith(_COMPUTING) or base.__module__ == _INFRASTRUCTURE
+        for base in implementation.__mro__[:-1]
+        if base is not ABC
+    )
+
+
+def _names_in_every_operator(implementation: type) -> set[str]:
+    """Return the names of methods that onnx's reference may call in every operator."""
+    names: set[str] = set()
+    for base in implementation.__mro__:
+        is_computing = base.__module__.startswith(_COMPUTING)
+        for name, value in vars(base).items():
+            if not is_computing or name.startswith("__"):
+                names.add(name)
+            is_checking = (base.__module__, name) == (_CHECKING_MODULE, _CHECKING)
+            if isinstance(value, FunctionType) and (is_checking or not is_computing):
+                names |= {*_names(value.__code__)}
+    return names - _DESCRIBING - _DYNAMIC - _BASES
+
+
+def _aliases(implementation: type) -> dict[FunctionType, set[str]]:
+    """Return the names of attributes that hold each method or correction."""
+    aliases: dict[FunctionType, set[str]] = {}
+    held = [(name, value) for base in implementation.__mro__ for name, value in vars(base).items()]
+    held += [(name, value) for _, name, value in replacements()]
+    for name, value in held:
+        for function in _unwrapped(value):
+            aliases.setdefault(function, set()).add(name)
+    return aliases
+
+
+def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
+    """Return, for each method that a derived class overrides, the names by which it is called.
+
+    These are ``super`` and the names of the classes that define the method.
+    """
+    effective: set[FunctionType] = set()
+    classes_of: dict[FunctionType, frozenset[str]] = {}
+    found: set[str] = set()
+    for base in implementation.__mro__:
+        for name, value in vars(base).items():
+            for function in _unwrapped(value):
+                if name in found:
+                    classes = classes_of.get(function, _BASES)
+                    classes_of[function] = classes | {base.__name__}
+                else:
+                    effective.add(function)
+        found.update(vars(base))
+    return {method: names for method, names in classes_of.items() if method not in effective}
+
+
+def _names_from(function: FunctionType, implementation: type) -> set[str]:
+    """Return the names that the code of a function contains, and those of functions in its data."""
+    names = {*_texts(function.__code__)}
+    for value in _referenced(function):
+        items = value.values() if isinstance(value, dict) else value
+        is_container = isinstance(value, dict | list | tuple | set | frozenset)
+        for item in items if is_container else (value,):
+            names.add(getattr(item, "__name__", ""))
+            names |= {inner.__name__ for inner in _unwrapped(item)}
+    if not names.isdisjoint(_DYNAMIC):
+        names |= {name for base in implementation.__mro__ for name in vars(base)}
+    return names
+
+
+def _texts(code: CodeType) -> Iterator[str]:
+    """Yield the names and string constants of code, inner functions included."""
+    yield from code.co_names
+    pending = list(code.co_consts)
+    while pending:
+        constant = pending.pop()
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            pending += constant
+        elif isinstance(constant, CodeType):
+            yield from _texts(constant)
 
 
 def _implementation(domain: str, op_type: str, opset: int) -> type | None:
@@ -112,6 +246,17 @@ def _calls_original(correction: Any) -> bool:
 
 def _called(function: FunctionType) -> Iterator[FunctionType]:
     """Yield the functions of computing modules that a function may call."""
+    for value in _referenced(function):
+        if getattr(value, "__module__", None) is not None or isinstance(value, partial):
+            for called in _unwrapped(value):
+                if called.__module__.startswith(_COMPUTING):
+                    yield called
+        if isinstance(value, type) and value.__module__.startswith(_COMPUTING):
+            yield from _methods(value)
+
+
+def _referenced(function: FunctionType) -> list[Any]:
+    """Return the values of the global names, attributes of modules and cells in a function."""
     names = _names(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     for module in [value for value in values if isinstance(value, ModuleType)]:
@@ -123,13 +268,7 @@ def _called(function: FunctionType) -> Iterator[FunctionType]:
             values.append(cell.cell_contents)
         except ValueError:
             continue
-    for value in values:
-        if getattr(value, "__module__", None) is not None or isinstance(value, partial):
-            for called in _unwrapped(value):
-                if called.__module__.startswith(_COMPUTING):
-                    yield called
-        if isinstance(value, type) and value.__module__.startswith(_COMPUTING):
-            yield from _methods(value)
+    return values
 
 
 def _names(code: CodeType) -> list[str]:

@@ -22,6 +22,7 @@ from onnxopt_cli.analysis.audit import (
 )
 from onnxopt_cli.analysis.audit_in_parts import digest, verdict_to_json
 from onnxopt_cli.analysis.injected_errors import InjectedErrors
+from onnxopt_cli.analysis.node_audit import RESOLVING_INPUTS
 from onnxopt_cli.core.record import number_to_json
 from onnxopt_cli.core.result import short_element, short_error
 from onnxopt_cli.core.text import printable
@@ -57,14 +58,8 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
 
 def _counts(score: MutationScore) -> Table:
     """Return a table: how many mistakes, mutants and reformulations were judged correctly."""
-    equivalent = sum(verdict.equivalent for verdict in score.automatic)
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
-    has_formula = isinstance(score.operator, Operator)
-    tried = max((verdict.inputs for verdict in score.automatic), default=0)
-    subject = "formula on every input" if has_formula else f"operator on {tried} inputs"
-    automatic_note = "killed"
-    if has_formula or tried:
-        automatic_note += f"; {equivalent} more equal the {subject}"
+    automatic_note = "; ".join(["killed", *_equivalence(score)])
     if stillborn:
         automatic_note += f", {stillborn} fail on every node"
     used = "none installed"
@@ -86,6 +81,30 @@ def _counts(score: MutationScore) -> Table:
         style = "green" if good == len(counted) else "bold red"
         table.add_row(f"  {label}", Text(f"{good} of {len(counted)}", style=style), note)
     return table
+
+
+def _equivalence(score: MutationScore) -> Iterable[str]:
+    """Yield how many mutants are equivalent, by the kind of evidence."""
+    equivalent = sum(verdict.equivalent for verdict in score.automatic)
+    if isinstance(score.operator, Operator):
+        yield f"{equivalent} more equal the formula on every input"
+        return
+    if score.proven:
+        yield f"{len(score.proven)} more are proven equivalent"
+    unresolved = score.unresolved
+    if equivalent > len(unresolved):
+        resolved = equivalent - len(unresolved)
+        yield f"{resolved} more equal the operator on {RESOLVING_INPUTS:,} inputs"
+    if unresolved:
+        least, most = _extremes(verdict.inputs for verdict in unresolved)
+        inputs = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        yield f"{len(unresolved)} more are unresolved: equal on {inputs} inputs"
+
+
+def _extremes(numbers: Iterable[int]) -> tuple[int, int]:
+    """Return the least and the largest of some numbers."""
+    found = [*numbers]
+    return min(found), max(found)
 
 
 def _smallest_margin(score: MutationScore) -> str:
@@ -207,6 +226,13 @@ def _brief(array: Array) -> str:
 
 
 def _details(score: MutationScore) -> Iterable[RenderableType]:
+    for name, proof in score.proven.items():
+        yield Text(f"  proven equivalent: {printable(name)}: {proof}", style="dim")
+    for verdict in score.automatic:
+        if verdict.equivalent and verdict.mutant_kind:
+            label = "unresolved" if verdict.unresolved else "equivalent"
+            text = f"  {label}: {printable(verdict.name)}: equal on {verdict.inputs:,} inputs"
+            yield Text(text, style="dim")
     if score.redundant:
         names = ", ".join(map(printable, score.redundant))
         yield Text(f"  redundant, because other cases kill the same mutants: {names}", style="dim")
@@ -222,6 +248,8 @@ def _score(score: MutationScore, *, joinable: bool) -> dict[str, Any]:
     return {
         "operator": score.operator.name,
         "score": score.value,
+        **({"least_score": score.least_value} if score.unresolved else {}),
+        **({"proven": score.proven} if score.proven else {}),
         "cases": [trial.case for trial in score.trials],
         **({"asked": digest(score.trials)} if joinable else {}),
         **kinds,
@@ -247,5 +275,6 @@ def _verdict(verdict: Verdict, *, joinable: bool) -> dict[str, Any]:
         "stillborn": verdict.stillborn,
         "equivalent": verdict.equivalent,
         **({"inputs": verdict.inputs} if verdict.inputs else {}),
+        **({"unresolved": True} if verdict.unresolved else {}),
         "largest_share_of_limit": number_to_json(verdict.largest),
     }

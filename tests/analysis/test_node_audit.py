@@ -84,6 +84,9 @@ def test_case_that_uses_an_attribute_kills_the_mutant_that_ignores_it(workplace,
     equivalent = [verdict for verdict in verdicts.values() if verdict["equivalent"]]
     assert equivalent
     assert all(verdict["inputs"] > 0 for verdict in equivalent)
+    assert all(verdict["unresolved"] for verdict in equivalent)
+    assert better["least_score"] < better["score"]
+    assert "only one input" in better["proven"]["X aligned to the first axis"]
     kinds = {verdict["kind"] for verdict in better["automatic"]}
     assert {"reference code", "attribute ignored", "type"} <= kinds
     assert better["false_alarms"] == []

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+from contextlib import suppress
 
-from onnxopt_cli.oracle.reference_code import reference_functions
+import pytest
+from onnx import defs
+
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.patching import corrected
+from onnxopt_cli.oracle.reference_code import reference_functions, uncalled_functions
+from onnxopt_cli.suites.operators.generators import draw_seeded
+from onnxopt_cli.suites.operators.node_draft import Unsuitable
+
+ML = {"TreeEnsemble"}
 
 
 def names(op_type, opset=22, domain=""):
@@ -36,3 +46,48 @@ def test_operators_of_other_domains_have_functions():
 
 def test_functions_that_check_types_are_left_out():
     assert not any(name.startswith("OpRun") and name.endswith(".run") for name in names("Add"))
+
+
+def executed_functions(operator):
+    """Return the functions of an operator that run on generated nodes."""
+    schema = defs.get_schema(operator, domain="ai.onnx.ml" if operator in ML else "")
+    version = schema.domain, schema.name, schema.since_version
+    by_code = {function.__code__: function for function in reference_functions(*version)}
+    executed = set()
+
+    def record(frame, event, _):
+        if event == "call" and frame.f_code in by_code:
+            executed.add(by_code[frame.f_code])
+
+    for seed in range(2000, 2006):
+        with suppress(Unsuitable):
+            problem = draw_seeded(schema, seed).problem
+            with corrected():
+                sys.setprofile(record)
+                try:
+                    ReferenceModel(problem.model).run(problem.inputs)
+                finally:
+                    sys.setprofile(None)
+    return executed, uncalled_functions(*version)
+
+
+@pytest.mark.parametrize(
+    "operator", ["LogSoftmax", "LpPool", "MaxPool", "Shape", "TfIdfVectorizer", "TreeEnsemble"]
+)
+def test_functions_that_are_proven_uncalled_do_not_run(operator):
+    executed, uncalled = executed_functions(operator)
+    assert executed
+    assert not executed & uncalled
+
+
+def test_uncalled_functions():
+    uncalled = {function.__qualname__ for function in uncalled_functions("", "MaxPool", 22)}
+    # A correction replaces the method that calls these functions.
+    assert {"MaxPool._max_pool_2d", "CommonPool._run", "_pool"} <= uncalled
+    assert not uncalled & {"_maximum", "_geometry", "_Geometry.windows"}
+    # Called by super().
+    names = {function.__qualname__ for function in uncalled_functions("", "RNN", 22)}
+    assert not names & {"CommonRNN.__init__", "CommonRNN._run_forward"}
+    # Imported under another name.
+    names = {function.__name__ for function in uncalled_functions("", "DequantizeLinear", 25)}
+    assert "reshape_input" not in names
