@@ -25,6 +25,7 @@ from onnxopt_cli.analysis.node_reformulations import node_reformulations
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     MAX_TIMEOUTS,
+    TIMEOUT,
     NodeImplementation,
     attempted,
     computing,
@@ -510,7 +511,7 @@ def outcomes_on_trials(
             outputs, failure = run_implementation(
                 entries[trial.opset], trial.model, trial.inputs, compute
             )
-            if failure == "timeout" and not is_mutant:
+            if failure == TIMEOUT and not is_mutant:
                 yield index, None, ""
                 continue
             ran = outputs is not None and not failure
@@ -522,7 +523,7 @@ def outcomes_on_trials(
             yield index, ratio, failure or ("ran" if ran else "")
             succeeded |= ran
             is_killed |= ratio > 1
-            timeouts += failure == "timeout"
+            timeouts += failure == TIMEOUT
             is_over = (succeeded and is_killed and not thorough) or timeouts >= MAX_TIMEOUTS
             if is_mutant and is_over:
                 return

@@ -38,6 +38,8 @@ from onnxopt_cli.workers.forked_processes import (
 
 #: Seconds that the evaluation of one node may take.
 EVALUATION_SECONDS = 2.0
+#: The description of the failure of a mutant that exceeds its time limit.
+TIMEOUT = "timeout"
 #: Seconds after which a mutant fails on a node.
 MUTANT_SECONDS = 0.5
 #: The number of nodes on which a mutant may exceed its time limit before it no longer runs.
@@ -105,7 +107,7 @@ def search_nodes(
         for index in infected[name]:
             variation = candidates[index]
             outputs, failure = _run_mutant(forms[variation.opset], variation, compute)
-            timeouts += failure == "timeout"
+            timeouts += failure == TIMEOUT
             if timeouts >= MAX_TIMEOUTS:
                 yield index
                 yield _Progress(index + 1)
@@ -356,7 +358,7 @@ def attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Value
             warnings.simplefilter("ignore")
             return run(), ""
     except TimeLimitError:
-        return [], "timeout"
+        return [], TIMEOUT
     except (Exception, SystemExit):  # noqa: BLE001 - a mutant may raise any exception
         return [], "error"
 

@@ -166,7 +166,7 @@ class NodeExamination:
             if isinstance(key, int):
                 cases[key].traits, cases[key].numbers = value, effects
                 cases[key].outputs = outputs
-            elif value or key.endswith(PROBES):
+            elif value or (effects and key.endswith(PROBES)):
                 elements[key] = value
                 self._mistakes[key] = mistakes[key]
                 for index, effect in effects.items():

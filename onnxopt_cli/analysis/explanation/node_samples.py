@@ -26,6 +26,7 @@ from onnxopt_cli.analysis.explanation.element_features import MAX_OUTPUT_ELEMENT
 from onnxopt_cli.analysis.explanation.features import plain_count, roundest
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
+    TIMEOUT,
     computing,
     excess,
     may_differ,
@@ -778,6 +779,10 @@ class _NotEstimatedError(Exception):
     """Raised if the correct outputs of a node, or their tolerances, cannot be estimated."""
 
 
+class _TooSlowError(Exception):
+    """Raised if a mistake takes too long, as a loop without a limit does."""
+
+
 @dataclass(eq=False)
 class JudgedNode:
     """A node with its correct outputs, as used in the process that computes mistakes.
@@ -860,11 +865,14 @@ class JudgedNode:
 
         Raises:
             _NotEstimatedError: if that cannot be decided.
+            _TooSlowError: if the mistake takes too long.
         """
         sample = self.sample
         outputs, failure = run_implementation(mistake, sample.model, sample.inputs, self._compute)
         if outputs is None:
             return Effect.NONE, 0.0
+        if failure == TIMEOUT:
+            raise _TooSlowError
         if failure:
             return Effect.UNLIKE, 0.0
         try:
@@ -938,16 +946,33 @@ def effects_by_mistake(
     mistakes: Iterable[NodeMutant], judge: JudgedNode
 ) -> dict[str, Effect] | None:
     """Return the effects of mistakes on a node by name; None if an effect cannot be decided."""
-    try:
-        return {mistake.name: judge.effect(mistake)[0] for mistake in mistakes}
-    except _NotEstimatedError:
-        return None
+    effects: dict[str, Effect] = {}
+    for mistake in mistakes:
+        try:
+            effects[mistake.name] = judge.effect(mistake)[0]
+        except _TooSlowError:
+            effects[mistake.name] = Effect.UNLIKE
+        except _NotEstimatedError:
+            return None
+    return effects
 
 
 def effects_on(
     mistake: NodeMutant, judges: Mapping[int, JudgedNode]
 ) -> tuple[float, dict[int, Effect]]:
-    """Return how many wrong elements a mistake reproduces, and its effects by case number."""
+    """Return how many wrong elements a mistake reproduces, and its effects by case number.
+
+    A mistake that takes too long has no effects.
+    """
+    try:
+        return _effects_on(mistake, judges)
+    except _TooSlowError:
+        return 0.0, {}
+
+
+def _effects_on(
+    mistake: NodeMutant, judges: Mapping[int, JudgedNode]
+) -> tuple[float, dict[int, Effect]]:
     effects: dict[int, Effect] = {}
     elements = 0.0
     for index, judge in judges.items():
@@ -962,7 +987,9 @@ def effects_on(
     if elements or mistake.name.endswith(PROBES):
         further = [index for index in judges if index not in effects]
         for index in further:
-            # A passing case that cannot be judged does not contradict the mistake.
-            effect = effects_by_mistake([mistake], judges[index]) or {}
-            effects[index] = effect.get(mistake.name, Effect.NONE)
+            try:
+                effects[index] = judges[index].effect(mistake)[0]
+            except _NotEstimatedError:
+                # A passing case that cannot be judged does not contradict the mistake.
+                effects[index] = Effect.NONE
     return elements, effects
