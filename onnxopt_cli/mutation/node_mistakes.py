@@ -52,6 +52,7 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
         *(_own_mistakes(schema) if not domain else ()),
         *(mutant for mutant in of_schema if mutant.kind in likely),
         *_attribute_mistakes(schema),
+        *_index_mistakes(schema),
         *output_mistakes(schema),
         *_version_mistakes(schema),
         *(mutant for mutant in of_schema if mutant.kind not in likely),
@@ -149,6 +150,42 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 f"The attributes {first} and {second} are exchanged.",
                 partial(_attributes_exchanged, first, second),
             )
+
+
+# Types of inputs that are counts, axes or positions.
+_INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
+# Changes of such inputs, with the name and the description of the mistake; {} is the input.
+_INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "{} one too large": ("The input {} is one too large.", lambda array: array + 1),
+    "{} one too small": ("The input {} is one too small.", lambda array: array - 1),
+    "negative {} one too large": (
+        "Negative values of the input {} are one too large.", lambda array: array + (array < 0)
+    ),
+    "negative {} one too small": (
+        "Negative values of the input {} are one too small.", lambda array: array - (array < 0)
+    ),
+}  # fmt: skip
+
+
+def _index_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    """Yield mistakes in inputs that are counts, axes or positions."""
+    for place, formal in enumerate(schema.inputs):
+        if not _INDEX_TYPES.issuperset(formal.types):
+            continue
+        for name, (about, change) in _INDEX_CHANGES.items():
+            yield NodeMutant(
+                name.format(formal.name),
+                MutantKind.VALUES,
+                about.format(formal.name),
+                partial(_with_index, place, change),
+            )
+
+
+def _with_index(place: int, change: Callable[[Array], Array], node: BoundNode) -> BoundNode | None:
+    value = node.operand(place)
+    if value is None or np.array_equal(changed := change(value), value):
+        return None
+    return node.with_operand(place, changed.astype(value.dtype))
 
 
 def _number_mistakes(name: str, *, is_integer: bool) -> Iterator[NodeMutant]:

@@ -577,6 +577,20 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             {"x": np.float32([[[-1, -2]]])},
             [[[0, -1]]],
         ),
+        (
+            "Gather",
+            {},
+            "negative indices one too small",
+            {"x": np.float32([5, 6, 7]), "i": np.array([-1, 0])},
+            [6, 5],
+        ),
+        (
+            "Gather",
+            {},
+            "indices one too large",
+            {"x": np.float32([5, 6, 7]), "i": np.array([-1, 0])},
+            [5, 6],
+        ),
     ],
 )
 def test_mistake_with_attributes_agrees_with_its_description(
