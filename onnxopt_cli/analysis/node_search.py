@@ -65,7 +65,7 @@ class SearchResult:
 
     Attributes:
         nodes: the indices of nodes that distinguish it.
-        examined: number of nodes that were examined.
+        examined: number of nodes on which the mutant agrees with its operator or was judged.
     """
 
     nodes: Sequence[int]
@@ -77,6 +77,25 @@ class _Progress:
     """A report of progress: the number of nodes that a search has examined."""
 
     examined: int
+
+
+class _Judge:
+    """Judges the outputs of mutants on nodes.
+
+    Args:
+        candidates: the nodes.
+    """
+
+    def __init__(self, candidates: Sequence[Variation]) -> None:
+        self._candidates = candidates
+        self._expected: dict[int, Expected | None] = {}
+
+    def rejects(self, index: int, outputs: Sequence[Value]) -> bool | None:
+        """Return whether a node rejects outputs; None if the node cannot be judged."""
+        if index not in self._expected:
+            self._expected[index] = _estimated(self._candidates[index])
+        expected = self._expected[index]
+        return None if expected is None else excess(expected, outputs) > 1
 
 
 def search_nodes(
@@ -96,13 +115,13 @@ def search_nodes(
         check: describes the state of the reference, which no mutant may change.
         limit: number of distinguishing nodes after which the search for a mutant ends.
     """
-    expected: dict[int, Expected | None] = {}
+    judge = _Judge(candidates)
     infected = _infected_nodes(mutants, candidates, evaluators)
 
     def search(name: str) -> Iterator[int | _Progress]:
         forms = mutants[name]
         compute = _node_computer(evaluators, forms)
-        confirmations = distinctions = timeouts = 0
+        confirmations = distinctions = timeouts = unjudged = 0
         last_report = monotonic()
         for index in infected[name]:
             variation = candidates[index]
@@ -110,24 +129,23 @@ def search_nodes(
             timeouts += failure == TIMEOUT
             if timeouts >= MAX_TIMEOUTS:
                 yield index
-                yield _Progress(index + 1)
-                return
-            if outputs is not None and not failure and may_differ(variation.outputs, outputs):
-                if index not in expected:
-                    expected[index] = _estimated(variation)
-                result = expected[index]
-                if result is not None and excess(result, outputs) > 1:
+                distinctions = limit
+            elif outputs is not None and not failure and may_differ(variation.outputs, outputs):
+                is_rejected = (
+                    judge.rejects(index, outputs) if confirmations < _MAX_CONFIRMATIONS else None
+                )
+                if is_rejected:
                     yield index
                     distinctions += 1
-                else:
-                    confirmations += 1
-            if distinctions >= limit or confirmations >= _MAX_CONFIRMATIONS:
-                yield _Progress(index + 1)
+                confirmations += not is_rejected
+                unjudged += is_rejected is None
+            if distinctions >= limit:
+                yield _Progress(index + 1 - unjudged)
                 return
             if monotonic() > last_report + _REPORT_SECONDS:
                 last_report = monotonic()
-                yield _Progress(index)
-        yield _Progress(len(candidates))
+                yield _Progress(index - unjudged)
+        yield _Progress(len(candidates) - unjudged)
 
     results: list[SearchResult] = []
     for events, _ in run_in_turn([*mutants], search, 15 * EVALUATION_SECONDS, check):
@@ -158,21 +176,23 @@ def _infected_nodes(
     def record() -> Iterator[Sequence[str]]:
         recorder = InfectionRecorder(codes)
         at_preparation: dict[int, set[str]] = {}
-        for variation in candidates:
-            model = variation.model
-            try:
-                with recorder.recording(), time_limit(EVALUATION_SECONDS):
-                    if id(model) not in at_preparation:
-                        ReferenceModel(model)
-                        at_preparation[id(model)] = {*recorder.infected}
-                    evaluator = evaluators[id(model)]
-                    inputs = {name: copied(value) for name, value in variation.inputs.items()}
-                    outputs = evaluator.run(inputs)
-                names = recorder.infected | at_preparation[id(model)] | recorder.unknown
-                is_valid = not may_differ(variation.outputs, outputs)
-            except (Exception, TimeLimitError):  # noqa: BLE001 - the instrumentation may interfere
-                is_valid = False
-            yield [*names] if is_valid else [*codes]
+        with recorder.recording():
+            for variation in candidates:
+                model = variation.model
+                try:
+                    with time_limit(EVALUATION_SECONDS):
+                        recorder.infected.clear()
+                        if id(model) not in at_preparation:
+                            ReferenceModel(model)
+                            at_preparation[id(model)] = {*recorder.infected}
+                        evaluator = evaluators[id(model)]
+                        inputs = {name: copied(value) for name, value in variation.inputs.items()}
+                        outputs = evaluator.run(inputs)
+                    names = recorder.infected | at_preparation[id(model)] | recorder.unknown
+                    is_valid = not may_differ(variation.outputs, outputs)
+                except (Exception, TimeLimitError):  # noqa: BLE001 - instrumentation may interfere
+                    is_valid = False
+                yield [*names] if is_valid else [*codes]
 
     if codes:
         try:

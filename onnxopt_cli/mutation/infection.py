@@ -68,8 +68,7 @@ class InfectionRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Clear ``infected``, and instrument the functions in a ``with`` block."""
-        self.infected.clear()
+        """Instrument the functions in a ``with`` block."""
         names = {_REACHED: self._reached, _COMPARED: self._compared, _TESTED: self._tested}
         with ExitStack() as stack:
             for function, code in self._codes.items():
