@@ -195,6 +195,22 @@ def _unpooled_index(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _written_twice({}, indices.ravel(), values.reshape(-1, 1))
 
 
+def _affine_matrices(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    theta, size = operands[:2]
+    rank = size.size - 2
+    shape = (int(size[0]), rank, rank + 1)
+    return "" if theta.shape == shape else f"theta of shape {theta.shape} instead of {shape}"
+
+
+def _sampled_points(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    grid = operands[1].astype(np.float64)
+    if np.isnan(grid).any():
+        return "the coordinate NaN"
+    if attributes.get("padding_mode") == b"reflection" and np.isinf(grid).any():
+        return "an infinite coordinate, which cannot be reflected into the image"
+    return ""
+
+
 def _write_index(attributes: _Attributes, operands: Sequence[Any]) -> str:
     cache, update, write_indices = operands[:3]
     if attributes.get("mode") == b"circular":
@@ -497,6 +513,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _window_size for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{("", name): _axis_operand for name in ("CumProd", "CumSum")},
     **{("", name): _normalized_axis for name in ("LayerNormalization", "RMSNormalization")},
+    ("", "AffineGrid"): _affine_matrices,
     ("", "Attention"): _unpadded_length,
     ("", "CenterCropPad"): _cropped_shape,
     ("", "Compress"): _selected_slices,
@@ -541,6 +558,7 @@ _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "Div"): _integer_divisor,
     ("", "DynamicQuantizeLinear"): _dynamic_range,
     ("", "Erf"): _fractional_integers,
+    ("", "GridSample"): _sampled_points,
     ("", "Mod"): _integer_divisor,
     ("", "QLinearConv"): _requantization_scale,
     ("", "QLinearMatMul"): _requantization_scale,

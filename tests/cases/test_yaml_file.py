@@ -76,6 +76,18 @@ def test_outputs_of_an_operator_with_a_formula_are_optional(tmp_path):
             "Split, inputs: {input: [5.0, 6.0], split: [1, 1]}, node_outputs: [outputs1, outputs2]",
             {"outputs1": "float32[1]", "outputs2": "float32[1]"},
         ),
+        # onnx infers no types of these outputs, but the schemas determine the element types.
+        (
+            (
+                "GroupNormalization, attributes: {num_groups: 1}, "
+                "inputs: {X: [[2.0]], scale: [1], bias: [5]}"
+            ),
+            {"Y": "float32[1,1]"},
+        ),
+        (
+            "Scaler, domain: ai.onnx.ml, attributes: {offset: [1], scale: [2]}, inputs: {X: [3.0]}",
+            {"Y": "float32[1]"},
+        ),
     ],
 )
 def test_outputs_of_an_operator_of_onnx_are_optional(tmp_path, monkeypatch, onnxopt, fields, types):

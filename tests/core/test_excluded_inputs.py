@@ -148,6 +148,19 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
         ("RNN", [SEQUENCES, *WEIGHTS, X[:1]], {}, "B of shape (1, 4) instead of (1, 6)"),
         ("GRU", [SEQUENCES, *WEIGHTS], {}, "W of shape (1, 3, 4) instead of (1, 9, 4)"),
         ("LSTM", [SEQUENCES, *WEIGHTS], {}, "W of shape (1, 3, 4) instead of (1, 12, 4)"),
+        (
+            "AffineGrid",
+            [np.ones((2, 2, 3), np.float32), integers([3, 1, 4, 4])],
+            {},
+            "theta of shape (2, 2, 3) instead of (3, 2, 3)",
+        ),
+        ("GridSample", [IMAGES[:1], PAIR * np.float32(np.nan)], {}, "the coordinate NaN"),
+        (
+            "GridSample",
+            [IMAGES[:1], PAIR * np.float32(np.inf)],
+            {"padding_mode": "reflection"},
+            "an infinite coordinate",
+        ),
     ],
 )
 def test_inputs_without_a_defined_result_are_excluded(operator, operands, attributes, excluded):
@@ -241,6 +254,18 @@ def test_computed_index_out_of_bounds_is_excluded():
         all_readings(model_of(nodes, inputs), inputs)
     inputs["i"] = integers([0, 1])
     assert all_readings(model_of(nodes, inputs), inputs)
+
+
+def test_error_of_the_reference_about_an_empty_intermediate_tensor_excludes_nothing():
+    # The batch of the normalization is empty, although the input of the graph is not.
+    nodes = [
+        helper.make_node("Slice", ["x", "first", "first"], ["batch"]),
+        helper.make_node("GroupNormalization", ["batch", "one", "one"], ["y"], num_groups=1),
+    ]
+    one = np.ones(1, np.float32)
+    inputs = {"x": np.ones((2, 1, 3), np.float32), "first": integers([0]), "one": one}
+    with pytest.raises(NoReferenceError, match="does not run it in double"):
+        all_readings(model_of(nodes, inputs), inputs)
 
 
 def test_undefined_elements_within_a_larger_model_do_not_exclude_it():

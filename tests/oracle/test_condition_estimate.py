@@ -452,6 +452,25 @@ def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
                 condition(model, {"x": x})
 
 
+@pytest.mark.parametrize("features", [1, 2])
+@pytest.mark.parametrize(("operator", "output"), [("LinearClassifier", 1), ("LinearRegressor", 0)])
+def test_logistic_function_of_negative_scores_may_be_a_difference(operator, output, features):
+    x = np.array([[-5], [-8], [-12], [3]], np.float32) / np.float32(features)
+    x = np.repeat(x, features, 1)
+    attributes = {"coefficients": [1.0] * 3 * features, "post_transform": "LOGISTIC"}
+    attributes["intercepts"] = [0.0, 0.5, -0.5]
+    targets = {"targets": 3} if operator == "LinearRegressor" else {"classlabels_ints": [1, 2, 3]}
+    node = (operator, ["x"], attributes | targets | {"domain": "ai.onnx.ml"})
+    model = model_of([node], {"x": x}, output + 1, types=[TensorProto.INT64, 1][1 - output :])
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    scores = x.sum(1, keepdims=True) + f32(0, 0.5, -0.5)
+    # onnx's reference and ONNX Runtime compute the function in this way.
+    near_one = 1 / (1 + np.exp(-np.abs(scores)))
+    shares = np.where(scores < 0, 1 - near_one, near_one)
+    assert passes_estimate(model, {"x": x}, shares, output)
+    assert not passes_estimate(model, {"x": x}, shares + f32(1e-6), output)
+
+
 def test_movement_proportional_to_a_square_root_is_not_a_discontinuity():
     x = np.full((1, 4), 0.5, np.float32)
     nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]

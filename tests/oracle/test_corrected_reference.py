@@ -854,6 +854,28 @@ def test_windows_of_an_empty_batch_are_empty(operator):
     assert conditioned_output.right[0][0].shape == empty.shape
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize(("padding", "right"), [("zeros", [0, 0]), ("border", [2, 3])])
+def test_infinite_and_huge_coordinates_are_beyond_the_image(mode, padding, right):
+    grid = f32([[[np.inf, -1], [-np.inf, 1e30]]])
+    inputs, y = {"x": f32([[[1, 2], [3, 5]]]), "grid": grid}, f32([[right]])
+    attributes = {"mode": mode, "padding_mode": padding, "align_corners": 1}
+    node = helper.make_node("GridSample", [*inputs], ["y"], **attributes)
+    verify(model_of([node], inputs, {"y": y}), inputs, [y], reference_fails=False)
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_convolution_of_no_channels_is_the_bias(operator):
+    shape = (2, 0, 2, 2) if operator == "Conv" else (0, 2, 2, 2)
+    inputs = {"x": np.zeros((1, 0, 4, 4), np.float32), "w": np.zeros(shape, np.float32)}
+    inputs["b"] = f32(1, 2)
+    length = 3 if operator == "Conv" else 5
+    right = np.broadcast_to(f32([1], [2])[..., None], (1, 2, length, length))
+    model = model_of([helper.make_node(operator, [*inputs], ["y"])], inputs, {"y": right})
+    (conditioned_output,) = condition(model, inputs)
+    np.testing.assert_array_equal(conditioned_output.right[0][0], right)
+
+
 @pytest.mark.parametrize(
     ("opset", "power", "size"), [(1, 2.0, 1e-20), (18, 2, 1e-20), (18, 1000, 0.01)]
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import defs
+from onnx import defs, helper
 from onnx.defs import OpSchema
 
 from onnxopt_cli.cases.onnx.model_check import inferred_outputs, input_fault, model_fault
@@ -50,7 +50,8 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
     """Read a case of an operator that onnx defines.
 
     In a case without ``outputs``, the node has the outputs that ``node_outputs`` lists, by default
-    all that the schema requires. onnx infers their types, and the oracle computes their values.
+    all that the schema requires. onnx infers their types, or the schema determines them, and the
+    oracle computes their values.
 
     Args:
         schema: the operator's schema.
@@ -100,7 +101,7 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
         )
 
     if outputs is None:
-        types = inferred_outputs(model())
+        types = _types_by_schema(schema, bound) | inferred_outputs(model())
         untyped = []
         for info in filter(None, output_infos):
             if info.name in types:
@@ -161,6 +162,26 @@ def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInf
                 valid.append(formal.name)
         fields.add_error(stated, f"found {listed(unknown)}, expected some of {listed(valid)}")
     return [onnx.ValueInfoProto(name=name) if name else None for name in places]
+
+
+def _types_by_schema(
+    schema: OpSchema, bound: Mapping[str, np.dtype[Any]]
+) -> dict[str, onnx.TypeProto]:
+    """Return the types of the outputs whose element type the schema determines, without shapes.
+
+    Args:
+        schema: the operator's schema.
+        bound: the element types of its type variables.
+    """
+    types = {}
+    for formal in schema.outputs:
+        allowed = _allowed(formal)
+        if (dtype := bound.get(_variable(formal) or "")) is not None:
+            allowed &= {f"tensor({dtype_name(dtype)})"}
+        if len(allowed) == 1 and (match := _TENSOR.fullmatch(allowed.pop())):
+            elem_type = helper.np_dtype_to_tensor_dtype(DTYPES[match[1]])
+            types[formal.name] = helper.make_tensor_type_proto(elem_type, None)
+    return types
 
 
 def find_schema(

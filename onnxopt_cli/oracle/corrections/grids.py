@@ -18,6 +18,9 @@ from onnxopt_cli.core.values import Array
 
 # Number of pixels that are in memory at once.
 _MAX_PIXELS = 1 << 22
+# Coordinates beyond this limit, including infinite ones, are replaced by the limit, which can be
+# converted to an integer. They are outside of all images.
+_FARTHEST = 2.0**52
 # For each mode of interpolation, the distance of the first pixel from the floor of the coordinate,
 # and the number of pixels along an axis.
 _TAPS = {"nearest": (0, 1), "linear": (0, 2), "cubic": (-1, 4)}
@@ -36,7 +39,7 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
             their outer edges.
 
     Raises:
-        ArithmeticError: if a coordinate is not finite, or cannot be reflected.
+        ArithmeticError: if a coordinate is NaN, or cannot be reflected.
     """
     values = np.zeros((*x.shape[:2], prod(grid.shape[1:-1])), x.dtype)
     if not values.size:
@@ -72,9 +75,9 @@ class _Axis:
         elif self._padding == "border" and mode != "cubic":
             outside = (x < self._least) | (x > self._largest)
             x = np.where(outside, np.clip(x, 0, self._size - 1), x)
-        if mode != "nearest" and not np.isfinite(x).all():
-            raise ArithmeticError("a coordinate of GridSample is not finite")
-        return x
+        if np.isnan(x).any():
+            raise ArithmeticError("a coordinate of GridSample is NaN")
+        return np.clip(x, -_FARTHEST, _FARTHEST)
 
     def places(self, indices: Array) -> tuple[Array, Array]:
         """Return indices that are in the image, and whether the given indices were in it."""

@@ -242,11 +242,12 @@ def _transposed(
     padding = np.reshape(pads, (2, -1)).sum(axis=0)
     shape = np.array(stride) * (np.array(x.shape[2:]) - 1) + added + extent - padding
     shape = attributes.get("output_shape") or shape.tolist()
-    kernels = w.reshape(len(w), -1).T
+    # The sizes are stated, because NumPy does not infer them if there are no channels.
+    kernels = w.reshape(len(w), prod(w.shape[1:])).T
     images = []
     for image in x:
-        columns = np.matmul(kernels, image.reshape(len(image), -1))
-        columns = columns.reshape(w.shape[1], -1, columns.shape[-1])
+        columns = np.matmul(kernels, image.reshape(len(image), prod(image.shape[1:])))
+        columns = columns.reshape(w.shape[1], prod(w.shape[2:]), columns.shape[-1])
         summed = summed_columns(columns, shape, w.shape[2:], dilation, pads, stride)
         if summed is None:
             result: Array = original(node, x, w, b, group=1, **attributes)[0]

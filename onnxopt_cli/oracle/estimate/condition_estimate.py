@@ -198,15 +198,23 @@ def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 
     NumPy and the reference raise ValueError or IndexError if shapes do not fit together or an index
     is out of bounds. The model runs in its own types, because a failure in double can have other
-    causes. The result is empty if an operand has no elements, because NumPy raises ValueError for
-    some valid operations on empty arrays.
+    causes. The result is empty if an operand of the node has no elements, because NumPy raises
+    ValueError for some valid operations on empty arrays.
     """
-    if any(isinstance(value, np.ndarray) and not value.size for value in inputs.values()):
-        return ""
+    operands_of_node: Sequence[Any] = ()
+
+    def visit(_node: Any, compute: Compute, operands: Sequence[Any], _index: int) -> Sequence[Any]:
+        nonlocal operands_of_node
+        operands_of_node = operands
+        return compute(*operands)
+
     try:
-        ReferenceModel(model).run(inputs)
+        ReferenceModel(model).run(inputs, visit)
     except (ValueError, IndexError) as error:
-        return "" if _BEYOND_NUMPY.search(str(error)) else f"{REJECTED}: {first_line(error)}"
+        is_empty = any(isinstance(x, np.ndarray) and not x.size for x in operands_of_node)
+        if is_empty or _BEYOND_NUMPY.search(str(error)):
+            return ""
+        return f"{REJECTED}: {first_line(error)}"
     except Exception:  # noqa: BLE001 - the reference fails for another reason
         return ""
     return ""

@@ -25,6 +25,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from onnx import helper
 
 from onnxopt_cli.core.values import Array, describe, total_bytes
 from onnxopt_cli.oracle.evaluator import Compute, Visitor, compute_only
@@ -120,6 +121,8 @@ _SMALLEST_NORMAL = {
 _VISIBLE = 2.0**60
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
+# The values of post_transform that stand for the logistic function; TreeEnsemble has the number.
+_LOGISTIC = (b"LOGISTIC", 2)
 _MATRIX_PRODUCTS = frozenset({"Gemm", "MatMul"})
 _SCALES = {
     NodeKind.CONVOLVE: convolution_scale,
@@ -341,6 +344,9 @@ class SiteRecorder:
     ) -> Sequence[Any]:
         """Return the scale of each output's error; empty if perturbed runs determine the errors."""
         kind = node_class.kind
+        if _is_logistic(node):
+            # If a score is negative, the output is 1 - z with z near 1, as for gates.
+            return [np.full(np.shape(output), _GATES_SHARE) for output in outputs]
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
             return [_COORDINATES_SHARE * np.abs(output) for output in outputs_of_magnitudes]
@@ -703,6 +709,16 @@ def _is_zero(scale: Any) -> bool:
 def _reused(array: Array, operand: Array) -> Array | None:
     """Return an array as the buffer for a result; None if its type differs from the operand's."""
     return array if operand.dtype == array.dtype else None
+
+
+def _is_logistic(node: Any) -> bool:
+    """Return whether a node of ai.onnx.ml applies the logistic function to its scores."""
+    (transform,) = [
+        helper.get_attribute_value(attribute)
+        for attribute in node.onnx_node.attribute
+        if attribute.name == "post_transform"
+    ] or [None]
+    return transform in _LOGISTIC
 
 
 def _averages(node: Any, node_class: NodeClass) -> bool:

@@ -152,6 +152,9 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
         output: its output.
     """
     x, w = map(_finite, inputs[:2])
+    if not x.size or not w.size:
+        # A sum without terms has no error.
+        return np.zeros(output.shape, np.float32)
     attributes = {attribute.name: attribute for attribute in node.onnx_node.attribute}
     transposed = node.op_type == "ConvTranspose"
     convolution = (_transposed if transposed else _padded)(x, w, attributes)
