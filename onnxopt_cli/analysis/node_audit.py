@@ -367,7 +367,7 @@ class NodeOutcome:
         stillborn: whether it failed on every node on which it has an effect.
         equivalent: whether no further input distinguishes it.
         inputs: number of further inputs of a mutant that no trial rejects.
-        distinguishing: attributes and inputs that distinguish a survivor; None if there are none.
+        distinguishing: attributes and inputs that distinguish a survivor; None without such a node.
     """
 
     about: str
@@ -423,7 +423,7 @@ class _Distinction:
     """The result of running a mutant on valid nodes that may distinguish it from its operator.
 
     Attributes:
-        example: a node that distinguishes the mutant; None if there are none.
+        example: a node that distinguishes the mutant; None without such a node.
         examined: number of nodes that do not distinguish it.
     """
 

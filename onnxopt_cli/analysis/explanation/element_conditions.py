@@ -47,9 +47,9 @@ MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
 #: fail.
 MIN_FAILURE_RATE = 0.3
-#: A trait of all failing nodes is stated if at least MIN_FAILING_CASES cases fail. Nodes that are
-#: generated from a single case often share its rank and types by accident.
-MIN_FAILING_CASES = 5
+#: A trait of all failing nodes is stated if at least MIN_CASES_WITH_TRAIT cases fail. Nodes that
+#: are generated from a single case often share its rank and types by accident.
+MIN_CASES_WITH_TRAIT = 5
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
 # A condition is a candidate if at least _MIN_CANDIDATE_SHARE of the elements that meet it are
@@ -172,9 +172,9 @@ class ElementConditions:
     ) -> None:
         self._place = place
         self.nodes: list[_Node] = []
-        opened = {id(sample) for sample in failures}
+        failure_ids = {id(sample) for sample in failures}
         for sample in samples:
-            if sample.failed is None or (sample.failed and id(sample) not in opened):
+            if sample.failed is None or (sample.failed and id(sample) not in failure_ids):
                 continue
             if node := _examined(sample, place):
                 self.nodes.append(node)
@@ -358,7 +358,7 @@ class ElementConditions:
 
     def _of_nodes(self, groups: Sequence[Trait | None], holds: Array) -> Iterator[ElementCondition]:
         """Yield conditions that state only which nodes may fail: a trait of all failing nodes."""
-        if sum(bool(node.sample.case) for node in self._failing) < MIN_FAILING_CASES:
+        if sum(bool(node.sample.case) for node in self._failing) < MIN_CASES_WITH_TRAIT:
             return
         failing = np.array([node.failed for node in self.nodes])
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
@@ -384,10 +384,10 @@ class ElementConditions:
 
     def is_proven(self, condition: ElementCondition, fresh: Sequence[NodeSample]) -> bool:
         """Return whether nodes that were generated after a condition was chosen confirm it."""
-        new = {id(sample) for sample in fresh}
-        nodes = [node for node in self.nodes if id(node.sample) in new]
-        within = [node for node in nodes if condition.applies_to(node.sample)]
-        failing = _distinct([node for node in within if node.failed])
+        fresh_ids = {id(sample) for sample in fresh}
+        nodes = [node for node in self.nodes if id(node.sample) in fresh_ids]
+        nodes_with_trait = [node for node in nodes if condition.applies_to(node.sample)]
+        failing = _distinct([node for node in nodes_with_trait if node.failed])
         if len(failing) < MIN_FAILING or not self.agrees(condition):
             return False
         if condition.content == REORDERED:
@@ -406,13 +406,15 @@ class ElementConditions:
                 return False
         if condition.trait is None or condition.is_sufficient:
             return True
-        outside = [node for node in self.nodes if not condition.applies_to(node.sample)]
+        nodes_without_trait = [node for node in self.nodes if not condition.applies_to(node.sample)]
         if not condition.parts and not condition.content:
             right = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
-            return right >= MIN_OTHERS and not any(node.failed for node in outside)
-        wrong = sum(node.failed for node in outside)
+            return right >= MIN_OTHERS and not any(node.failed for node in nodes_without_trait)
+        wrong = sum(node.failed for node in nodes_without_trait)
         right_new = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
-        return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(outside)
+        return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(
+            nodes_without_trait
+        )
 
     def explained(self, condition: ElementCondition) -> list[NodeSample]:
         """Return the failing nodes that a condition explains."""
@@ -429,30 +431,37 @@ class ElementConditions:
             condition: the condition.
             output: the name of the output; empty if the operator has one output.
         """
-        within = [node for node in self.nodes if condition.applies_to(node.sample)]
-        generated = [node for node in within if node.failed and not node.sample.case]
+        nodes_with_trait = [node for node in self.nodes if condition.applies_to(node.sample)]
+        generated_failures = [
+            node for node in nodes_with_trait if node.failed and not node.sample.case
+        ]
         where = f", in nodes in which {condition.trait.text}" if condition.trait else ""
         of_output = f" of {output}" if output else ""
         if not condition.parts and not condition.content:
-            meeting = [node for node in within if not node.sample.case]
+            meeting = [node for node in nodes_with_trait if not node.sample.case]
             others = sum(not node.sample.case for node in self.nodes) - len(meeting)
             # The condition concerns one output; in other nodes, other outputs may also be wrong.
             subject = f"{output} " if output else ""
             return (
                 f"{subject}wrong only where {condition.trait.text if condition.trait else ''} "
-                f"({len(generated)} of {len(meeting)} generated nodes, 0 of {others} others)"
+                f"({len(generated_failures)} of {len(meeting)} generated nodes, "
+                f"0 of {others} others)"
             )
         if not condition.parts:
             is_of_elements = _is_of_elements(condition.content)
             subject = (
                 f"wrong elements{of_output}" if is_of_elements else "a wrong output" + of_output
             )
-            evidence = f"({len(generated)} of {len(generated)} failing generated nodes)"
+            evidence = (
+                f"({len(generated_failures)} of {len(generated_failures)} failing generated nodes)"
+            )
             return f"{subject} {condition.content}{where} {evidence}"
-        counts = np.array([_counts(node, [condition.parts])[0] for node in within])
+        counts = np.array([_counts(node, [condition.parts])[0] for node in nodes_with_trait])
         met, wrong_met = int(counts[:, 0].sum()), int(counts[:, 1].sum())
-        others = sum(node.features.size for node in within) - met
-        wrong = sum(node.wrong.sum() for node in within if node.failed and node.wrong is not None)
+        others = sum(node.features.size for node in nodes_with_trait) - met
+        wrong = sum(
+            node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
+        )
         quantifier = "wherever" if condition.share >= WHEREVER_SHARE else "only where"
         parts = " and ".join(condition.parts)
         content = ""
@@ -503,23 +512,25 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
     counts = np.zeros((len(conditions), 5))
     counts[:, 3] = node.failed
     flags = node.features.flags
-    known = [index for index, parts in enumerate(conditions) if flags.keys() >= {*parts}]
-    if not known or node.wrong is None:
+    known_places = [index for index, parts in enumerate(conditions) if flags.keys() >= {*parts}]
+    if not known_places or node.wrong is None:
         return counts
-    met = np.array([flags[conditions[index][0]] for index in known])
+    met = np.array([flags[conditions[index][0]] for index in known_places])
     for place in range(1, len(conditions[0])):
-        met &= np.array([flags[conditions[index][place]] for index in known])
-    counts[known, 0] = met.sum(axis=1)
+        met &= np.array([flags[conditions[index][place]] for index in known_places])
+    counts[known_places, 0] = met.sum(axis=1)
     if node.failed:
-        counts[known, 1] = met[:, node.wrong].sum(axis=1)
-        disagrees = counts[known, 1] < np.count_nonzero(node.wrong)
-        counts[known, 3] = disagrees
+        counts[known_places, 1] = met[:, node.wrong].sum(axis=1)
+        disagrees = counts[known_places, 1] < np.count_nonzero(node.wrong)
+        counts[known_places, 3] = disagrees
         met_share, wrong_share = met.mean(axis=1), float(np.mean(node.wrong))
         only_met = _chance(met_share, 1 - wrong_share)
-        counts[known, 2] = -np.log10(np.where(disagrees, 1.0, only_met))
-        all_wrong = (counts[known, 1] == counts[known, 0]) & (counts[known, 0] > 0)
-        every_met = _chance(np.full(len(known), wrong_share), 1 - met_share)
-        counts[known, 4] = -np.log10(np.where(all_wrong, every_met, 1.0))
+        counts[known_places, 2] = -np.log10(np.where(disagrees, 1.0, only_met))
+        all_wrong = (counts[known_places, 1] == counts[known_places, 0]) & (
+            counts[known_places, 0] > 0
+        )
+        every_met = _chance(np.full(len(known_places), wrong_share), 1 - met_share)
+        counts[known_places, 4] = -np.log10(np.where(all_wrong, every_met, 1.0))
     return counts
 
 
@@ -553,6 +564,6 @@ def _common_content(nodes: Sequence[_Node], *, weak: bool) -> str:
     """Return the most informative statement that holds for the wrong elements of all nodes."""
     if not nodes:
         return ""
-    common = frozenset.intersection(*(node.contents for node in nodes))
-    known = [content for content in common if weak or content not in WEAK_CONTENTS]
-    return min(known, key=lambda content: (content in WEAK_CONTENTS, len(content)), default="")
+    common_contents = frozenset.intersection(*(node.contents for node in nodes))
+    candidates = [content for content in common_contents if weak or content not in WEAK_CONTENTS]
+    return min(candidates, key=lambda content: (content in WEAK_CONTENTS, len(content)), default="")

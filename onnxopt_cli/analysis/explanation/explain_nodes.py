@@ -81,11 +81,11 @@ MAX_CHANCE = 1e-9
 #: A condition of two parts requires MIN_LACKING passing nodes that meet only the first part, and as
 #: many that meet only the second part.
 MIN_LACKING = 3
-#: If the backend cannot run generated nodes, MIN_FAILING_CASES failing cases must meet a condition.
-MIN_FAILING_CASES = 3
-#: If the backend cannot run generated nodes, a condition requires MIN_PASSING_CASES passing cases
+#: If the backend cannot run generated nodes, MIN_MEETING_CASES failing cases must meet a condition.
+MIN_MEETING_CASES = 3
+#: If the backend cannot run generated nodes, a condition requires MIN_OTHER_CASES passing cases
 #: that do not meet it.
-MIN_PASSING_CASES = 3
+MIN_OTHER_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
 # Shares of the time of a search. Errors take less time, because no known mistake is tried.
@@ -370,15 +370,15 @@ class _NodeSearch(HypothesisRanking):
                 sample.failed is False and self._has_no_effect(best, sample)
                 for sample in self._samples
             )
-            return len(failing) >= MIN_FAILING_CASES or is_distinguished
+            return len(failing) >= MIN_MEETING_CASES or is_distinguished
         rivals = [
             hypothesis
             for hypothesis in ranked[1:]
             if hypothesis.traits and hypothesis.cost < best.cost + _RIVAL_COST
         ]
         return (
-            len(failing) >= MIN_FAILING_CASES
-            and len(passing) >= MIN_PASSING_CASES
+            len(failing) >= MIN_MEETING_CASES
+            and len(passing) >= MIN_OTHER_CASES
             and len(best.traits) == 1
             and not rivals
         )

@@ -58,7 +58,7 @@ DISAGREEMENT_MARGIN = 0.02
 # Two conditions count as equal if at most _DIFFERENT_SHARE of the inputs meet only one of them.
 _DIFFERENT_SHARE = 0.01
 #: The number of failing cases that a condition requires if the backend cannot run generated nodes.
-MIN_FAILING_CASES = 4
+MIN_FAILING_WITHOUT_QUERIES = 4
 # A condition that more than _MAX_INPUTS_SHARE of the inputs, and of their elements, meet is not
 # informative.
 _MAX_INPUTS_SHARE = 0.9
@@ -118,7 +118,9 @@ def failure_condition(
         mistake: the known mistake whose condition is sought; None for any fault.
     """
     failing = sum(each.failed for each in samples)
-    if not failing or (not submit and (failing < MIN_FAILING_CASES or failing == len(samples))):
+    if not failing or (
+        not submit and (failing < MIN_FAILING_WITHOUT_QUERIES or failing == len(samples))
+    ):
         return None
     return _Search(samples, submit, mistake).run()
 

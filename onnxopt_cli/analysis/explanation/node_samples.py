@@ -65,7 +65,7 @@ _MAX_VALUE_CHARS = 40
 # The largest number of elements of an input whose values are examined.
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
-_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype", "output_dtype"})
 # Attributes that have a number for each spatial axis.
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
 # Attributes that count channels.
