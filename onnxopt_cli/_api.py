@@ -512,8 +512,8 @@ def audit(
         shard: the part of the implementations to test; None for all.
         join: JSON files of the audits of all shards, which are merged instead of running an audit.
         inputs: number of random nodes for each mutant of an operator without a formula that
-            survives all cases. The mutant runs on these nodes to find out whether it is equivalent.
-            None for the default.
+            survives all cases. The mutant runs on the random nodes to find out whether it is
+            equivalent. None for the default.
         seconds: processor time in seconds for each operator, after which no further nodes are
             drawn.
 

@@ -226,9 +226,10 @@ class MutationScore:
 
     @property
     def redundant(self) -> list[str] | None:
-        """Cases that reject only mutants which other cases also reject; None if not thorough.
+        """Cases that reject only mutants which other cases also reject.
 
-        The number of rejected mutants remains the same if a single redundant case is removed.
+        The value is None if the audit is not thorough. The number of rejected mutants remains the
+        same if a single redundant case is removed.
         """
         if not self.thorough:
             return None

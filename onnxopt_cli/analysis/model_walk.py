@@ -40,7 +40,7 @@ from onnxopt_cli.operators.nodes import (
 #: why it cannot.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
-#: The reason why a node cannot run if the node that computes an input of it has no outputs.
+#: The reason why a node cannot run if one of its operands could not be computed.
 NO_OPERAND = "an operand has no value"
 # Number of iterations of a Loop or Scan whose nodes are judged one by one.
 _ITERATIONS = 2

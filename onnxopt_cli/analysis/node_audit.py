@@ -57,9 +57,10 @@ from onnxopt_cli.workers.interruption import Interruption
 
 # The largest number of mutants of an operator's code. The mutants are spread evenly over the code.
 _MAX_CODE_MUTANTS = 400
-#: The default number of valid nodes that must not distinguish a mutant which counts as equivalent.
+#: By default, a mutant counts as equivalent if none of EQUIVALENCE_INPUTS valid nodes distinguishes
+#: it.
 EQUIVALENCE_INPUTS = 300
-#: A mutant is resolved if this number of valid nodes does not distinguish it.
+#: A mutant is resolved if RESOLVING_INPUTS valid nodes do not distinguish it.
 RESOLVING_INPUTS = 10_000
 # Proofs of equivalence that do not follow from the schema.
 _UNCALLED = "No node of the operator calls the changed function of onnx's reference."

@@ -1,7 +1,8 @@
 """Correct implementations of operators without a formula that round differently.
 
-No suite may reject such an implementation. Each reformulation computes a node in another order of
-operations, in the types that runtimes use: 16-bit types are accumulated in float32.
+No suite may reject a correct implementation that rounds differently. Each reformulation computes a
+node in another order of operations, in the types that runtimes use: 16-bit types are accumulated in
+float32.
 """
 
 from __future__ import annotations

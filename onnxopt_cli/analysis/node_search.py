@@ -42,12 +42,12 @@ EVALUATION_SECONDS = 2.0
 TIMEOUT = "timeout"
 #: Seconds after which a mutant fails on a node.
 MUTANT_SECONDS = 0.5
-#: The number of nodes on which a mutant may exceed its time limit before it no longer runs.
+#: A mutant that exceeds its time limit on MAX_TIMEOUTS nodes no longer runs.
 MAX_TIMEOUTS = 2
 # Largest number of bytes that a mutant may allocate.
 _EVALUATION_BYTES = 1 << 30
-# The number of nodes on which a mutant may differ within the tolerance before its search ends,
-# because each such node needs a slow condition estimate.
+# After _MAX_CONFIRMATIONS nodes on which a mutant differs within the tolerance, further differences
+# are not judged, because a judgement needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
 # Seconds between two reports of progress, without which the process of a search would be killed as
 # inactive.

@@ -64,7 +64,7 @@ def cache_folder() -> Path:
         return platformdirs.user_cache_path("onnxopt")
     except RuntimeError:
         # A user who is missing from the password database has no home folder if HOME is not set. No
-        # folder can be created below this path, so the command warns and runs without a cache.
+        # folder can be created below os.devnull, so the command warns and runs without a cache.
         return Path(os.devnull, "onnxopt")
 
 

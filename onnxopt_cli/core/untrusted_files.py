@@ -124,8 +124,9 @@ def open_regular_file(
         path: the file.
         flags: additional flags for ``os.open``.
         limit: the maximum size in bytes; None for no limit.
-        links: whether symbolic links in the path are followed. Pass False for a path that has been
-            resolved and checked, because a part of the path may have been replaced by a link since.
+        links: whether symbolic links in the path are followed. Pass ``links=False`` for a path that
+            has been resolved and checked, because a part of the path may have been replaced by a
+            link since.
 
     Raises:
         Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the

@@ -132,10 +132,11 @@ def _mostly_in_double(
     """Return the result of ``compute`` for flat tensors; most elements are computed in double.
 
     The error bound of a computation in double is 2^-29 of the error bound in float32. An error of
-    this size changes the rounded result only near a tie, a midpoint between two numbers of the
-    output's type. Elements near a tie are computed again in the wide type. In other elements, the
-    error reaches a tie only after a cancellation of 20 bits; after such a cancellation, an ulp is
-    less than a millionth of the element's limit, so the difference does not matter.
+    the computation in double changes the rounded result only near a tie, a midpoint between two
+    numbers of the output's type. Elements near a tie are computed again in the wide type. In other
+    elements, the error reaches a tie only after a cancellation of 20 bits; after such a
+    cancellation, an ulp is less than a millionth of the element's limit, so the difference does not
+    matter.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
@@ -378,7 +379,7 @@ class Part(Call[Array]):
 class _ReductionReached(Exception):
     """Raised if the formula needs the result of a reduction that has not been computed.
 
-    The arguments are the function, its expression, and its operands in a block.
+    The arguments of the exception are the function, its expression, and its operands in a block.
     """
 
 

@@ -130,8 +130,8 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 #: other operand is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
 #: Precision of an expression of attributes alone whose error includes the distance between both
-#: branches of an undecided choice. Errors with this precision must not be scaled to another type.
-#: The unit roundoff is slightly larger than that of UNTYPED, so that the coarser of the two
+#: branches of an undecided choice. Errors with the precision CHOSEN must not be scaled to another
+#: type. The unit roundoff is slightly larger than that of UNTYPED, so that the coarser of the two
 #: precisions is CHOSEN.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 

@@ -297,7 +297,7 @@ def _wrong_types(operator: Operator) -> Iterator[Implementation]:
                 position
             ].dtype
         )
-    about = "Results have this type even if the specification requires another one."
+    about = "Results have the named type even if the specification requires another one."
     yield from _rows(about, _typed, rows)
     rows = {
         "several tensors returned in float32": lambda call, new: (

@@ -65,7 +65,7 @@ def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 
 @cache
 def named(operator: Operator, *names: str) -> Implementation | None:
-    """Return the implementation with all mistakes of these names; None if a name is unknown."""
+    """Return the implementation with all named mistakes; None if a name is unknown."""
     by_name = {mistake.name: mistake for mistake in all_known_mistakes(operator)}
     combined = by_name.get(names[0])
     for name in names[1:]:

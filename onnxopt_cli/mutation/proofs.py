@@ -169,7 +169,8 @@ PROOFS: Sequence[Proof] = (
         _has_one_input,
     ),
     Proof(
-        "The mutant aligns a vector with an input of several axes, but no other input has any.",
+        "The mutant aligns a vector with an input of several axes, but no other input has several "
+        "axes.",
         re.compile(r"(\w+) aligned to the first axis"),
         _is_among_vectors,
     ),

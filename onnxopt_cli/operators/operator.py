@@ -122,9 +122,9 @@ class Reformulation:
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
         accurate: Python expression of the attributes that is true if the reformulation is as
-            accurate as the formula for all finite inputs. Empty if this holds for all attributes,
-            :data:`NOWHERE` if it holds for none. With any other expression, ``replace`` must not
-            contain statements.
+            accurate as the formula for all finite inputs. Empty if the reformulation is as accurate
+            for all attributes, :data:`NOWHERE` if it is as accurate for none. With any other
+            expression, ``replace`` must not contain statements.
     """
 
     name: str

@@ -49,8 +49,8 @@ EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Co
 # The probability that a correct algorithm fails one test. An output has four tests, so the
 # probability that a correct algorithm fails any of them is below 1e-9.
 _FALSE_ALARM = 1e-10
-# The largest probability, for a correct algorithm, of a finding that is reported. Only findings
-# below 1e-9 are failures.
+# Findings are reported if a correct algorithm yields them with a probability below
+# _FINDING_PROBABILITY. Only findings below 1e-9 are failures.
 _FINDING_PROBABILITY = 1e-4
 # The smallest number of elements of an examined output; for fewer elements, the tests are too weak.
 _MIN_ELEMENTS = 256

@@ -133,7 +133,7 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
 
 
 def _top(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[str, Drawn]]:
-    """Yield tests that accept the values and indices of ``TopK`` in any order, unless sorted."""
+    """Yield tests that accept the results of ``TopK`` in any order if ``sorted`` is 0."""
     attributes = {"axis": -1, "largest": 1, "sorted": 1}
     attributes |= {entry.name: entry.i for entry in node.attribute}
     x, count = (np.asarray(inputs.get(name)) for name in node.input)

@@ -466,7 +466,7 @@ def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _fractional_integers(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    # The error function of any other integer lies strictly between -1 and 1 and is not 0.
+    # The error function of an integer other than 0 lies strictly between -1 and 1 and is not 0.
     if operands[0].dtype.kind in "iu" and np.any(operands[0] != 0):
         return "integers other than 0, for which the result is not an integer"
     return ""

@@ -150,7 +150,7 @@ def reference_modules() -> Any:
 def unimplemented_operator(error: BaseException) -> str:
     """Return the operator that the reference reports as missing, as ``domain:name``.
 
-    The result is empty for any other error.
+    The result is empty for an error of another kind.
     """
     match = _UNKNOWN_OPERATOR.match(str(error))
     return f"{match['domain'] or 'ai.onnx'}:{match['name']}" if match else ""

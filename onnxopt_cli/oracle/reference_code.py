@@ -13,7 +13,7 @@ from onnxopt_cli.oracle import patching
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.patching import replaced, replacements
 
-# Modules that compute operators. The other modules of onnx's reference evaluate graphs or check
+# Modules that compute operators. All other modules of onnx's reference evaluate graphs or check
 # types.
 _COMPUTING = (
     "onnx.reference.ops.",

@@ -37,14 +37,14 @@ _BY_CHANNEL = frozenset(
 # The largest number of window elements, in all runs together, of a convolution that is computed in
 # all runs at once.
 _MAX_WINDOW_ELEMENTS = 1 << 20
-# The largest number of elements of a tensor that is moved in all runs at once, because looking up
-# single elements is slow.
+# Tensors with more than _MAX_MOVED_ELEMENTS elements are moved in one run after the other, because
+# looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
 # The largest number of bytes of intermediate results and moved operands with which runs visit the
 # nodes together.
 _MAX_STACKED_BYTES = 32 << 20
-# Names of the default domain, to which the operators above belong.
+# Names of the default domain, to which all listed operators belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 
 Compute = Callable[..., Sequence[Any]]

@@ -24,7 +24,7 @@ from onnxopt_cli.operators.operator import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.operators.rewrite import rewrite
 
-# Making the mistakes of an operator takes seconds.
+# Generating the known mistakes of an operator takes seconds.
 pytestmark = pytest.mark.slow
 
 each_operator = pytest.mark.parametrize(

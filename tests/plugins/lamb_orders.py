@@ -1,4 +1,4 @@
-"""LAMB in float32 with various orders of summation; names of correct ones end in `right`."""
+"""LAMB in float32, summed in several orders. The names of correct backends end in `right`."""
 
 from __future__ import annotations
 

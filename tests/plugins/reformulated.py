@@ -95,7 +95,7 @@ class PyTorchWithTensorRates(PyTorch):
 
 
 class TensorFlow(_Adam):
-    """Averages as ``m += (g - m) * (1 - beta1)``."""
+    """Computes averages as ``m += (g - m) * (1 - beta1)``."""
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
@@ -118,7 +118,10 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """Averages as ``m.assign_add((g - m) * (1 - beta_1))``; decay is subtracted if below 1."""
+    """Computes averages as ``m.assign_add((g - m) * (1 - beta_1))``.
+
+    ``X * norm_coefficient_post`` is subtracted from X if the coefficient is not near 1.
+    """
 
     def decayed(self, X, norm_coefficient_post):
         if abs(1 - norm_coefficient_post) < 0.5:

@@ -97,8 +97,8 @@ class ConditionFitting:
         ]
         # The condition of a mistake has only one part, because the search must try several
         # mistakes. Conditions with two parts are found even if a condition of a single part agrees
-        # with all samples. Generated inputs must then refute either the conditions of two parts or
-        # the condition of a single part.
+        # with all samples. Generated inputs must refute either the conditions of two parts or the
+        # condition of a single part.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])

@@ -77,7 +77,7 @@ _MAX_LEFT_COST = 3.0
 _MAX_PAIRED = 14
 # Number of ranked conditions.
 _MAX_RANKED = 30
-# The smallest probability of chance that a single node contributes to the evidence.
+# The evidence of a single node assumes a probability of chance of at least _LEAST_CHANCE.
 _LEAST_CHANCE = 1e-2
 # Number of traits for which pairs are tried.
 _MAX_PAIRED_TRAITS = 5

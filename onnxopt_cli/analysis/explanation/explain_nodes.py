@@ -186,12 +186,12 @@ def explain_nodes(
 
 
 def _total_share(failing: Iterable[tuple[Outcome, tuple[str, str], Sequence[Result]]]) -> float:
-    """Return the sum of the shares of the time of several searches."""
+    """Return the sum of the shares of time that several searches receive."""
     return sum(_SHARES[outcome] for outcome, _, _ in failing)
 
 
 def _is_explicable(outcome: Outcome, results: Iterable[Result]) -> bool:
-    """Return whether results with an outcome may have a cause that their cases show.
+    """Return whether the cases of an operator may show the cause of an outcome.
 
     If a backend raises an error in all cases of an operator, the cases do not show the reason.
     """

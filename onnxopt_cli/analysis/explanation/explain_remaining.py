@@ -446,7 +446,7 @@ def _outcomes(
 
 
 def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) -> bool:
-    """Return whether the backend's values are nearer to a mistake than to the expected ones.
+    """Return whether the backend's values are nearer to those of a mistake than to the right ones.
 
     If a mistake consists of coarser roundings, the tolerance is as wide as their effect, so that
     agreement within the tolerance does not confirm the mistake.

@@ -62,7 +62,7 @@ MIN_FAILING_WITHOUT_QUERIES = 4
 # A condition that more than _MAX_INPUTS_SHARE of the inputs, and of their elements, meet is not
 # informative.
 _MAX_INPUTS_SHARE = 0.9
-#: For each part of a condition, MIN_PASSING inputs that meet all other parts must pass.
+#: A part belongs to a condition only if MIN_PASSING inputs that lack only this part pass.
 MIN_PASSING = 5
 #: At most MAX_FAILING_SHARE of the inputs that meet all parts of a condition but one may fail.
 MAX_FAILING_SHARE = 0.1

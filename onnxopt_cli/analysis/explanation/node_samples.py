@@ -53,8 +53,8 @@ IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: The largest relative difference between the nearest numbers of right and of wrong nodes at which
-#: a limit is known.
+#: A limit is known if the nearest numbers of right and of wrong nodes have a relative difference of
+#: at most NARROW_GAP.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3
@@ -100,8 +100,8 @@ class Trait:
             neither confirms nor contradicts the statement.
         limits: the limits of a number of the node; None if the statement is not about a number.
         is_parameter: whether the statement is about an attribute, an optional input, a type or the
-            version of the operator. Generated nodes vary these separately from the shapes and
-            values of a failing node.
+            version of the operator. Generated nodes vary attributes, optional inputs, types and
+            versions separately from the shapes and values of a failing node.
     """
 
     text: str

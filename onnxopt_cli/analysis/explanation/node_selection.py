@@ -32,7 +32,8 @@ def select_nodes(
 
     To test a condition, some nodes must meet all of its parts, and other nodes must lack one part.
     The mistake must have an effect on all of these nodes. To exclude a rival, some nodes must
-    distinguish it from the mistake. Each of these kinds of nodes may be rare among random nodes.
+    distinguish it from the mistake. Each of the required kinds of nodes may be rare among random
+    nodes.
 
     Args:
         variations: random nodes; None in place of an invalid one.

@@ -96,8 +96,8 @@ class Sample:
 
         Args:
             effects: the effect of the fault on each output that it changes.
-            always: outputs that are wrong in nearly all failing samples. If there are such outputs,
-                the fault must be visible in one of these outputs; otherwise, in every output.
+            always: outputs that are wrong in nearly all failing samples. The fault must be visible
+                in one of these outputs or, if no output is wrong so often, in every output.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:

@@ -320,7 +320,7 @@ class Recorder:
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # The recorded nodes by key: the serialized node without outputs. Constants are thus
+        # The recorded nodes; the key is the serialized node without outputs. Constants are thus
         # compared bitwise: NaN equals NaN, and 0.0 differs from -0.0.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 

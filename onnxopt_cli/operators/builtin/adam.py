@@ -220,14 +220,15 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# The averages change slowly if this condition holds. Otherwise, alpha * V is small compared with V,
-# and the rounding error of G - V, which is relative to V, may hide alpha * V and G.
+# A condition on the attributes, under which the averages change slowly. If they change fast, alpha
+# * V is small compared with V, and the rounding error of G - V, which is relative to V, may hide
+# alpha * V and G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# This condition excludes values of norm_coefficient_post near 1, for which the small difference has
-# the rounding error of X_new.
+# A condition that excludes values of norm_coefficient_post near 1, for which the small difference
+# has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# If this condition does not hold, a division by zero may make X_new infinite, and the difference of
-# two infinities is NaN.
+# A condition on the attributes. Without the condition, a division by zero may make X_new infinite,
+# and the difference of two infinities is NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
 # If beta is 1, the correction of the root is 0, and a quotient by the correction is undefined.
 _NO_ROOT = "beta == 1"

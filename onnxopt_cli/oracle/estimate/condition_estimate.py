@@ -539,7 +539,9 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs rounded down or up after errors of coordinates; empty without errors.
+    """Return outputs rounded down or up after errors of coordinates.
+
+    The result is empty if no coordinate has an error.
 
     Args:
         model: a model that interpolates between integers.

@@ -29,8 +29,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened
 # The largest difference from y, in units, at which the error of a reformulation measures the
 # condition. If a reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
-# The share of a reformulation's error that becomes the unit, so that a tolerance of 16 units is
-# four times the error.
+# The unit is _REFORMULATION_SHARE times the error of a reformulation, so that a tolerance of 16
+# units is four times the error.
 _REFORMULATION_SHARE = 1 / 4
 # The largest accepted error of a sequential sum, in roundings. Equal terms may all be rounded in
 # the same direction, so the error may be large.
@@ -38,7 +38,7 @@ _MAX_SEQUENTIAL_ERROR = 2.0**14
 # The error of a sequential sum widens the tolerance if it is at most 1 / _SEQUENTIAL_SHARE of the
 # largest output; otherwise, the result of the sequential sum is an alternative.
 _SEQUENTIAL_SHARE = 16
-# To find discontinuities, the perturbed runs are repeated with roundings divided by this factor.
+# To find discontinuities, the perturbed runs are repeated with roundings divided by FINER.
 FINER = 64.0
 # Labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
@@ -296,9 +296,9 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         reduce(np.maximum, (distance for distance, _ in pairs), unit)
         for pairs in (movements, fine_movements)
     )
-    # The movement is proportional to the roundings. At the minimum of an even function it is
-    # proportional to their squares, and at the zero of a root to their square roots. A different
-    # ratio between the movements by large and by small roundings reveals a discontinuity.
+    # The movement of an output is proportional to the roundings, or to the squares of the roundings
+    # at the minimum of an even function, or to their square roots at the zero of a root. A
+    # different ratio between the movements by large and by small roundings reveals a discontinuity.
     jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
     jumps &= bool(fine_movements)
     values: list[Array] = []
@@ -335,7 +335,7 @@ def may_have_jumped(evaluation: Evaluation) -> bool:
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
     """Yield the distance of each value from the exact one, and the value in double.
 
-    Values of other shapes are omitted.
+    Values whose shape differs from that of ``exact`` are omitted.
     """
     for value in values:
         wide: Any = widened_value(value)

@@ -97,7 +97,7 @@ _CUDA_FAST: Mapping[str, ErrorOf] = {
     "Tanh": lambda y, _x: 2.0**-11 * np.abs(y),
     "Pow": _power(_log2_error(2.0**-22, 2.0), lambda x: 2 + 0 * x),
 }
-#: The tables by the value of the option ``math``.
+#: The table of errors for each value of the option ``math``.
 DEVICE_FUNCTIONS: Mapping[str, Mapping[str, ErrorOf]] = {
     "vulkan": _VULKAN,
     "cuda-fast": _CUDA_FAST,

@@ -41,8 +41,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
-# The share of the sum of the magnitudes of a weight's terms to which the error of the weight is
-# proportional, if the ratio has more than 6 binary digits.
+# If the ratio has more than 6 binary digits after the point, the scale of the error of a weight is
+# _WEIGHT_SHARE times the sum of the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
 
 #: The index of the operand that contains the coordinates.

@@ -85,8 +85,8 @@ DEFINED = frozenset(
 # slow. docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # The operators of most nodes of a network. Determining their kinds by running the nodes would
-    # give the same result, but take long.
+    # Most nodes of networks have one of the following operators. Determining the kinds of these
+    # operators by running the nodes would give the same result, but take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT

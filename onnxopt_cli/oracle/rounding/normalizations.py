@@ -32,8 +32,8 @@ NORMALIZE = frozenset(
 _FLOAT32_BYTES = 4
 # The ratio of the allowed error to the error of sequential algorithms.
 _OBSERVED_FACTOR = 2.0
-# The share of the error of a shifted sum that becomes the unit, so that the tolerance of 8
-# roundings is 5 standard deviations.
+# The unit is _SHIFTED_SHARE times the error of a shifted sum, so that the tolerance of 8 roundings
+# is 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
@@ -127,9 +127,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. For elements with so small differences, and
-    for a variance that is smaller than its own error, a perturbed run uses the variance zero if the
-    injected rounding is negative.
+    variance between zero and the square of that error. If the elements differ by less than the
+    error of the mean, or if the variance is smaller than its own error, the perturbed runs whose
+    injected rounding is negative use the variance zero.
     """
     exact_mean, exact_variance = _mean_of, _variance_of
     mean_error = np.zeros(())

@@ -2,7 +2,7 @@
 
 The roundings of an identity are accepted. A result that passes only because of the roundings of an
 identity is marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md`` lists
-these identities, and others that are not accepted.
+the accepted identities, and others that are not accepted.
 """
 
 from __future__ import annotations

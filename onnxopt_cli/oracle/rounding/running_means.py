@@ -6,10 +6,9 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# The largest number of terms of a row for which the recurrence takes one step in Python for each
-# term.
+# If rows have at most _MAX_STEPS terms, the recurrence takes one step in Python for each term.
 _MAX_STEPS = 1 << 13
-# The number of rows from which the recurrence takes one step for each term, for rows of any length.
+# With at least _MANY_ROWS rows, the recurrence takes one step for each term, even in long rows.
 _MANY_ROWS = 32
 # The number of terms in a section. In all other cases, the steps of a section are computed at once.
 _SECTION_TERMS = 1 << 11

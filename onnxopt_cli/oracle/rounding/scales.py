@@ -2,8 +2,8 @@
 
 One rounding causes an error of about u times the scale, even in an element that is much smaller.
 Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements that a direct sum
-keeps separate. The standard deviation of their error is derived from the algorithm, with
-independent roundings. ``docs/conditioned.md`` has the equations and their sources.
+keeps separate. The standard deviation of the error of a fast algorithm is derived from the
+algorithm, with independent roundings. ``docs/conditioned.md`` has the equations and their sources.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules
 from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
-# The share of the standard deviation of the error of a direct sum or of Winograd's algorithm that
-# becomes the unit, so that a tolerance of 16 units is 3 standard deviations. The standard
+# The unit is _STANDARD_DEVIATIONS times the standard deviation of the error of a direct sum or of
+# Winograd's algorithm, so that a tolerance of 16 units is 3 standard deviations. The standard
 # deviations are computed with roundings of the largest size. Actual roundings are uniformly
 # distributed, so that the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
@@ -42,8 +42,8 @@ _ROOT_MEAN_SQUARE_DIVISOR = 10
 # element of the result.
 _LARGEST_DIVISOR = 40
 # An angle that is computed in float32 by a product and a quotient has an error of two roundings,
-# which moves all terms of a sum. The constant is the share of a rounding of the largest element
-# that becomes the unit, so that a tolerance of 16 units is two roundings of this element.
+# which moves all terms of a sum. The unit is _ANGLE_ERROR times a rounding of the largest element,
+# so that a tolerance of 16 units is two roundings of the largest element.
 _ANGLE_ERROR = 2 / 16
 # Winograd's interpolation points besides infinity: of F(4, 3) and F(2, 5), whose tiles have 6
 # elements, and of F(6, 3) and F(4, 5), whose tiles have 8. F(m, r) computes m outputs of a kernel
@@ -66,7 +66,7 @@ WINDOWS = {
     "HammingWindow": (1 - 25 / 46,),
     "HannWindow": (0.5,),
 }
-# The share of the error of a window that becomes the unit, so that a tolerance of 16 units is twice
+# The unit is _WINDOW_SHARE times the error of a window, so that a tolerance of 16 units is twice
 # the error.
 _WINDOW_SHARE = 2 / 16
 # Binary digits of a float32 number.
@@ -79,8 +79,8 @@ _TILED_AXES = 2
 # The number of times that the rows and columns of a matrix are balanced. The number is limited,
 # because balancing does not converge if every product of the determinant contains a zero.
 _BALANCING_ROUNDS = 4
-# Reflections mix small rows with large ones. The accepted factor by which mixing increases their
-# error.
+# Reflections mix small rows of a matrix with large rows. An increase of the error of a reflection
+# by a factor of _MAX_MIXING is accepted.
 _MAX_MIXING = 64.0
 
 
@@ -187,9 +187,9 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
     """Return the scale of the error of ``Det``: the root mean square of random determinants.
 
     If n rows of n elements have independent random directions, the mean of det^2 is n! / n^n times
-    the product of their squared lengths. A sum of n! products with random signs has this size, and
-    so has the error of an expansion by cofactors, in roundings. Factorizations have smaller errors
-    if the rank is low.
+    the product of their squared lengths. A sum of n! products with random signs is as large as the
+    root mean square, and so is the error of an expansion by cofactors, in roundings. Factorizations
+    have smaller errors if the rank is low.
 
     The error of elimination and cofactors is relative to the scale of the balanced matrix. The
     error of reflections is relative to the scale of the original matrix. The scale of the original

@@ -803,7 +803,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """If nodes of integers had other numbers, limits would be stated for integers alone."""
+    """If the numbers of a node depended on its type, limits would apply to single types."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():

@@ -48,7 +48,7 @@ def suite_calls(name):
 def scaled_where(output, holds):
     """Return a fault that scales elements of an output where a predicate of their group is true.
 
-    The predicate takes the call, the number of the group and the group's tensors.
+    The predicate receives the call, the number of the group and the group's tensors.
     """
 
     def fault(call):
