@@ -34,6 +34,25 @@ class Partly:
             raise NotImplementedError("no Nesterov momentum")
         return resolve_backend("numpy").prepare(model).run(inputs)
 """
+INACCURATE = """\
+import numpy as np
+from onnxopt_cli.backends.resolve import resolve_backend
+
+
+class Inaccurate:
+    def run(self, model, inputs):
+        return list(map(self.changed, resolve_backend("numpy").prepare(model).run(inputs)))
+
+
+class Three(Inaccurate):
+    def changed(self, output):
+        return (output.view(np.int32) + 3).view(np.float32)
+
+
+class Infinite(Inaccurate):
+    def changed(self, output):
+        return output + np.float32(np.inf)
+"""
 
 
 class Page(HTMLParser):
@@ -199,6 +218,23 @@ def test_cases_in_a_folder_have_short_names_below_its_name(site):
     page = (site({"off": "python:demo.py:Off"}) / "operators" / "momentum.html").read_text()
     links = '<a href="../cases/momentum.html#demo/demo/plain">plain</a>'
     assert f'<p class="ids spaced">demo/demo/ {links}' in page
+
+
+def test_accuracy_states_the_bits_that_each_backend_loses(site, workplace):
+    (workplace / "inaccurate.py").write_text(INACCURATE)
+    plugin = "python:inaccurate.py:"
+    backends = {"right": "numpy", "three": f"{plugin}Three", "infinite": f"{plugin}Infinite"}
+    page = (site({**backends, "gone": "no"}, code=4) / "accuracy.html").read_text()
+    (row,) = page.partition("<tbody>")[2].partition("</tbody>")[0].strip().splitlines()
+    operator, *cells = row.split("<td class=")
+    assert '<a href="operators/momentum.html">Momentum</a>' in operator
+    assert [cell.partition("</td>")[0] for cell in cells] == [
+        '"all"><b>0.0</b><small>most 0.0</small>',
+        # A distance of 3 representable values loses log2(1 + 3) bits.
+        '"some"><b>2.0</b><small>most 2.0</small>',
+        '"zero"><b>not finite</b>',
+        '"none plain">not started',
+    ]
 
 
 def test_pass_by_another_reading_is_marked(site):

@@ -436,6 +436,23 @@ def test_missing_dask_is_reported_with_the_extra_to_install(onnxopt, monkeypatch
 
 
 @pytest.mark.slow
+def test_scoreboard_runs_its_backends_on_the_cluster(two, tmp_path):
+    write_cases(tmp_path, {"one": 0.1})
+    plugin = "class Lost:\n    def run(self, model, inputs):\n        raise ValueError(__file__)\n"
+    (tmp_path / "lost.py").write_text(plugin)
+    board = 'suites = ["demo.yaml"]\n[backends]\nnumpy = "numpy"\nlost = "python:lost.py:Lost"\n'
+    (tmp_path / "board.toml").write_text(board)
+    done = run_command(
+        "scoreboard", "board.toml", "--cluster", two.address, "--ship", "lost.py", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "numpy: 1 pass\nlost: 0 pass, 1 error\n" in done.stdout
+    # The backend runs from the copy of its file on a worker of the cluster.
+    page = (tmp_path / "site" / "backends" / "lost.html").read_text()
+    assert f"ValueError: {two.folder}" in page
+
+
+@pytest.mark.slow
 def test_local_cluster_leaves_no_process_or_file(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     temporary = tmp_path / "temporary"
