@@ -4,10 +4,14 @@ The wheels of torchvision need the libraries of CUDA. Without the libraries of C
 does not load its C++ operators, and its import fails because it refers to two operators that are
 then not declared. This module declares these two operators of torchvision. A call of any C++
 operator of torchvision then raises the error "Couldn't load custom C++ ops".
+
+RoiAlign is an exception: without its C++ operator, torchvision runs Python code, which it compiles
+with ``torch.compile``. Compiling takes up to half a minute for a model, so this module disables it.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -80,4 +84,5 @@ def import_torchvision() -> None:
         for schema in _SCHEMAS:
             library.define(schema)
         _kept.append(library)
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         import torchvision  # noqa: F401
