@@ -10,6 +10,7 @@ s".
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import struct
@@ -28,7 +29,7 @@ from onnxopt_cli.core.codec import (
     ValueWriter,
     read_some,
 )
-from onnxopt_cli.core.text import exit_text, printable
+from onnxopt_cli.core.text import clipped, exit_text, printable
 from onnxopt_cli.errors import (
     BackendDied,
     BackendHangs,
@@ -45,6 +46,8 @@ _DYING_SECONDS = 1.0
 _INT = struct.Struct("i")
 # Maximum number of buffers in one call of writev; systems limit this number.
 _MAX_BUFFERS = 64
+# A message shows at most this number of characters of an invalid request number.
+_MAX_SHOWN_CHARS = 200
 # Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)
 
@@ -223,10 +226,9 @@ class Conversation:
         if not self.pending:
             raise ProtocolBreach("sent a message that was not requested")
         if type(number) is not int or number != self.pending:
-            number_text = printable(str(number))
-            raise ProtocolBreach(
-                f"responded to the request {number_text} instead of {self.pending}"
-            )
+            # As JSON, because a text differs from the integer with the same digits.
+            given = printable(clipped(json.dumps(number), _MAX_SHOWN_CHARS))
+            raise ProtocolBreach(f"responded to the request {given} instead of {self.pending}")
         if self._unsent:
             raise ProtocolBreach("responded before it had received the whole request")
         self.pending, self._deadline = 0, float("inf")

@@ -197,6 +197,7 @@ LINES = {
     "field-twice": b'{"id": #, "error": "a", "error": "b"}\n',
     "other-id": b'{"id": 99, "outputs": []}\n',
     "true-id": b'{"id": true, "outputs": []}\n',
+    "text-id": b'{"id": "99", "outputs": []}\n',
     "no-id": b'{"outputs": []}\n',
     "nested": b'{"id": ' + b"[" * 500_000 + b"\n",
     "too-long": b"{" + b" " * (16 << 20) + b"\n",
