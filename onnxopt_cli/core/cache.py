@@ -165,7 +165,9 @@ class Cache:
         if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
             return
         try:
-            make_private_folder(self._folder)
+            if not self._new:
+                # Other users cannot change the folder once it is private.
+                make_private_folder(self._folder)
             write_cached(self._folder / key, data)
             signature = _signature(self._folder / key)
         except (OSError, UsageError) as error:
