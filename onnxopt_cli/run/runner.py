@@ -64,6 +64,9 @@ _CHUNK_COUNT = 1000
 _MAX_CHUNK_GROUPS = 32
 # While a worker is starting, at most this number of cases waits for an earlier case.
 _MAX_CASES_AHEAD = 500
+# While the submitted cases have at most this number of bytes in total, up to this number of cases
+# waits for an earlier case. Otherwise a slow case would leave other workers idle.
+_MAX_BYTES_AHEAD, _SMALL_CASES_AHEAD = 32 << 20, 100
 # Cases with more bytes than this run in the main process, one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
 # Outcomes that may depend on other cases that run at the same time; the main process runs these
@@ -193,6 +196,13 @@ class _Submission:
     responses: tuple[Pending, ...] = ()
     skipped: str = ""
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the inputs and of the stored outputs."""
+        if self.problem is None:
+            return 0
+        return total_bytes([*self.problem.inputs.values(), *(self.problem.stored or {}).values()])
+
 
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     """Submit the cases in order, ahead of judging, and yield a submission for each case.
@@ -206,10 +216,12 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     window: deque[_Submission | tuple[Result, ...]] = deque()
     with closing(finished) if finished else nullcontext():
         while True:
-            submitted_count = sum(isinstance(entry, _Submission) for entry in window)
-            # A submission holds all values of a case in memory, so the number of pending
-            # submissions is limited. Finished rows of results are small.
-            while submitted_count <= (ahead := _ahead(plan)):
+            submissions = [entry for entry in window if isinstance(entry, _Submission)]
+            submitted_count = len(submissions)
+            submitted_bytes = sum(submission.held_bytes for submission in submissions)
+            # A submission holds all values of a case in memory, so the pending submissions are
+            # limited. Finished rows of results are small.
+            while submitted_count <= (ahead := _ahead(plan, submitted_bytes)):
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
                     break
@@ -217,15 +229,23 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
                 if case is None:
                     break
                 row = next(finished, None) if finished else None
-                window.append(row or _submit(plan, case))
-                submitted_count += not row
+                entry = row or _submit(plan, case)
+                window.append(entry)
+                if isinstance(entry, _Submission):
+                    submitted_count += 1
+                    submitted_bytes += entry.held_bytes
             if not window:
                 return
             yield window.popleft()
 
 
-def _ahead(plan: Plan) -> int:
-    return max((executor.ahead for executor in plan.backends), default=1)
+def _ahead(plan: Plan, submitted_bytes: int) -> int:
+    """Return the number of cases to submit ahead of judging, given the bytes of pending cases."""
+    ahead = max((executor.ahead for executor in plan.backends), default=1)
+    # If the workers run no cases at the same time, an early submission would only be held longer.
+    is_parallel = ahead > 1 and not plan.remote
+    small = submitted_bytes <= _MAX_BYTES_AHEAD
+    return max(ahead, _SMALL_CASES_AHEAD) if is_parallel and small else ahead
 
 
 def _submit(plan: Plan, case: Case) -> _Submission:

@@ -57,6 +57,26 @@ def test_max_fail_stops_after_the_same_case_with_several_workers(many, jobs):
 
 
 @pytest.mark.slow
+def test_other_worker_continues_during_a_slow_case(many):
+    (many / "slow.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "class Slow:\n"
+        "    def run(self, model, inputs):\n"
+        "        folder = Path(__file__).parent\n"
+        "        (folder / f'ran{time.monotonic_ns()}').touch()\n"
+        "        end = time.monotonic() + 40\n"
+        "        while inputs['R'] > 0.4 and len([*folder.glob('ran*')]) < 11:\n"
+        "            assert time.monotonic() < end\n"
+        "            time.sleep(0.01)\n"
+        "        return [inputs['X'] - inputs['R'] * inputs['V'], inputs['V']]\n"
+    )
+    write_cases(many, {"slow": 0.5} | {f"case{i}": 0.25 for i in range(10)})
+    run = run_to_end(many, f"python:{many / 'slow.py'}:Slow", "-j", "2")
+    assert "error" not in run.outcomes.values()
+
+
+@pytest.mark.slow
 def test_backend_that_dies_at_every_20th_case_fails_only_those_cases(tmp_path):
     write_cases(tmp_path, {f"case{i}": 0.25 for i in range(1, 46)})
     run = run_to_end(tmp_path, "SegfaultsOften", "-j", "1")
