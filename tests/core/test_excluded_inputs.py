@@ -257,13 +257,12 @@ def test_computed_index_out_of_bounds_is_excluded():
 
 
 def test_error_of_the_reference_about_an_empty_intermediate_tensor_excludes_nothing():
-    # The batch of the normalization is empty, although the input of the graph is not.
+    # The sequence has no steps, although no input of the graph is empty.
     nodes = [
-        helper.make_node("Slice", ["x", "first", "first"], ["batch"]),
-        helper.make_node("GroupNormalization", ["batch", "one", "one"], ["y"], num_groups=1),
+        helper.make_node("Slice", ["x", "first", "first"], ["sequence"]),
+        helper.make_node("RNN", ["sequence", "w", "r"], ["y"], hidden_size=3),
     ]
-    one = np.ones(1, np.float32)
-    inputs = {"x": np.ones((2, 1, 3), np.float32), "first": integers([0]), "one": one}
+    inputs = {"x": SEQUENCES, "w": WEIGHTS[0], "r": WEIGHTS[1], "first": integers([0])}
     with pytest.raises(NoReferenceError, match="does not run it in double"):
         all_readings(model_of(nodes, inputs), inputs)
 

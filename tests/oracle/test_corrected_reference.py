@@ -854,6 +854,22 @@ def test_windows_of_an_empty_batch_are_empty(operator):
     assert conditioned_output.right[0][0].shape == empty.shape
 
 
+@pytest.mark.parametrize(
+    ("operator", "operands", "attributes", "shape"),
+    [
+        ("DeformConv", [(0, 1, 2, 2), (3, 1, 1, 1), (0, 2, 2, 2)], {}, (0, 3, 2, 2)),
+        ("GlobalAveragePool", [(0, 2, 3, 3)], {}, (0, 2, 1, 1)),
+        ("GroupNormalization", [(0, 2, 3), (2,), (2,)], {"num_groups": 2}, (0, 2, 3)),
+    ],
+)
+def test_output_for_an_empty_batch_is_empty(operator, operands, attributes, shape):
+    inputs = {f"x{place}": np.ones(size, np.float32) for place, size in enumerate(operands)}
+    node = helper.make_node(operator, [*inputs], ["y"], **attributes)
+    model = model_of([node], inputs, {"y": np.zeros(shape, np.float32)})
+    (conditioned_output,) = condition(model, inputs)
+    assert conditioned_output.right[0][0].shape == shape
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
 @pytest.mark.parametrize(("padding", "right"), [("zeros", [0, 0]), ("border", [2, 3])])
 def test_infinite_and_huge_coordinates_are_beyond_the_image(mode, padding, right):

@@ -402,6 +402,11 @@ def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     return run(node, *args, **kwargs)
 
 
+@replaces("op_global_average_pool._global_average_pool")
+def _global_average(_original: Any, x: Array) -> Array:
+    return np.asarray(np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))
+
+
 @replaces("op_global_max_pool._global_max_pool")
 def _global_maximum(_original: Any, x: Array) -> Array:
     largest: Array = x.max(axis=tuple(range(2, x.ndim)), keepdims=True)

@@ -303,13 +303,14 @@ def _deformed(
         grid = np.add.outer(within_window, window_starts)
         grid = grid[:, None, :, None] if axis == 0 else grid[None, :, None, :]
         coordinates.append(offsets[:, :, :, :, axis] + grid)
-    images = x.reshape(len(x), count, -1, *x.shape[2:])
+    channels = x.shape[1]
+    images = x.reshape(len(x), count, channels // count, *x.shape[2:])
     columns = _bilinear(images, *coordinates)
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
-    columns = columns.reshape(len(x), group, -1, *kernel, *shape)
-    weights = w.reshape(group, -1, *w.shape[1:])
-    y = np.einsum("ngcijhw,gocij->ngohw", columns, weights).reshape(len(x), -1, *shape)
+    columns = columns.reshape(len(x), group, channels // group, *kernel, *shape)
+    weights = w.reshape(group, len(w) // group, *w.shape[1:])
+    y = np.einsum("ngcijhw,gocij->ngohw", columns, weights).reshape(len(x), len(w), *shape)
     y = y if b is None else y + b.reshape(-1, 1, 1)
     return (y.astype(x.dtype),)
 
@@ -317,7 +318,7 @@ def _deformed(
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
     """Interpolate the images of each group at its coordinates; pixels outside are zero."""
     rows, columns = images.shape[-2:]
-    flat = images.reshape(*images.shape[:-2], -1)
+    flat = images.reshape(*images.shape[:-2], rows * columns)
     total: Any = 0
     for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
         row, column = np.floor(y) + down, np.floor(x) + right
@@ -325,7 +326,8 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
         inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         index = np.where(inside, row * columns + column, 0).astype(np.int64)
         shape = (*index.shape[:2], images.shape[2], *index.shape[2:])
-        channel_index = np.broadcast_to(index[:, :, None], shape).reshape(*shape[:3], -1)
+        channel_index = np.broadcast_to(index[:, :, None], shape)
+        channel_index = channel_index.reshape(*shape[:3], prod(shape[3:]))
         pixels = np.take_along_axis(flat, channel_index, -1).reshape(shape)
         total = total + np.where(inside[:, :, None], weight[:, :, None] * pixels, 0)
     return np.asarray(total)

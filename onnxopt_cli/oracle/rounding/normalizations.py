@@ -275,7 +275,7 @@ def group_normalization(
     x: Array, scale: Array, bias: Array, epsilon: float, num_groups: int
 ) -> Array:
     """Normalize each group of channels of each batch."""
-    groups = x.reshape(len(x), num_groups, -1)
+    groups = x.reshape(len(x), num_groups, prod(x.shape[1:]) // num_groups)
     normal = _standardized(groups, (2,), epsilon)[0].reshape(x.shape).astype(x.dtype)
     # Before version 21, scale and bias have one element per group, not per channel.
     scales, biases = (
