@@ -33,8 +33,10 @@ _NODE_COST = 0.1
 _MAX_LEFT_COST = 4.0
 # Additional cost of an earlier version of the operator, which differs in more than one way.
 _VERSION_COST = 0.5
-# Cost of a second part of a condition.
-_PAIR_COST = 0.5
+# Cost of each part of a condition after the first.
+_PART_COST = 0.5
+# Largest number of pairs of traits to which a third trait is added.
+_MAX_EXTENDED = 40
 # Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
 # Largest number of rivals, other mistakes with the same effect, that a statement names.
@@ -180,7 +182,9 @@ class _Table:
         return min(_MAX_LEFT_COST, float(self._weights[~explained].sum()))
 
     def conditions(self, mistake: NodeMutant | None, cost: float) -> list[tuple[float, Hypothesis]]:
-        """Return conditions of one and two traits that no case contradicts, with total costs.
+        """Return conditions of up to three traits that no case contradicts, with total costs.
+
+        Conditions of three traits are sought if no shorter condition explains all failures.
 
         Args:
             mistake: the mistake that has the condition; None for any wrong outputs.
@@ -188,37 +192,88 @@ class _Table:
         """
         if not self._traits:
             return []
-        agreeing, weights = self._failing, self._weights
-        shows = self._shows & self._telling
-        holds = self._shows.astype(np.float32)
-        if mistake is not None:
-            effects = [sample.effects.get(mistake.name, Effect.UNLIKE) for sample in self._samples]
-            alike = np.array([effect is Effect.ALIKE for effect in effects])
-            visible = np.array([effect is not Effect.NONE for effect in effects])
-            agreeing = self._failing & alike
-            weights = self._weights * alike
-            shows = self._holds & visible
-            holds = self._holds.astype(np.float32)
-        against = (shows & self._passing).astype(np.float32)
-        against_cases = (against * self._cases) @ against.T
-        against_nodes = (against * ~self._cases) @ against.T
-        agreeing_nodes = (holds * (agreeing & ~self._cases)) @ holds.T
-        agreeing_cases = (holds * (agreeing & self._cases)) @ holds.T
-        covered = (holds * weights) @ holds.T
+        masks = self._masks(mistake)
+        trait_costs = np.array([trait.cost for trait in self._traits])
+        valid, left, against = self._evaluated(masks, masks.holds, masks.against)
+        total = trait_costs[:, None] + trait_costs[None, :]
+        np.fill_diagonal(total, trait_costs)
+        costs = cost + total + _PART_COST * ~np.eye(len(trait_costs), dtype=bool)
+        totals = np.where(np.triu(valid), costs + left, np.inf)
+        conditions = []
+        for row, column in _least(totals, _MAX_RANKED):
+            parts = {self._traits[row]: None, self._traits[column]: None}
+            hypothesis = Hypothesis(tuple(parts), mistake, float(costs[row, column]))
+            conditions.append((float(totals[row, column]), hypothesis))
+        if (valid & (left <= 0)).any():
+            return conditions
+        # The pairs to extend hold in many failures, but also in nodes that pass.
+        pairs = _least(np.where(np.triu(~valid, 1), costs + left + against, np.inf), _MAX_EXTENDED)
+        if not pairs:
+            return conditions
+        rows, columns = map(list, zip(*pairs, strict=True))
+        of_pairs = [mask[rows] * mask[columns] for mask in (masks.holds, masks.against)]
+        valid, left, _ = self._evaluated(masks, *of_pairs)
+        costs = costs[rows, columns][:, None] + trait_costs[None, :] + _PART_COST
+        totals = np.where(valid, costs + left, np.inf)
+        for pair, third in _least(totals, _MAX_RANKED):
+            traits = tuple(self._traits[place] for place in (*pairs[pair], third))
+            hypothesis = Hypothesis(traits, mistake, float(costs[pair, third]))
+            conditions.append((float(totals[pair, third]), hypothesis))
+        return conditions
+
+    def _masks(self, mistake: NodeMutant | None) -> _Masks:
+        """Return the nodes that agree with, or contradict, conditions of a mistake."""
+        if mistake is None:
+            against = self._shows & self._telling & self._passing
+            return _Masks(self._shows, against, self._failing, self._weights)
+        effects = [sample.effects.get(mistake.name, Effect.UNLIKE) for sample in self._samples]
+        alike = np.array([effect is Effect.ALIKE for effect in effects])
+        visible = np.array([effect is not Effect.NONE for effect in effects])
+        against = self._holds & visible & self._passing
+        return _Masks(self._holds, against, self._failing & alike, self._weights * alike)
+
+    def _evaluated(self, masks: _Masks, held: Array, shown: Array) -> tuple[Array, Array, Array]:
+        """Evaluate the conditions that consist of a condition and a further trait.
+
+        Args:
+            masks: the masks of single traits.
+            held: for each condition, the nodes that meet it.
+            shown: for each condition, the nodes that contradict it.
+
+        Returns:
+            For each condition and trait, whether the nodes agree with both, the cost of the
+            failures that they do not explain, and the cost of the nodes that contradict them.
+        """
+        cases = self._cases
+        against_cases = (shown * cases) @ masks.against.T
+        against_nodes = (shown * ~cases) @ masks.against.T
+        agreeing_nodes = (held * (masks.agreeing & ~cases)) @ masks.holds.T
+        agreeing_cases = (held * (masks.agreeing & cases)) @ masks.holds.T
         limit = MAX_CONTRADICTING_SHARE * (agreeing_nodes + against_nodes)
         valid = (against_cases == 0) & (against_nodes <= limit) & (agreeing_cases > 0)
-        costs = np.array([trait.cost for trait in self._traits])
-        total = costs[:, None] + costs[None, :]
-        np.fill_diagonal(total, costs)
-        own_costs = cost + total + _PAIR_COST * ~np.eye(len(costs), dtype=bool)
-        remaining = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
-        totals = np.where(np.triu(valid), own_costs + remaining, np.inf)
-        conditions = []
-        for place in np.argsort(totals, axis=None, kind="stable")[:_MAX_RANKED]:
-            row, column = divmod(int(place), len(costs))
-            if not np.isfinite(totals[row, column]):
-                break
-            parts = {self._traits[row]: None, self._traits[column]: None}
-            hypothesis = Hypothesis(tuple(parts), mistake, float(own_costs[row, column]))
-            conditions.append((float(totals[row, column]), hypothesis))
-        return conditions
+        covered = (held * masks.weights) @ masks.holds.T
+        left = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
+        against = _CASE_COST * against_cases + _NODE_COST * against_nodes
+        return valid, np.maximum(0, np.round(left, 6)), against
+
+
+class _Masks:
+    """The nodes that agree with, or contradict, the traits as conditions of a mistake.
+
+    Attributes:
+        holds: for each trait, the nodes that have it, as numbers.
+        against: for each trait, the nodes that contradict it, as numbers.
+        agreeing: the failing nodes with the outputs of the mistake.
+        weights: the cost of each failing node that a condition does not explain.
+    """
+
+    def __init__(self, holds: Array, against: Array, agreeing: Array, weights: Array) -> None:
+        self.holds, self.against = holds.astype(np.float32), against.astype(np.float32)
+        self.agreeing, self.weights = agreeing, weights
+
+
+def _least(totals: Array, count: int) -> list[tuple[int, int]]:
+    """Return the row and column of the least finite numbers of a matrix, in ascending order."""
+    places = np.argsort(totals, axis=None, kind="stable")[:count]
+    pairs = [divmod(int(place), totals.shape[1]) for place in places]
+    return [pair for pair in pairs if np.isfinite(totals[pair])]

@@ -845,6 +845,25 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
         ]
 
 
+def test_condition_of_three_parts_is_stated(monkeypatch):
+    traits = [Trait(f"A is {word}", 0.1) for word in ("a float", "long", "negative")]
+    others = [[trait for trait in traits if trait is not each] for each in traits]
+
+    def generate(_best):
+        search._samples += nodes(12, *traits, failed=True) + nodes(20, failed=False)
+        for pair in others:
+            search._samples += nodes(6, *pair, failed=False)
+
+    samples = nodes(4, *traits, failed=True, case="failing")
+    for number, pair in enumerate(others):
+        samples += nodes(2, *pair, failed=False, case=f"passing{number}")
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search, "_generate", generate)
+    (cause,) = search.run().causes
+    assert cause.found.startswith("wrong wherever A is a float and A is long and A is negative (")
+
+
 @pytest.mark.parametrize("has_backend", [False, True])
 def test_limits_of_numbers_require_generated_nodes(has_backend):
     """Some number separates a few failing cases from the passing cases by accident."""
