@@ -78,8 +78,8 @@ MAX_OTHER_SHARE_OF_PLAIN = 0.5
 #: The largest probability with which all nodes that meet a condition of one part without limits may
 #: fail by chance.
 MAX_CHANCE = 1e-9
-#: A condition of two parts requires MIN_LACKING passing nodes that meet only the first part, and as
-#: many that meet only the second part.
+#: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
+#: this part.
 MIN_LACKING = 3
 #: If the backend cannot run generated nodes, MIN_MEETING_CASES failing cases must meet a condition.
 MIN_MEETING_CASES = 3
