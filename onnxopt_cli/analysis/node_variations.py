@@ -201,8 +201,9 @@ def neighbours(
 
     Most nodes are failing or passing nodes with one or two changes. Some are passing nodes with
     attributes and short inputs of a failing node, or the reverse, because a condition on shapes or
-    values must also hold with the attributes of passing nodes. Other nodes come from the operator's
-    generator, if there is one.
+    values must also hold with the attributes of passing nodes. Some are failing nodes in which a
+    single optional attribute or input is omitted or added, because all failing nodes may have it by
+    accident. Other nodes come from the operator's generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -214,7 +215,7 @@ def neighbours(
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
-    ways = ["failing"] * 9
+    ways = ["failing"] * 9 + ["toggled"] * 6
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
@@ -250,12 +251,45 @@ def _neighbour(
         is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
         value = random.uniform(low, high)
         return node.with_attribute(name, value if is_float else round(value))
+    if way == "toggled":
+        return _toggled(random, node, [*failing, *passing])
     if way in {"mixed", "exchanged"}:
         donor = random.choice(failing if way == "mixed" else passing)
         return _with_parameters(random, node, donor)
     for _ in range(random.choice((1, 1, 2))):
         node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
     return node
+
+
+def _toggled(random: Random, node: BoundNode, donors: Sequence[BoundNode]) -> BoundNode:
+    """Omit one optional attribute or input of a node, or add one that another node has."""
+    optional: list[str | int] = [
+        str(name)
+        for name, entry in sorted(node.schema.attributes.items())
+        if not entry.required and "GRAPH" not in attribute_type(entry)
+    ]
+    option = defs.OpSchema.FormalParameterOption.Optional
+    optional += [place for place, item in enumerate(node.schema.inputs) if item.option == option]
+    if not optional:
+        return _values(random, node)
+    parameter = random.choice(optional)
+    if isinstance(parameter, str):
+        if parameter in node.attributes:
+            return node.with_attribute(parameter, None)
+        given = [each.attributes[parameter] for each in donors if parameter in each.attributes]
+        return node.with_attribute(parameter, random.choice(given)) if given else node
+    names = [*node.names, *[""] * (parameter + 1 - len(node.names))]
+    if names[parameter]:
+        names[parameter] = ""
+        return node.with_names(names)
+    values = [
+        value
+        for each in donors
+        if each.opset == node.opset and (value := each.operand(parameter)) is not None
+    ]
+    if not values:
+        return node
+    return replace(node, names=tuple(names)).with_operand(parameter, random.choice(values))
 
 
 def _with_parameters(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:

@@ -309,24 +309,39 @@ def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
             continue
         value = node.attribute(name)
         ignoring = "" if entry.required else f"{name} ignored"
+        # A parameter may be an attribute in one version of an operator and an input in another.
+        is_also_input = name in _input_names(node.schema.name, node.schema.domain)
+        full_name = f"the attribute {name}" if is_also_input else name
         if name in node.attributes:
             default = node.with_attribute(name, None).attribute(name)
             if value == default:
-                yield Trait(f"{name} {_are(name)} given", 1.6)
+                yield Trait(f"{full_name} {_are(name)} given", 1.6)
             else:
-                yield _stated(name, default, ignoring)
+                yield _stated(name, full_name, default, ignoring)
         else:
-            yield Trait(f"{name} {_are(name)} left out", 1.5, f"default of {name} changed")
+            yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
         if value is not None:
             is_default = value == node.with_attribute(name, None).attribute(name)
-            yield from _named(name, value, "" if is_default else ignoring, 1.0 + 0.15 * is_default)
+            shown_by = "" if is_default else ignoring
+            yield from _named(name, full_name, value, shown_by, 1.0 + 0.15 * is_default)
 
 
-def _stated(name: str, default: Any, ignoring: str) -> Trait:
+def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
     """Return the trait of an attribute with another value than its default."""
     if default is None:
-        return Trait(f"{name} {_are(name)} given", 1.1, ignoring)
-    return Trait(f"{name} {_are(name)} not {_words(default)}", 1.05, ignoring)
+        return Trait(f"{full_name} {_are(name)} given", 1.1, ignoring)
+    return Trait(f"{full_name} {_are(name)} not {_words(default)}", 1.05, ignoring)
+
+
+@cache
+def _input_names(op_type: str, domain: str) -> frozenset[str]:
+    """Return the names of the inputs of all versions of an operator."""
+    return frozenset(
+        formal.name
+        for schema in defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == domain
+        for formal in schema.inputs
+    )
 
 
 def _are(name: str) -> str:
@@ -345,7 +360,7 @@ def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> I
             yield Trait(text, cost, ignoring)
 
 
-def _named(name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]:
+def _named(name: str, full_name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]:
     """Yield the traits of an attribute's value."""
     if isinstance(value, list):
         yield from _list_traits(name, value, ignoring)
@@ -357,12 +372,12 @@ def _named(name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]
     is_number = isinstance(value, int | float)
     yield from _true(
         (
-            (len(words) <= _MAX_VALUE_CHARS, f"{name} is {words}", cost),
-            (is_number and value < 0, f"{name} is negative", 1.02),
-            (is_number and value > 1, f"{name} is more than 1", 1.04),
+            (len(words) <= _MAX_VALUE_CHARS, f"{full_name} is {words}", cost),
+            (is_number and value < 0, f"{full_name} is negative", 1.02),
+            (is_number and value > 1, f"{full_name} is more than 1", 1.04),
             (
                 isinstance(value, float) and not value.is_integer(),
-                f"{name} is not an integer", 1.3,
+                f"{full_name} is not an integer", 1.3,
             ),
         ),
         ignoring,

@@ -780,13 +780,29 @@ def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones()
         )
         for length, alpha in ((7, 0.375), (5, 0.8125))
     )
-    nodes = islice(neighbours([failing], [passing], seed=1, seconds=1.0), 60)
-    assert any(
-        node.bound.attribute("alpha") == passing.attribute("alpha")
-        and np.array_equal(node.bound.operand(0), failing.operand(0))
-        for node in nodes
-        if node
+    nodes = [
+        node.bound
+        for node in islice(neighbours([failing], [passing], seed=1, seconds=1.0), 60)
+        if node and np.array_equal(node.bound.operand(0), failing.operand(0))
+    ]
+    assert any(node.attribute("alpha") == passing.attribute("alpha") for node in nodes)
+    # Otherwise, all failing nodes could have the attribute by accident.
+    assert sum("alpha" not in node.attributes for node in nodes) >= 8
+
+
+@pytest.mark.parametrize(
+    ("opset", "text"),
+    [(10, "the attribute min is left out"), (11, "min is left out")],
+)
+def test_traits_distinguish_attributes_from_inputs_of_the_same_name(opset, text):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2] x) => (float[2] y) '
+        "{ y = Clip(x) }"
     )
+    x = np.zeros(2, np.float32)
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, {"x": x}), {"y": x})}
+    assert text in texts
+    assert ("min is left out" in texts) == (opset > 10)
 
 
 def test_scalars_and_empty_tensors_have_numbers():
