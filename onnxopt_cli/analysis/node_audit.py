@@ -42,8 +42,12 @@ from onnxopt_cli.core.tolerance import Drawn, ErrorBound
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.mutation.code_mutants import code_mutants
-from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant, node_mutants
-from onnxopt_cli.mutation.proofs import proof_of
+from onnxopt_cli.mutation.node_mutants import (
+    MutantKind,
+    NodeMutant,
+    equivalence_proof,
+    node_mutants,
+)
 from onnxopt_cli.operators.nodes import imported_versions, is_standard, plain_domain
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
@@ -275,8 +279,7 @@ def _mutants_with_proofs(
     schema = defs.get_schema(op_type, opset, domain)
     mutants: dict[str, tuple[NodeMutant, str]] = {}
     for mutant in node_mutants(domain, op_type, opset, with_equivalent=True):
-        proof = proof_of(schema, mutant.name)
-        reason = proof.reason if proof else ""
+        reason = equivalence_proof(schema, mutant.name)
         if mutant.version is not None and not _computes_otherwise(
             domain, op_type, opset, mutant.version
         ):

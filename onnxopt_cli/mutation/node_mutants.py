@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
-from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.code_mutants import CodeMutant, patched
 from onnxopt_cli.mutation.proofs import proof_of
@@ -187,7 +187,7 @@ def node_mutants(
         *_output_mutants(schema),
         *_version_mutants(schema),
     ):
-        if with_equivalent or proof_of(schema, mutant.name) is None:
+        if with_equivalent or not equivalence_proof(schema, mutant.name):
             mutants.setdefault(mutant.name, mutant)
     return tuple(mutants.values())
 
@@ -611,7 +611,8 @@ class _Misreading:
     def __call__(self, array: Array) -> Array | None:
         kind = "f" if array.dtype.name == "bfloat16" else array.dtype.kind
         changed = self.change(array) if array.size and kind in self.types else None
-        return None if changed is None else changed.astype(array.dtype)
+        # Functions of NumPy return a scalar for an array without axes.
+        return None if changed is None else np.asarray(changed).astype(array.dtype)
 
 
 _TYPE, _ANY = MutantKind.TYPE, MutantKind.VALUES
@@ -753,6 +754,56 @@ def _output_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 def _coarse(misreading: _Misreading, outputs: Sequence[Value]) -> list[Value]:
     changed = (misreading(value) if isinstance(value, np.ndarray) else None for value in outputs)
     return [old if new is None else new for old, new in zip(outputs, changed, strict=True)]
+
+
+# --- proofs ---
+
+_NO_CHANGE = "The mutant changes no value of any type that the schema allows."
+# Misreadings through a type, and the wide types of which they change no value.
+_UNCHANGED_TYPES = {
+    "rounded to float32": {"float32"},
+    "outputs in float32": {"float32"},
+    "in 32 bits": {"int32", "uint32"},
+}
+# Types of at most this number of bytes have so few values that all are tried.
+_TRIED_BYTES = 2
+
+
+def equivalence_proof(schema: defs.OpSchema, name: str) -> str:
+    """Return why a mutant equals its operator on every valid input; empty without a proof."""
+    proof = proof_of(schema, name)
+    if proof is not None:
+        return proof.reason
+    formals, text = [*schema.outputs], name
+    if name not in _COARSE_OUTPUTS:
+        formals = [formal for formal in schema.inputs if name.startswith(f"{formal.name} ")]
+        text = name.partition(" ")[2]
+    misreading = (_MISREADINGS | _COARSE_OUTPUTS).get(text)
+    if not formals or misreading is None or misreading.kind not in {_TYPE, _ANY}:
+        return ""
+    types = {entry for formal in formals for entry in _types(schema, formal)}
+    return "" if any(_changes_values(text, entry) for entry in types) else _NO_CHANGE
+
+
+@cache
+def _changes_values(text: str, type_name: str) -> bool:
+    """Return whether a misreading may change a value of a type of ONNX.
+
+    All values of short types are tried.
+    """
+    misreading = (_MISREADINGS | _COARSE_OUTPUTS)[text]
+    dtype = dtype_named(type_name.removeprefix("tensor(").removesuffix(")"))
+    if dtype is None or not type_name.startswith("tensor("):
+        return True
+    if dtype.kind not in misreading.types and dtype.name != "bfloat16":
+        return False
+    if dtype.itemsize > _TRIED_BYTES:
+        return dtype.name not in _UNCHANGED_TYPES.get(text, ())
+    bits = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}")
+    values = bits.astype(bool) if dtype.kind == "b" else bits.view(dtype)
+    with np.errstate(all="ignore"):
+        changed = misreading(values)
+    return changed is not None and not _equal(changed, values)
 
 
 # --- versions ---

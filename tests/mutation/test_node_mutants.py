@@ -123,3 +123,13 @@ def test_mutants_have_unique_names_and_describe_themselves(op_type):
         assert mutant.about[0].isupper() or mutant.about[0].islower()
         assert mutant.about.endswith(".")
         assert isinstance(mutant.kind, MutantKind)
+
+
+def test_outputs_without_axes_remain_arrays():
+    mutants = {mutant.name: mutant for mutant in node_mutants("", "Sum", 13)}
+    mutants |= {mutant.name: mutant for mutant in node_mutants("", "Mul", 14)}
+    for name in ("outputs in float32", "integer outputs in float32", "integer outputs in 8 bits"):
+        for output in (np.array(3), np.array(2.5)):
+            (changed,) = mutants[name].finish([output])
+            assert isinstance(changed, np.ndarray)
+            assert changed.shape == ()
