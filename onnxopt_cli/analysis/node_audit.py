@@ -67,7 +67,7 @@ EQUIVALENCE_INPUTS = 300
 #: A mutant is resolved if RESOLVING_INPUTS valid nodes do not distinguish it.
 RESOLVING_INPUTS = 10_000
 # Proofs of equivalence that do not follow from the schema.
-_UNCALLED = "No node of the operator calls the changed function of onnx's reference."
+_UNCALLED = "No node that is judged calls the changed function of onnx's reference."
 _SAME_VERSION = "The reference computes both versions by the same code with the same parameters."
 # Largest number of bytes of the outputs of a node on which surviving mutants run.
 _VARIATION_BYTES = 1 << 27

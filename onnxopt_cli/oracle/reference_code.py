@@ -27,6 +27,16 @@ _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
 _INFRASTRUCTURE = "onnx.reference.op_run"
 # Methods that describe an object in a message or for debugging.
 _DESCRIBING = frozenset({"__format__", "__repr__", "__str__"})
+# Functions that the code calls only for nodes that are not valid or not judged, by operator.
+_UNJUDGED = {
+    # The correction calls the original for negative padding, and for columns that do not fit.
+    "Col2Im": {"Col2Im._run"},
+    # The correction calls the original for other ranks than 4, which the original rejects.
+    "DeformConv": {"DeformConv._run"},
+    # onnxopt does not judge nodes with PROBIT.
+    "LinearClassifier": {"compute_probit"},
+    "SVMClassifier": {"compute_probit"},
+}
 # Functions that find attributes by names that the code need not contain.
 _DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
 # Names by which a method calls the methods of base classes.
@@ -71,7 +81,7 @@ def reference_functions(domain: str, op_type: str, opset: int) -> tuple[Function
 
 @cache
 def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[FunctionType]:
-    """Return those of the functions that compute an operator which no node of the operator calls.
+    """Return those of the functions that compute an operator which no judged node calls.
 
     For example, a correction replaces the only function that calls them, or a derived class
     overrides them. A function counts as called if onnx's reference calls a function of its name in
@@ -87,17 +97,21 @@ def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[Funct
         mentioned = [_names_in_every_operator(implementation)]
         aliases = _aliases(implementation)
         classes_of = _overridden(implementation)
+        unjudged = _UNJUDGED.get(op_type, ())
         uncalled = {*functions}
         called: set[FunctionType] = set(functions)
         while called:
             called = {
                 function
                 for function in uncalled
-                if _is_special(function.__name__)
-                or any(
-                    not names.isdisjoint({function.__name__, *aliases.get(function, ())})
-                    and not names.isdisjoint(classes_of.get(function, names))
-                    for names in mentioned
+                if function.__qualname__ not in unjudged
+                and (
+                    _is_special(function.__name__)
+                    or any(
+                        not names.isdisjoint({function.__name__, *aliases.get(function, ())})
+                        and not names.isdisjoint(classes_of.get(function, names))
+                        for names in mentioned
+                    )
                 )
             }
             uncalled -= called

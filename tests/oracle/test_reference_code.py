@@ -14,7 +14,7 @@ from onnxopt_cli.oracle.reference_code import reference_functions, uncalled_func
 from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
-ML = {"TreeEnsemble"}
+ML = {"LinearClassifier", "SVMClassifier", "TreeEnsemble"}
 
 
 def names(op_type, opset=22, domain=""):
@@ -72,7 +72,11 @@ def executed_functions(operator):
 
 
 @pytest.mark.parametrize(
-    "operator", ["LogSoftmax", "LpPool", "MaxPool", "Shape", "TfIdfVectorizer", "TreeEnsemble"]
+    "operator",
+    [
+        *("Col2Im", "DeformConv", "LinearClassifier", "LogSoftmax", "LpPool", "MaxPool", "Shape"),
+        *("SVMClassifier", "TfIdfVectorizer", "TreeEnsemble"),
+    ],
 )
 def test_functions_that_are_proven_uncalled_do_not_run(operator):
     executed, uncalled = executed_functions(operator)
@@ -85,6 +89,9 @@ def test_uncalled_functions():
     # A correction replaces the method that calls these functions.
     assert {"MaxPool._max_pool_2d", "CommonPool._run", "_pool"} <= uncalled
     assert not uncalled & {"_maximum", "_geometry", "_Geometry.windows"}
+    names = {function.__name__ for function in uncalled_functions("", "DeformConv", 22)}
+    assert {"_run", "_deform_conv_implementation"} <= names
+    assert "_bilinear" not in names
     # Called by super().
     names = {function.__qualname__ for function in uncalled_functions("", "RNN", 22)}
     assert not names & {"CommonRNN.__init__", "CommonRNN._run_forward"}
