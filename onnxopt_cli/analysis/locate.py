@@ -270,7 +270,8 @@ class _Search:
         max_bytes: int,
         seconds: float,
     ) -> None:
-        # The number and the bytes of further problems that may be kept for test directories.
+        # Limits on the number and on the bytes of further problems that are kept for test
+        # directories.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress, self._seconds = open_progress, seconds

@@ -199,11 +199,12 @@ def neighbours(
 ) -> Iterator[Variation | None]:
     """Yield an endless sequence of nodes near to given nodes; None in place of an invalid node.
 
-    Most nodes are failing or passing nodes with one or two changes. Some are passing nodes with
-    attributes and short inputs of a failing node, or the reverse, because a condition on shapes or
-    values must also hold with the attributes of passing nodes. Some are failing nodes in which a
-    single optional attribute or input is omitted or added, because all failing nodes may have it by
-    accident. Other nodes come from the operator's generator, if there is one.
+    Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
+    node with attributes and short inputs of a failing node, or the reverse, because a condition on
+    shapes or values must also hold with the attributes of passing nodes. Some nodes are failing
+    nodes in which a single optional attribute or input is omitted or added, because all failing
+    nodes may have the attribute or input by accident. All remaining nodes come from the operator's
+    generator, if there is one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.

@@ -184,8 +184,8 @@ class Cache:
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
             if exposure(self._folder):
                 return
-            # In the meantime, another run may have changed the index or written the same entry
-            # again.
+            # Since this run read the index, another run may have changed the index or written the
+            # same entry again.
             entries = self._index()
             for key in self._new:
                 if signature := _signature(self._folder / key):

@@ -324,7 +324,7 @@ def result_from_json(data: Any) -> Result:
 
 
 def _content_from_json(data: Any) -> CaseContent | None:
-    # Passes, and failures in older logs, have no content.
+    # Logs state no content for passes, and older logs state none for failures.
     if data is None:
         return None
     nodes = ((str(name), str(attributes)) for name, attributes in data["nodes"])

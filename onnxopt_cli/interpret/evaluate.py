@@ -2,8 +2,8 @@
 
 Large tensors are computed block by block. A formula with reductions, such as a sum, runs on each
 block up to its first reduction. The operands of the reduction are collected from all blocks and
-reduced. After that, the formula runs on each block again, with the result of the reduction, up to
-the next reduction or to the end of the formula.
+reduced. With the result of the reduction, the formula runs on each block again, up to the next
+reduction or to the end of the formula.
 """
 
 from __future__ import annotations

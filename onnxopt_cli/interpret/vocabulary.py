@@ -298,8 +298,8 @@ class Joining(NDArrayOperatorsMixin):
 
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:
-    # The root changes most from a to a - e_a. If a - e_a is not positive, both directions are
-    # considered.
+    # Within the error e_a of the operand a, the root changes most from a to a - e_a. If a - e_a is
+    # not positive, both directions are considered.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
     if np.any(a.error >= a.magnitude):
         above = np.sqrt(a.magnitude + a.error) - magnitude

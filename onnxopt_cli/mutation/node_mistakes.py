@@ -154,7 +154,8 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 # Types of inputs that are counts, axes or positions.
 _INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
-# Changes of such inputs, with the name and the description of the mistake; {} is the input.
+# Changes of inputs that are counts, axes or positions, with the name and the description of the
+# mistake; {} is the input.
 _INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "{} one too large": ("The input {} is one too large.", lambda array: array + 1),
     "{} one too small": ("The input {} is one too small.", lambda array: array - 1),

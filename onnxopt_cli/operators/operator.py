@@ -123,8 +123,8 @@ class Reformulation:
         seen_in: public implementations that compute this way.
         accurate: Python expression of the attributes that is true if the reformulation is as
             accurate as the formula for all finite inputs. Empty if the reformulation is as accurate
-            for all attributes, :data:`NOWHERE` if it is as accurate for none. With any other
-            expression, ``replace`` must not contain statements.
+            for all attributes, :data:`NOWHERE` if it is as accurate for none. If ``accurate`` is
+            neither empty nor NOWHERE, ``replace`` must not contain statements.
     """
 
     name: str

@@ -106,7 +106,7 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # For the dump of each old node, the old node's text in `replace`, and the new node or
+        # By the dump of each old node: the text of the old node in `replace`, and the new node or
         # nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():

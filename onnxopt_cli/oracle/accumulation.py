@@ -408,8 +408,8 @@ def _equation(
             second = "jk" if attributes.get("transB") else "kj"
             return f"{first},{second}->ij"
         case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
-            # Convolutions with larger kernels may be computed by fast algorithms. Convolutions with
-            # pads or strides are not examined.
+            # Convolutions with kernels of several elements may be computed by fast algorithms.
+            # Convolutions with pads or strides are not examined.
             if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
                 return None
             spatial = "xyzw"[: ranks[0] - 2]

@@ -29,8 +29,8 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The accepted error of the mean and of the mean square, in gaps between the levels of neighbouring
-# representable numbers. The numbers of a sample are rounded to its dtype.
+# The accepted error of the mean and of the mean square. The unit is the gap between the levels of
+# neighbouring representable numbers. The numbers of a sample are rounded to its dtype.
 _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Deviations below four standard
 # deviations need no test.
@@ -38,7 +38,7 @@ _LIKELY_VARIANCES = 16
 # The error of a scaled element, in ulps.
 _SCALING_ULPS = 16
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# Versions 7 to 11 lack both the attribute and the input, and drop no element.
+# Versions 7 to 11 of Dropout have neither is_test nor training_mode, and drop no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
 # Indices of the inputs ratio and training_mode of Dropout.
 _RATIO, _TRAINING = 1, 2

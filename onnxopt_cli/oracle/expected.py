@@ -239,8 +239,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Because of rounding, the bound may follow another branch of a choice than the formula.
-            # The expected value is then the one on the branch of the bound.
+            # If the bound, because of rounding, follows another branch of a choice than the
+            # formula, the value on the bound's branch is expected.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 

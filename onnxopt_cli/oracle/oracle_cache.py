@@ -20,7 +20,7 @@ from onnxopt_cli.core.codec import ValueReader, ValueWriter, read_json, run_requ
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
-# Version of the format of entries.
+# Version of the format of cached estimates.
 _FORMAT = 3
 
 

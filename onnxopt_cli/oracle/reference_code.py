@@ -83,9 +83,9 @@ def reference_functions(domain: str, op_type: str, opset: int) -> tuple[Function
 def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[FunctionType]:
     """Return those of the functions that compute an operator which no judged node calls.
 
-    For example, a correction replaces the only function that calls them, or a derived class
-    overrides them. A function counts as called if onnx's reference calls a function of its name in
-    every operator, if a function that counts as called contains its name, or if Python calls it
+    A function may be uncalled because a correction replaces its only caller, or because a derived
+    class overrides it. A function counts as called if onnx's reference calls a function of its name
+    in every operator, if a function that counts as called contains its name, or if Python calls it
     implicitly. Functions that only describe objects in messages count as not called. The arguments
     are those of :func:`reference_functions`.
     """
@@ -163,7 +163,7 @@ def _aliases(implementation: type) -> dict[FunctionType, set[str]]:
 def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
     """Return, for each method that a derived class overrides, the names by which it is called.
 
-    These are ``super`` and the names of the classes that define the method.
+    The names are ``super`` and the names of the classes that define the method.
     """
     effective: set[FunctionType] = set()
     classes_of: dict[FunctionType, frozenset[str]] = {}

@@ -843,7 +843,7 @@ def test_sequence_map_takes_elements_of_all_sequences(lengths):
 def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
-        # Products with such large weights may overflow, but an empty batch has no products.
+        # Products with weights of 3e38 may overflow, but an empty batch has no products.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
     length = 5 if operator == "ConvTranspose" else 3

@@ -46,8 +46,8 @@ def test_cancelling_terms_move_apart_at_any_places(terms):
     places = random.integers(0, all_columns.shape[1], (20_000, terms))
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
-    # One rounding per term gives an expected error of sqrt(terms). The tolerance, 16 units, is at
-    # least this error in all sums, and at least 16 times this error in half of the sums.
+    # With one rounding per term, the expected error is sqrt(terms). The tolerance, 16 units, is at
+    # least sqrt(terms) in all sums, and at least 16 sqrt(terms) in half of the sums.
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 

@@ -441,7 +441,7 @@ def test_line_with_infinity_must_not_be_finite():
         # An element that is NaN by the formula must not be infinite.
         assert np.isinf(special) or line_shares[0].max() <= 1
     value[0] = 0
-    # Real parts have an error; imaginary parts may be sums of zeros, which have none.
+    # Real parts have an error; imaginary parts may be sums of zeros, which are exact.
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
 
 

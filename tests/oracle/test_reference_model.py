@@ -118,8 +118,8 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
 ) -> None:
     chain = _HEADER + _MODELS["chain"]
     not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
-    # For each of the two reformulations, only the run in the model's own types begins at the
-    # inputs.
+    # The model has two reformulations. Of the runs of a reformulation, only the run in the model's
+    # own types begins at the inputs.
     assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )

@@ -16,7 +16,7 @@ MANY_OUTPUTS = 100_000
 
 
 class ReturnsTooMuch(Misbehaves):
-    """A backend that returns additional outputs in the bad case."""
+    """A backend that returns additional outputs if ``R`` is at least BAD."""
 
     def __init__(self, surplus):
         self.surplus = surplus

@@ -1,7 +1,7 @@
 """Backends that misbehave, each in one way, in all cases or only in the bad case.
 
-A case is one Momentum node. In the bad case, `R` is at least BAD. In other cases, a backend
-computes the right outputs.
+A case is one Momentum node. In the bad case, `R` is at least BAD. A backend that misbehaves only in
+the bad case computes the right outputs in all other cases.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def _dask_worker():
 
 
 class KillsTheMachine(Well):
-    """A backend that kills the Dask worker in the bad case."""
+    """A backend that kills the Dask worker if ``R`` is at least BAD."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:

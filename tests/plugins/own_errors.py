@@ -168,7 +168,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheDomain(Only):
-    """Raises an error that begins equally for all domains and names the default domain."""
+    """Raises an error that names the domain, even the default domain, after a fixed beginning."""
 
     def run(self, model, inputs):
         self.domain = model.graph.node[0].domain or "ai.onnx"

@@ -46,7 +46,7 @@ SUBMITTED_TO_PROVE = 60
 MAX_DRAWN_TO_PROVE = 400
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
-# The largest gap of a narrow threshold, as a share of the threshold.
+# A gap around a threshold is narrow if it is at most _NARROW_GAP of the threshold.
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25

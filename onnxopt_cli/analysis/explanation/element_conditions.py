@@ -30,8 +30,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 
 #: A proof requires MIN_FAILING failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
-#: The largest probability with which the wrong elements of the confirming nodes may meet a
-#: condition by chance.
+#: A condition requires that the probability of all confirming elements meeting it by chance is at
+#: most MAX_CHANCE.
 MAX_CHANCE = 1e-6
 #: At least MIN_WRONG_SHARE of the elements that meet a condition must be wrong.
 MIN_WRONG_SHARE = 0.2

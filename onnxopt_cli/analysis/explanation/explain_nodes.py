@@ -75,8 +75,8 @@ MAX_OTHER_SHARE = 0.1
 #: not meet the condition may fail, if it is improbable that all nodes that meet the condition fail
 #: by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: The largest probability with which all nodes that meet a condition of one part without limits may
-#: fail by chance.
+#: A condition of one part without limits requires that the probability of all its nodes failing by
+#: chance is at most MAX_CHANCE.
 MAX_CHANCE = 1e-9
 #: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
 #: this part.
@@ -320,7 +320,7 @@ class _NodeSearch(HypothesisRanking):
         self._examine_cases()
         are_outputs_wrong = self._outcome is Outcome.FAIL
         if not are_outputs_wrong:
-            # Errors have no conditions on elements.
+            # No conditions on elements are sought for errors.
             self._end = end
         if self._submit and self._samples:
             if are_outputs_wrong:
@@ -523,9 +523,9 @@ class _NodeSearch(HypothesisRanking):
             ]
 
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
-        """Return whether so many failing nodes are unlikely to meet a plain condition by chance.
+        """Return whether failing nodes are unlikely to meet a plain condition by chance.
 
-        A plain condition has one part, which is not a limit fitted to shapes or values.
+        A plain condition has one part, and does not limit shapes or values.
 
         The probability assumes independent nodes, although similar nodes are not independent.
         A passing node that meets the condition refutes the condition in a separate test.

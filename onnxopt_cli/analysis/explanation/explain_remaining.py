@@ -138,7 +138,8 @@ def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) 
     """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
     A backend whose outputs change keeps state, and no condition on the inputs describes its
-    failures. A third is enough, because the outputs of other nodes may hardly depend on the state.
+    failures. A third of the nodes is enough, because the outputs of other nodes may hardly depend
+    on the state.
     """
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)
@@ -305,8 +306,8 @@ class CauseSearch:
         """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)
-        # The statement "negated wherever ..." is plainer than a mistake that no program is known to
-        # make.
+        # A statement such as "negated wherever ..." is easier to understand than a mistake that no
+        # program is known to make.
         before_mistakes = bool(mistakes) and has_common_content(samples)
         condition = failure_condition(samples, submit) if before_mistakes else None
         if not (condition and condition.names_content):
@@ -475,7 +476,7 @@ class _ContradictedError(Exception):
 def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[bool]) -> SubmitCall:
     """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
 
-    The function raises an error once too many wrong outputs differ from those of the mistake.
+    The function raises an error if too many wrong outputs differ from those of the mistake.
     """
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:

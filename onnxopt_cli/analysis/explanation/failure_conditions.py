@@ -50,10 +50,10 @@ PROOFS = 4
 # A condition that accounts for only part of the failures must account for more than _MIN_SUPPORT
 # failing inputs.
 _MIN_SUPPORT = 4
-#: The largest difference in cost between an alternative and the plainest path.
+#: An alternative to the plainest path may cost at most COST_MARGIN more.
 COST_MARGIN = 0.75
-#: The largest difference in the share of disagreeing elements between an alternative and the
-#: plainest path.
+#: The share of elements that disagree with an alternative may exceed the share that disagrees with
+#: the plainest path by at most DISAGREEMENT_MARGIN.
 DISAGREEMENT_MARGIN = 0.02
 # Two conditions count as equal if at most _DIFFERENT_SHARE of the inputs meet only one of them.
 _DIFFERENT_SHARE = 0.01
@@ -379,7 +379,7 @@ class _Search(ConditionQueries):
         return FailureCondition(text, parts, "wrong", counts, partial(self._meets, parts))
 
     def _is_common(self, conditions: Sequence[Condition]) -> bool:
-        """Return whether most passing cases meet conditions; False if too few cases pass."""
+        """Return whether most passing cases meet all conditions; False if too few cases pass."""
         if len(self._passing_cases) < MIN_OTHERS:
             return False
         met = sum(self._meets(conditions, each) for each in self._passing_cases)

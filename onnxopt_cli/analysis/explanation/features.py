@@ -294,7 +294,7 @@ def _features(
 ) -> Iterator[Feature]:
     """Yield the features of the elements at some flat indices of tensors.
 
-    The order is the same for all nodes of an operator.
+    The order of the features is the same for all nodes of an operator.
     """
     operator, x = call.operator, call.operator.tensors[0]
     groups, index = (

@@ -18,8 +18,8 @@ MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
 # A condition requires _MIN_OUTSIDE right nodes that do not meet it, all generated after the
-# condition was chosen. If a quarter of such nodes were wrong, 11 nodes would all be right with a
-# probability of 0.75 ** 11 = 4 %.
+# condition was chosen. If a quarter of all nodes that do not meet the condition were wrong, 11
+# nodes would all be right with a probability of 0.75 ** 11 = 4 %.
 _MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 #: A proof of a condition requires MIN_MEETING inputs that meet the condition, all of which must
-#: fail. If the backend passed a quarter of such inputs, all would fail with a probability of 0.75
-#: ** 11 = 4 %.
+#: fail. If the backend passed a quarter of all inputs that meet the condition, 11 inputs would all
+#: fail with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING = 11
 # Required numbers of inputs for which a changed formula is wrong. The first number applies if the
 # backend agrees with the changed formula for all inputs, and the second if it agrees for all but
-# one. If the backend returned other outputs for a tenth of all inputs, such agreement would have a
-# probability below 5 %.
+# one. If the backend returned other outputs for a tenth of all inputs, the required agreement would
+# have a probability below 5 %.
 _MIN_ALIKE = (29, 46)
 # An "only where" statement requires that at least _MIN_FAILURE_RATE of the inputs that meet the
 # condition fail.
 _MIN_FAILURE_RATE = 0.5
 #: A statement requires MIN_OTHERS inputs that do not meet the condition, all of which must pass. If
-#: such inputs failed at a rate of one in ten, 29 of them would all pass with a probability of 0.9
-#: ** 29 = 5 %.
+#: a tenth of all inputs that do not meet the condition failed, 29 inputs would all pass with a
+#: probability of 0.9 ** 29 = 5 %.
 MIN_OTHERS = 29
 # An "only where" statement requires _MIN_MEETING_ONLY_WHERE inputs that meet the condition. If
 # failures did not depend on the condition, all failing inputs would meet it with a probability

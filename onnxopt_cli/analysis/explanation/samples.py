@@ -39,7 +39,7 @@ _WIDE_LIMIT = 0.001
 ALWAYS_SHARE = 0.95
 
 # Reasons why an effect is invisible in an element, by effect. A reason consists of a text, an
-# effect that is visible in such an element, and an effect that is invisible in it.
+# effect that is visible in the element, and an effect that is invisible in the element.
 _ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
 _UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
 _SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)

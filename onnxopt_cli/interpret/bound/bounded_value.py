@@ -218,7 +218,8 @@ def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
     """Return a formula's result rounded to an output's type.
 
-    The returned tuple has one result, or both results of a choice by an undecided comparison.
+    The returned tuple has one result. If an undecided comparison chooses between two results, the
+    tuple has both.
     """
     accepted = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
     return tuple(_rounded(operand, precision) for operand in accepted)

@@ -127,7 +127,7 @@ class Trajectory:
 
     @property
     def state(self) -> dict[str, Array]:
-        """The values in the first step of inputs that are outputs of the previous step."""
+        """The values in the first step of the inputs that later steps get from outputs."""
         return {name: self.start[name] for name in self.feedback.values()}
 
 

@@ -244,7 +244,7 @@ def bounded_outputs(
     operand: Callable[[T, Precision], Bounded],
     attribute: Callable[[float], Bounded] = number,
 ) -> list[tuple[tuple[Bounded, ...], T, T]]:
-    """Apply the formula to operands of the bound interpretation.
+    """Apply the formula to operands that carry error bounds.
 
     Args:
         call: the operator, attributes and inputs.

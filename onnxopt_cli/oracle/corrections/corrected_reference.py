@@ -72,7 +72,7 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 _ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
 # The first version of BatchNormalization that trains if it has several outputs. In earlier
-# versions, the attribute is_test decides.
+# versions, the attribute is_test decides whether BatchNormalization trains.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
 _LARGEST_INTEGER = 2.0**63

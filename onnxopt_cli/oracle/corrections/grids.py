@@ -18,8 +18,8 @@ from onnxopt_cli.core.values import Array
 
 # Number of pixels that are in memory at once.
 _MAX_PIXELS = 1 << 22
-# Coordinates beyond this limit, including infinite ones, are replaced by the limit, which can be
-# converted to an integer. They are outside of all images.
+# Coordinates beyond _FARTHEST, including infinite coordinates, are outside of all images, and are
+# replaced by _FARTHEST, which can be converted to an integer.
 _FARTHEST = 2.0**52
 # For each mode of interpolation, the distance of the first pixel from the floor of the coordinate,
 # and the number of pixels along an axis.

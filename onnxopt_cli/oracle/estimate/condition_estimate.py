@@ -435,7 +435,7 @@ def _evaluate_stable_bodies(
         expanded = subtracting_operators(model)
         return evaluate_model(model, inputs, shared, expanded, name=_BODIES) if expanded else []
     except MemoryError:
-        # A tolerance that ignores the body would be too narrow.
+        # A tolerance that ignores the published body would be too narrow.
         raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack an operator of the body
         return []

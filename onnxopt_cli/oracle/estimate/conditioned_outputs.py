@@ -224,8 +224,8 @@ def _float_output(
             [v for evaluation in evaluations for v in evaluation.sequential], exact
         ):
             # The error of a normalized element is relative to the mean, so it may exceed 2^14
-            # roundings of the element. The error is therefore also compared with the unit and with
-            # the largest output.
+            # roundings of the element. The error of a sequential sum is therefore also compared
+            # with the unit and with the largest output.
             share = np.minimum(
                 _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
             )

@@ -70,7 +70,7 @@ _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """State that the evaluations of a model and of its reformulations share.
+    """The state that the evaluations of a model and of its reformulations share.
 
     Attributes:
         math: the declared arithmetic.
@@ -258,7 +258,7 @@ def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> 
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    # Positions from a grid may be computed in the type of the grid. Other positions follow from
+    # Positions from a grid may be computed in the type of the grid. All other positions follow from
     # scales, which are float32.
     position_roundoff = (
         max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)

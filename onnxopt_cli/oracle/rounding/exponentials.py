@@ -17,8 +17,8 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# The largest error of a logarithm that is injected. A logarithm with such an error has no correct
-# digit, but the exponential of the error does not overflow.
+# The largest error of a logarithm that is injected. A logarithm with the largest error has no
+# correct digit, but the exponential of the error does not overflow.
 _MAX_MOVE = 100.0
 #: Operators whose results are the shares exp(x) / sum, or their logarithms.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})

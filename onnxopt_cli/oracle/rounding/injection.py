@@ -1,6 +1,6 @@
 """Roundings injected at the nodes of a model that runs in double.
 
-:class:`SiteRecorder` visits the exact run. For each node it records a :class:`RoundingSite`: the
+:class:`SiteRecorder` visits the exact run and records a :class:`RoundingSite` for each node: the
 kind of the node, the unit roundoff u of its types and the scale s of its absolute error.
 :class:`Injector` visits a perturbed run and moves the operands x and the outputs y of each site:
 
@@ -360,7 +360,8 @@ class SiteRecorder:
         scale = product_scale if node.op_type in _MATRIX_PRODUCTS else _SCALES.get(kind)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
-        # The injector multiplies a scale by the roundings of the output; the share divides by them.
+        # The injector multiplies a scale by the number of roundings of the output, so the scale is
+        # first divided by this number.
         share = 1 / _output_roundings(node_class, roundoff, in_graph=len(self._visited) > 1)
         if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
             # 16-bit operands are accumulated in float32.
@@ -694,7 +695,7 @@ def _rounded(
         moves[small] += np.clip(small_moves, -limit, limit)
         moves[small] = np.where(vanishes, np.clip(toward_zero, -limit, limit), moves[small])
         if _is_zero(scale):
-            # The sum of the absolute and the relative error could otherwise cross zero.
+            # Without this limit, the sum of the absolute and the relative error could cross zero.
             moves[small] = np.clip(moves[small], -limit, limit)
     if flushed_moves is not None:
         moves += flushed_moves

@@ -103,8 +103,7 @@ _LISTED = {
     # The terms of the sum are exponentials, whose movements are not proportional to roundings of
     # the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike. Moving single elements does not reveal such an
-    # error.
+    # An error of the mean moves all elements alike, which moving single elements does not reveal.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A determinant is a sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,

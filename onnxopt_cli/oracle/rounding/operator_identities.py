@@ -46,7 +46,7 @@ class OperatorIdentity:
         return f"{self.operator}(x) = {self.formula}"
 
 
-#: The name of nodes within an identity.
+#: The name of the nodes of an identity.
 WITHIN = "onnxopt.identity"
 # The opset of the nodes. Any opset with CastLike, that is, any opset from 15 on, is suitable.
 _OPSET = 18

@@ -10,7 +10,7 @@ from onnxopt_cli.core.values import Array
 _MAX_STEPS = 1 << 13
 # With at least _MANY_ROWS rows, the recurrence takes one step for each term, even in long rows.
 _MANY_ROWS = 32
-# The number of terms in a section. In all other cases, the steps of a section are computed at once.
+# The number of terms in a section. With few long rows, the steps of a section are computed at once.
 _SECTION_TERMS = 1 << 11
 # The largest number of sweeps over a section.
 _MAX_SWEEPS = 10
@@ -47,8 +47,8 @@ def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
     If d_j is the rounding error of step j, the mean of k terms has the error
     (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means
     of the previous sweep, and new means from these errors. If a sweep changes no mean, the means
-    are exactly those of the recurrence. Otherwise, their errors have the magnitude of the
-    recurrence's errors.
+    are exactly those of the recurrence. If the sweeps end earlier, the errors of the means have the
+    magnitude of the recurrence's errors.
 
     Args:
         terms: the terms of the section.

@@ -13,9 +13,9 @@ adds elements of a whole image or line; this sum may exceed the range although n
 does.
 
 *Flushed terms.* A device that flushes subnormal numbers replaces each product, and each partial
-sum, whose magnitude is below the smallest normal number by zero. A sum of n terms then has an error
-of up to n times that number, although the sum itself may be normal. If the sum of the magnitudes is
-itself subnormal, the device returns zero.
+sum, whose magnitude is below the smallest normal number by zero. A sum of n flushed terms has an
+error of up to n times the smallest normal number, although the sum itself may be normal. If the sum
+of the magnitudes is itself subnormal, the device returns zero.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# The largest share of the sum in a norm that is treated as lost. A quotient by a norm with such a
-# loss is inconclusive.
+# At most _MAX_LOST_SHARE of the sum in a norm is treated as lost. A quotient by a norm that loses
+# this share is inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
@@ -199,9 +199,9 @@ def _grid_bound(theta: Array, output: Array) -> Array:
 def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> Array:
     """Return the bound of a normalization by given statistics: f (x - m) + b or f x + (b - f m).
 
-    The factor f has an error of up to 4.5 roundings, which is the same in both terms of the second
-    form. The other roundings of the second form are relative to f x, f m and b. The bound is twice
-    the sum of these errors.
+    The factor f has an error of up to 4.5 roundings, which is the same in both terms of f x + (b -
+    f m). The other roundings of f x + (b - f m) are relative to f x, f m and b. The bound is twice
+    the sum of all these errors.
     """
     shape = (1, -1, *[1] * (output.ndim - 2))
     x = operands[0]

@@ -326,7 +326,7 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
 
 
 def test_only_nodes_that_a_mistake_changes_support_its_condition():
-    # Nodes without a zero pass, and the mistake would not change their outputs.
+    # Nodes pass if they contain no zero, and the mistake would not change their outputs.
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
     )
