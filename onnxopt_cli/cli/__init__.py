@@ -182,7 +182,16 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
-        code = group.main(arguments, prog_name="onnxopt", standalone_mode=False, obj=stack)
+        # Shells request completion without arguments. If the variable is still set when a command
+        # is called, the command must not print a script and exit with 0.
+        words = sys.argv[1:] if arguments is None else arguments
+        code = group.main(
+            arguments,
+            prog_name="onnxopt",
+            complete_var="" if words else "_ONNXOPT_COMPLETE",
+            standalone_mode=False,
+            obj=stack,
+        )
     except click.ClickException as error:
         error.show()
         return _USAGE

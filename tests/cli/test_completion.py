@@ -115,6 +115,12 @@ def test_completion_works_in_bash(completions_in_bash, words, expected):
     assert completions_in_bash(*words) == expected
 
 
+def test_variable_for_completion_does_not_replace_a_command(onnxopt, monkeypatch):
+    for value in ("bash_source", "garbage"):
+        monkeypatch.setenv("_ONNXOPT_COMPLETE", value)
+        assert onnxopt("--version").out.startswith("onnxopt")
+
+
 def test_completion_offers_suites_and_paths(completions, workplace):
     (workplace / "spec_of_mine").mkdir()
     (workplace / "special.yaml").touch()
