@@ -15,7 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxopt_cli.cases.case import Case
-from onnxopt_cli.cases.onnx.data_set import directory_files, model_and_inputs
+from onnxopt_cli.cases.onnx.data_set import (
+    directory_files,
+    model_and_inputs,
+    write_new_directory,
+)
 from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.files import create_last_folder
 from onnxopt_cli.core.result import Result
@@ -76,11 +80,7 @@ def write_artifacts(
             # If the folder exists but was not created by this run, it belongs to another run.
             parent.mkdir(exist_ok=parent in created)
             created.add(parent)
-            for part, data in files.items():
-                path = target / part
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    file.write(data)
+            write_new_directory(target, files)
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
     return len(view.nonconforming)

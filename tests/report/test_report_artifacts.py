@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import numpy as np
 import onnx
@@ -125,3 +126,19 @@ def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     assert all(len(path.relative_to(folder).parts) == 3 for path in written)
     # The names are distinct in file systems that ignore case, too.
     assert len({str(path).lower() for path in written}) == len(written)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of the size of files")
+def test_directory_that_cannot_be_completed_is_removed(demo, onnxopt):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The model is larger than this limit. Python ignores the signal SIGXFSZ.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        answer = onnxopt("run", "demo.yaml", "-b", OFF, *IN_PROCESS, "--artifacts", "failing")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert answer.code == 2
+    assert "File too large" in answer.err
+    assert not [path for path in (demo / "failing").rglob("*") if path.is_file()]

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -410,13 +411,35 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
         # Files of another case in the folder would be read as a part of this case.
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
-        for parent in {(folder / name).parent for name in files} - {folder}:
-            parent.mkdir()
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+        write_new_directory(folder, files)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
     return files
+
+
+def write_new_directory(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a new test directory.
+
+    After an error or Ctrl-C, the directory is removed, because a test directory that lacks files
+    could be mistaken for another case.
+
+    Args:
+        folder: the directory, which does not exist or is empty.
+        files: contents by path in the directory.
+
+    Raises:
+        OSError: if a file cannot be written or exists already.
+    """
+    try:
+        for name, data in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(data)
+    except BaseException as error:
+        if not isinstance(error, FileExistsError):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def directory_files(problem: Problem) -> dict[str, bytes]:
