@@ -210,7 +210,8 @@ def install(
     _run(make, work, tick)
     if requirements:
         _run(add, work, tick)
-    return json.loads(_run([python, "-I", "-c", _LIST], work, tick)[-1])
+    # The list is not progress, which would appear to begin again.
+    return json.loads(_run([python, "-I", "-c", _LIST], work, lambda _: None)[-1])
 
 
 def install_npm(
