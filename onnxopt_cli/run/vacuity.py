@@ -7,7 +7,7 @@ only if the backend also passes a probe: a similar node with valid, nontrivial i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -76,7 +76,7 @@ class VacuityCheck:
         probe_cases: cases that serve as probes of operators without a formula.
     """
 
-    probe_cases: Iterable[Case] = ()
+    probe_cases: Sequence[Case] = ()
     # The fault of a probe's outputs, by backend and probe; empty if the outputs are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ def _types(problem: Problem) -> frozenset[np.dtype[Any]]:
 
 
 def _run_probe_cases(
-    executor: Executor, name: str, cases: Iterable[Case], types: frozenset[np.dtype[Any]] | None
+    executor: Executor, name: str, cases: Sequence[Case], types: frozenset[np.dtype[Any]] | None
 ) -> str:
     count = 0
     for problem in _probes(cases, name):
@@ -228,13 +228,16 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
     return "it returns inputs, or outputs that do not depend on them"
 
 
-def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
+def _probes(cases: Sequence[Case], name: str) -> Iterator[Problem]:
     """Yield the cases with a single node of an operator and at least one nontrivial output."""
     # Most cases do not state their operators before they are loaded, and loading all cases takes
     # long.
-    lower_name = name.lower()
-    rated = [(rating, case) for case in cases if (rating := _likelihood(case, name, lower_name))]
-    for _, case in sorted(rated, key=itemgetter(0), reverse=True):
+    lower_name, operators = name.lower(), (name,)
+    stating = [case for case in cases if case.operators == operators]
+    others = [case for case in cases if not case.operators]
+    rated = [(rating, case) for case in others if (rating := _likelihood(case, lower_name))]
+    likely = [case for _, case in sorted(rated, key=itemgetter(0), reverse=True)]
+    for case in (*stating, *likely):
         try:
             problem = case.load()
         except InvalidCase:
@@ -271,13 +274,11 @@ def _is_new(value: Array, problem: Problem) -> bool:
     return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *magnitudes])).all())
 
 
-def _likelihood(case: Case, name: str, lower_name: str) -> int:
-    """Return a score of how likely a case is to have the operator; 0 if it is impossible.
+def _likelihood(case: Case, lower_name: str) -> int:
+    """Return a score of how likely a case is to have an operator; 0 if it is impossible.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
-    if case.operators:
-        return 3 * (case.operators == (name,))
     joined, words = _words(case.id)
     if joined.startswith(lower_name):
         return 2
