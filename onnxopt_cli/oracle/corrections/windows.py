@@ -393,9 +393,7 @@ class _Geometry:
         parts = []
         for first in range(0, max(1, shape[axis]), block):
             selected: Any = (*[slice(None)] * axis, slice(first, first + block))
-            part = windows[selected]
-            elements = prod(part.shape[padded.ndim :])
-            parts.append(np.sum(part.reshape(*part.shape[: padded.ndim], elements), axis=-1))
+            parts.append(np.sum(_flat_windows(windows[selected], padded.ndim), axis=-1))
         return np.concatenate(parts, axis=axis)
 
     def counts(self, *, padding: bool) -> Array:
@@ -433,6 +431,21 @@ class _Geometry:
     def _covered(self) -> Array:
         """The length, including padding, that all windows together cover along each axis."""
         return (self.count - 1) * self.stride + self.extent
+
+
+def _flat_windows(windows: Array, rank: int) -> Array:
+    """Return a contiguous copy of windows, with the elements of each along the last axis.
+
+    Args:
+        windows: the windows.
+        rank: the number of axes before those of the elements.
+    """
+    copied = np.empty(windows.shape, windows.dtype)
+    # NumPy copies rows of the last axis one after another, which is slow if they are short.
+    by_place = windows.shape[-1] < windows.shape[-2]
+    for place in range(windows.shape[-1]) if by_place else [slice(None)]:
+        copied[..., place] = windows[..., place]
+    return copied.reshape(*windows.shape[:rank], prod(windows.shape[rank:]))
 
 
 def _geometry(x: Array, attributes: dict[str, Any]) -> _Geometry:
