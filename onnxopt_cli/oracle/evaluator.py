@@ -482,12 +482,14 @@ def _without_initializers(
     """Return a model without the dense initializers of its graph, and with bound functions."""
     if like and wide and not like.wide:
         return widened(like.proto)
-    graph = onnx.GraphProto(name=model.graph.name)
-    for field in ("node", "input", "output", "value_info", "sparse_initializer"):
-        getattr(graph, field).extend(getattr(model.graph, field))
-    bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
-    bare.opset_import.extend(model.opset_import)
-    bare.functions.extend(model.functions)
+    bare = model
+    if model.graph.initializer:
+        graph = onnx.GraphProto(name=model.graph.name)
+        for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+            getattr(graph, field).extend(getattr(model.graph, field))
+        bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
+        bare.opset_import.extend(model.opset_import)
+        bare.functions.extend(model.functions)
     bound = with_bound_functions(bare)
     return widened(bound) if wide else bound
 
