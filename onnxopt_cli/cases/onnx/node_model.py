@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -166,8 +166,7 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
         ValueError: if the installed onnx does not know the version of a domain.
     """
     opsets = [helper.make_operatorsetid(domain, version) for domain, version in imports]
-    onnx_domains = {domain for domain, _ in helper.OP_SET_ID_VERSION_MAP}
-    new_domains = {operator.domain for operator in registry().operators} - onnx_domains
+    new_domains = {operator.domain for operator in registry().operators} - _onnx_domains()
     ir_version = max(
         _IR_VERSION if opset.domain in new_domains else helper.find_min_ir_version_for([opset])
         for opset in opsets
@@ -175,6 +174,12 @@ def whole_model(graph: onnx.GraphProto, imports: Iterable[tuple[str, int]]) -> o
     return helper.make_model(
         graph, ir_version=ir_version, opset_imports=opsets, producer_name=_PRODUCER
     )
+
+
+@cache
+def _onnx_domains() -> frozenset[str]:
+    """Return the domains of onnx's own operators."""
+    return frozenset(domain for domain, _ in helper.OP_SET_ID_VERSION_MAP)
 
 
 def formula_model(

@@ -81,22 +81,6 @@ class GeneratedNode:
         """Return an output together with its type."""
         return _in_optional(declared(value)) if self.operator == "Optional" else declared(value)
 
-    def _model(self, outputs: Sequence[onnx.ValueInfoProto | None]) -> onnx.ModelProto:
-        return node_model(
-            self.schema,
-            self.version,
-            inputs=[
-                value_info(name, self.declared_inputs[name]) if name in self.inputs else None
-                for name in place_names(self.schema.inputs, len(self.values))
-            ],
-            outputs=outputs,
-            attributes=[
-                attribute_message(self.schema, name, value)
-                for name, value in self.attributes.items()
-            ],
-            graph_name=self.operator,
-        )
-
     @cached_property
     def problem(self) -> Problem:
         """The problem; its stored outputs are those of onnx's corrected reference.
@@ -104,22 +88,30 @@ class GeneratedNode:
         Raises:
             Exception: any exception that the reference raises.
         """
-        names = place_names(self.schema.outputs, len(self.requested))
-        requested_names = [
-            name if request else None for name, request in zip(names, self.requested, strict=True)
-        ]
-        untyped = [onnx.ValueInfoProto(name=name) if name else None for name in requested_names]
-        values = iter(reference_outputs(self._model(untyped), self.inputs))
-        stored: dict[str, Value] = {}
-        typed: list[onnx.ValueInfoProto | None] = []
-        for name in requested_names:
-            if name is None:
-                typed.append(None)
-                continue
-            value = next(values)
-            stored[name] = value
-            typed.append(value_info(name, self.declared_output(value)))
-        return Problem(self._model(typed), self.inputs, stored)
+        output_names = place_names(self.schema.outputs, len(self.requested))
+        model = node_model(
+            self.schema,
+            self.version,
+            inputs=[
+                value_info(name, self.declared_inputs[name]) if name in self.inputs else None
+                for name in place_names(self.schema.inputs, len(self.values))
+            ],
+            outputs=[
+                onnx.ValueInfoProto(name=name) if is_requested else None
+                for name, is_requested in zip(output_names, self.requested, strict=True)
+            ],
+            attributes=[
+                attribute_message(self.schema, name, value)
+                for name, value in self.attributes.items()
+            ],
+            graph_name=self.operator,
+        )
+        outputs = model.graph.output
+        values = reference_outputs(model, self.inputs)
+        stored = {info.name: value for info, value in zip(outputs, values, strict=True)}
+        for info in outputs:
+            info.CopyFrom(value_info(info.name, self.declared_output(stored[info.name])))
+        return Problem(model, self.inputs, stored)
 
     @property
     def about(self) -> str:
