@@ -11,6 +11,8 @@ from normalizing_reformulations import (
     STATISTICS,
     F,
     one_pass,
+    two_pass,
+    vectorized_sum,
     welford,
 )
 from onnx import helper
@@ -158,6 +160,23 @@ def test_recurrence_over_many_elements_passes():
     assert not case.branch.wrong(value).any()
     largest = case.error(value)
     assert case.branch.wrong(case.branch.expected + F(10 * largest)).mean() > 0.95
+
+
+def test_running_statistics_by_partial_sums_pass_if_their_roundings_add_up():
+    # Each of eight partial sums of numbers near 1e5 is rounded down at almost every addition.
+    x = np.random.default_rng(3).standard_normal((1, 1, 100_000)).astype(F) + F(1e5)
+    ones = [np.ones(1, F)] * 4
+    names = ["x", "scale", "bias", "mean", "var"]
+    infos = [helper.make_tensor_value_info(name, 1, None) for name in (*names, "y", "m", "v")]
+    node = helper.make_node("BatchNormalization", names, ["y", "m", "v"], training_mode=1)
+    graph = helper.make_graph([node], "g", infos[:5], infos[5:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=10)
+    conditioned_outputs = condition(model, dict(zip(names, [x, *ones], strict=True)))
+    statistics = two_pass(vectorized_sum)(x.reshape(1, -1))
+    for output, statistic in zip(conditioned_outputs[1:], statistics, strict=True):
+        running = F(0.9) + F(0.1) * statistic.ravel()
+        expected, limit = output.right[0]
+        assert (np.abs(running - expected.astype(np.float64)) <= limit).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -35,6 +35,8 @@ _OBSERVED_FACTOR = 2.0
 # The unit is _SHIFTED_SHARE times the error of a shifted sum, so that the tolerance of 8 roundings
 # is 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
+# Number of sums that a vector unit accumulates side by side.
+_LANES = 8
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
@@ -158,7 +160,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         error = errors.injected(variance, bound, errors.observed.variance)
         # The error is limited, because with three quarters of the variance, or one and a half times
         # the variance, the tolerance already exceeds twice the magnitude of a normalized element.
-        error = np.clip(error, -variance / 4, variance / 2)
+        # An observed error is not limited, because the variance may be an output itself.
+        largest = np.maximum(variance / 2, errors.observed.variance * errors.step)
+        error = np.clip(error, -variance / 4, largest)
         undetermined = (variance < mean_error**2) | (variance < bound)
         return np.where(undetermined & (error < 0), 0.0, variance + error)
 
@@ -175,8 +179,10 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
     """Yield means and variances of rows in float32 by algorithms that take one term at a time.
 
     The algorithms are two passes, one pass over the terms minus the first term, and Welford's
-    recurrence, each of them from the first to the last term and in reverse. If the terms are
-    similar or sorted, the roundings of a sequential algorithm have the same sign.
+    recurrence, each of them from the first to the last term and in reverse; and two passes with
+    eight partial sums. If the terms are similar or sorted, the roundings of a sequential algorithm
+    have the same sign. The roundings of eight partial sums may have the same sign where those of a
+    single sum alternate.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
@@ -192,6 +198,16 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
         distance = mean(shifted)
         yield terms[0] + distance, mean(shifted**2) - distance**2
         yield _by_recurrence(terms)
+    average = _sum_in_lanes(rows) / count
+    yield average, _sum_in_lanes((rows - average) ** 2) / count
+
+
+def _sum_in_lanes(terms: Array) -> Array:
+    """Add every eighth term to the same partial sum, then add the partial sums."""
+    whole = len(terms) // _LANES * _LANES
+    lanes = terms[:whole].reshape(-1, _LANES, *terms.shape[1:])
+    partial_sums = np.add.accumulate(lanes)[-1]
+    return np.asarray(np.add.accumulate(np.concatenate([partial_sums, terms[whole:]]))[-1])
 
 
 def _by_recurrence(terms: Array) -> tuple[Array, Array]:
