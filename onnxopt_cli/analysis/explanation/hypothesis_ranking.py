@@ -45,6 +45,10 @@ _MAX_RIVALS = 2
 _MISTAKES_WITH_LIMITS = 3
 # Largest number of conditions with limits on numbers.
 _MAX_LIMITS = 40
+# A condition that includes the best condition is preferred to it if it explains the failures of
+# _GENERAL_FACTOR times as many nodes, and its cost is higher by at most _GENERAL_COST.
+_GENERAL_FACTOR = 1.25
+_GENERAL_COST = 0.5
 # Largest number of hypotheses that are kept.
 _MAX_RANKED = 60
 
@@ -81,11 +85,33 @@ class HypothesisRanking(NodeExamination):
                 with_costs += table.conditions(mistake, cost)
         with_costs += table.conditions(None, 0.0)
         with_costs.sort(key=_total_cost)
-        return [
+        ranked = [
             hypothesis
             for _, hypothesis in with_costs[:_MAX_RANKED]
             if self._is_consistent(hypothesis)
         ]
+        return self._general_first(ranked)
+
+    def _general_first(self, ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
+        """Move a condition to the front if it includes the first one and explains more failures.
+
+        The nodes that are generated from one failing case often have a trait in common by accident.
+        A more general condition, which also holds in failures that another cause explains, is then
+        the likelier one.
+        """
+        if not ranked or ranked[0].mistake is not None:
+            return [*ranked]
+        best = ranked[0]
+        failures = [sample for sample in self._samples if sample.failed]
+        explained = {id(sample) for sample in failures if best.explains(sample)}
+        first, most = best, _GENERAL_FACTOR * len(explained)
+        for hypothesis in ranked[1:]:
+            if hypothesis.mistake is not None or hypothesis.cost > best.cost + _GENERAL_COST:
+                continue
+            of_other = {id(sample) for sample in failures if hypothesis.explains(sample)}
+            if explained < of_other and len(of_other) >= most:
+                first, most = hypothesis, len(of_other) + 1
+        return [first, *(hypothesis for hypothesis in ranked if hypothesis is not first)]
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
         """Return conditions that limit a number of a node to the values of failing nodes."""

@@ -861,6 +861,23 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
         ]
 
 
+def test_general_condition_is_preferred_to_an_accidental_one():
+    """All nodes that are generated from one case have rank 1, which is irrelevant."""
+    is_first, is_flat, differs = (
+        Trait(text, cost)
+        for text, cost in (("A differs from B", 1.3), ("C has rank 1", 1.15), ("A differs", 1.3))
+    )
+    samples = [
+        *nodes(20, is_first, differs, failed=True, case="explained"),
+        *nodes(1, is_flat, differs, failed=True, case="open"),
+        *nodes(12, is_flat, differs, failed=True),
+        *nodes(40, failed=False, case="passing"),
+    ]
+    search = _NodeSearch("mine", "Sum", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search._accepted = [Hypothesis((is_first,), None, 1.3)]
+    assert search._hypotheses()[0].traits == (differs,)
+
+
 def test_condition_of_three_parts_is_stated(monkeypatch):
     traits = [Trait(f"A is {word}", 0.1) for word in ("a float", "long", "negative")]
     others = [[trait for trait in traits if trait is not each] for each in traits]
