@@ -296,6 +296,7 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
             *(replace(trait, is_parameter=True) for trait in parameters),
             *_shape_traits(node),
             *_ratio_traits(node),
+            *_length_traits(node),
             *_value_traits(node),
             *_output_value_traits(outputs),
         )
@@ -643,6 +644,58 @@ def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
                     ),
                 )
             )  # fmt: skip
+
+
+def _length_traits(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits that compare a vector, or a position, with the length of an axis."""
+    array = node.operand(0)
+    if array is None or not array.ndim:
+        return
+    first, axis = node.schema.inputs[0].name, node.attribute("axis")
+    has_axis = "axis" in node.schema.attributes
+    if has_axis and (axis is None or -array.ndim <= axis < array.ndim):
+        length = array.size if axis is None else array.shape[axis]
+        for place, formal in list(enumerate(node.schema.inputs))[1:]:
+            vector = node.operand(place)
+            if vector is not None and vector.ndim == 1:
+                whole = f"{first}, flattened" if axis is None else f"the axis of {first}"
+                yield from _true(
+                    [(vector.size < length, f"{formal.name} is shorter than {whole}", 1.2)]
+                )
+    for name in ("starts", "ends"):
+        positions, axes = _parameter(node, name), _parameter(node, "axes")
+        if positions is None:
+            continue
+        lengths = [
+            array.shape[axis]
+            for axis in axes or range(len(positions))
+            if -array.ndim <= axis < array.ndim
+        ]
+        if len(lengths) == len(positions):
+            pairs = list(zip(positions, lengths, strict=True))
+            yield from _true(
+                (
+                    (
+                        any(position > length for position, length in pairs),
+                        f"a value of {name} exceeds the length of its axis",
+                        1.15,
+                    ),
+                    (
+                        any(position < -length for position, length in pairs),
+                        f"a value of {name} is negative and lies before its axis",
+                        1.15,
+                    ),
+                )
+            )
+
+
+def _parameter(node: BoundNode, name: str) -> list[int] | None:
+    """Return the values of an attribute, or of an input, that is a list of integers."""
+    for place, formal in enumerate(node.schema.inputs):
+        value = node.operand(place)
+        if formal.name == name and value is not None and value.ndim == 1:
+            return [int(number) for number in value]
+    return node.attribute(name)
 
 
 def _output_value_traits(outputs: Mapping[str, Value]) -> Iterator[Trait]:

@@ -878,6 +878,34 @@ def test_general_condition_is_preferred_to_an_accidental_one():
     assert search._hypotheses()[0].traits == (differs,)
 
 
+@pytest.mark.parametrize(
+    ("call", "opset", "vector", "text"),
+    [
+        ("Compress<axis = 1>(x, v)", 11, [True], "condition is shorter than the axis of input"),
+        ("Compress(x, v)", 11, [True] * 5, "condition is shorter than input, flattened"),
+        (
+            "Slice<axes = [1], starts = [0], ends = [4]>(x)", 9, [True],
+            "a value of ends exceeds the length of its axis",
+        ),
+        ("Slice(x, v, v)", 13, [2, 4], "a value of starts exceeds the length of its axis"),
+        ("Slice(x, v, v)", 13, [2, -4], "a value of starts is negative and lies before its axis"),
+    ],
+)  # fmt: skip
+def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, text):
+    v = np.array(vector)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2, 3] x, '
+        f"{'bool' if v.dtype == bool else 'int64'}[{v.size}] v) => (float[N, M] y) {{ y = {call} }}"
+    )
+    x = np.zeros((2, 3), np.float32)
+    bound = BoundNode.of(model, {"x": x, "v": v})
+    assert text in {trait.text for trait in node_traits(bound, {"y": x})}
+    if "(x, v" in call:
+        whole = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
+        bound = BoundNode.of(model, {"x": x, "v": whole})
+        assert text not in {trait.text for trait in node_traits(bound, {"y": x})}
+
+
 def test_condition_of_three_parts_is_stated(monkeypatch):
     traits = [Trait(f"A is {word}", 0.1) for word in ("a float", "long", "negative")]
     others = [[trait for trait in traits if trait is not each] for each in traits]
