@@ -97,16 +97,21 @@ class HypothesisRanking(NodeExamination):
 
         The nodes that are generated from one failing case often have a trait in common by accident.
         A more general condition, which also holds in failures that another cause explains, is then
-        the likelier one.
+        the likelier one. A mistake that reproduces only a few elements, such as a single truth
+        value, may do so by accident, too.
         """
-        if not ranked or ranked[0].mistake is not None:
-            return [*ranked]
+        if not ranked:
+            return []
         best = ranked[0]
+        is_doubtful = best.mistake is not None and best.mistake.name in self._doubtful
+        if best.mistake is not None and not is_doubtful:
+            return [*ranked]
+        max_cost = best.cost + _GENERAL_COST + _MISTAKE_COST * is_doubtful
         failures = [sample for sample in self._samples if sample.failed]
         explained = {id(sample) for sample in failures if best.explains(sample)}
         first, most = best, _GENERAL_FACTOR * len(explained)
         for hypothesis in ranked[1:]:
-            if hypothesis.mistake is not None or hypothesis.cost > best.cost + _GENERAL_COST:
+            if hypothesis.mistake is not None or hypothesis.cost > max_cost:
                 continue
             of_other = {id(sample) for sample in failures if hypothesis.explains(sample)}
             if explained < of_other and len(of_other) >= most:

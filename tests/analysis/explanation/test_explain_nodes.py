@@ -878,6 +878,22 @@ def test_general_condition_is_preferred_to_an_accidental_one():
     assert search._hypotheses()[0].traits == (differs,)
 
 
+@pytest.mark.parametrize("is_doubtful", [False, True])
+def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtful):
+    has_nan, mistake = Trait("A has a NaN", 1.1), node_mistakes("", "Less", 13)["A without NaN"]
+    samples = [
+        *nodes(8, has_nan, failed=True, case="like the mistake"),
+        *nodes(4, has_nan, failed=True),
+        *nodes(40, failed=False, case="passing"),
+    ]
+    for place, sample in enumerate(samples):
+        sample.effects[mistake.name] = Effect.ALIKE if place < 8 else Effect.NONE
+    search = _NodeSearch("mine", "Less", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search._mistakes, search._candidates = {mistake.name: mistake}, [mistake.name]
+    search._doubtful = [mistake.name] * is_doubtful
+    assert bool(search._hypotheses()[0].mistake) is not is_doubtful
+
+
 @pytest.mark.parametrize(
     ("call", "opset", "vector", "text"),
     [
