@@ -130,13 +130,15 @@ class Hypothesis:
         return effect is not Effect.NONE
 
     def differs(self, sample: NodeSample) -> bool:
-        """Return whether a failing node has other wrong outputs than those of the mistake."""
-        return (
-            self.mistake is not None
-            and bool(sample.failed)
-            and self.meets(sample)
-            and sample.effects.get(self.mistake.name) is Effect.UNLIKE
-        )
+        """Return whether a failing node has other wrong outputs than those of the mistake.
+
+        A wrong truth value equals that of any mistake with an effect on it. Therefore, failing
+        nodes on which the mistake has no effect count as well if all outputs are truth values.
+        """
+        if self.mistake is None or not sample.failed or not self.meets(sample):
+            return False
+        effect = sample.effects.get(self.mistake.name)
+        return effect is Effect.UNLIKE or (effect is Effect.NONE and sample.has_truth_values)
 
 
 def supports_condition(meeting: int, others: int) -> bool:

@@ -838,6 +838,13 @@ class NodeSample:
         return any((np.isfinite(values) & (values != 0)).any() for values in numbers)
 
     @property
+    def has_truth_values(self) -> bool:
+        """Whether the backend returned only truth values."""
+        return bool(self.returned) and all(
+            isinstance(value, np.ndarray) and value.dtype == bool for value in self.returned or ()
+        )
+
+    @property
     def size(self) -> int:
         """Number of elements of all inputs."""
         return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))

@@ -878,6 +878,17 @@ def test_general_condition_is_preferred_to_an_accidental_one():
     assert search._hypotheses()[0].traits == (differs,)
 
 
+@pytest.mark.parametrize(("dtype", "is_consistent"), [("float32", True), ("bool", False)])
+def test_mistake_with_truth_values_has_an_effect_on_most_failures(dtype, is_consistent):
+    mistake = node_mistakes("", "Cast", 13)["input rounded to 16 bits"]
+    samples = nodes(12, failed=True, case="failing")
+    for place, sample in enumerate(samples):
+        sample.returned = [np.ones(2, dtype)]
+        sample.effects[mistake.name] = Effect.ALIKE if place < 6 else Effect.NONE
+    hypothesis = Hypothesis((), mistake, 0.4)
+    assert agrees_with_nodes(hypothesis, samples, [mistake.name], []) is is_consistent
+
+
 @pytest.mark.parametrize("is_doubtful", [False, True])
 def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtful):
     has_nan, mistake = Trait("A has a NaN", 1.1), node_mistakes("", "Less", 13)["A without NaN"]
