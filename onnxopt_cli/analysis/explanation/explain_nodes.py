@@ -35,6 +35,7 @@ from onnxopt_cli.analysis.explanation.node_examination import SubmitNode
 from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
 from onnxopt_cli.analysis.explanation.node_selection import (
     generated_sample,
+    integer_attributes,
     sample_for_errors,
     select_nodes,
     small_nodes,
@@ -104,6 +105,8 @@ _ELEMENT_ROUNDS = 5
 _MAX_OUTPUTS = 2
 # The number of best conditions on elements that determine which nodes are generated.
 _MAX_TESTED = 4
+# The interval of the values of an integer on which a condition depends.
+_TRIED_INTEGERS = (0.0, 6.0)
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 
@@ -447,6 +450,8 @@ class _NodeSearch(HypothesisRanking):
             if trait.limits and trait.limits.number.attribute
             for gap in trait.limits.gaps
         ]
+        # A condition on an integer must hold for values that no failing case has.
+        gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
         nodes = partial(neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps)
         for variation in self._forked(lambda: select_nodes(nodes(), best, rivals), seconds):
             if variation is None:

@@ -7,11 +7,16 @@ from itertools import islice
 from typing import TypeAlias
 
 from onnxopt_cli.analysis.explanation.hypotheses import Hypothesis
-from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait, judged_node
+from onnxopt_cli.analysis.explanation.node_samples import (
+    IGNORED,
+    NodeSample,
+    Trait,
+    judged_node,
+)
 from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.mutation.bound_node import BoundNode
-from onnxopt_cli.mutation.node_mutants import NodeMutant
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.node_mutants import FLAGS, NodeMutant
 
 #: Number of generated nodes that are submitted in a round.
 NODES_PER_ROUND = 40
@@ -107,3 +112,18 @@ def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:
     """Return small nodes from which new nodes are generated: cases, then generated nodes."""
     ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
     return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]
+
+
+def integer_attributes(hypothesis: Hypothesis, node: BoundNode) -> list[str]:
+    """Return the attributes of a node on whose integer value a condition depends."""
+    names = [
+        trait.ignoring.removesuffix(IGNORED)
+        for trait in hypothesis.traits
+        if trait.ignoring.endswith(IGNORED)
+    ]
+    entries = node.schema.attributes
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name in entries and attribute_type(entries[name]) == "INT" and name not in FLAGS
+    ]

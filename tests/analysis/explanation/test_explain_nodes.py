@@ -29,6 +29,7 @@ from onnxopt_cli.analysis.explanation.node_samples import (
     node_numbers,
     node_traits,
 )
+from onnxopt_cli.analysis.explanation.node_selection import integer_attributes
 from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome
@@ -788,6 +789,17 @@ def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones()
     assert any(node.attribute("alpha") == passing.attribute("alpha") for node in nodes)
     # Otherwise, all failing nodes could have the attribute by accident.
     assert sum("alpha" not in node.attributes for node in nodes) >= 8
+
+
+def test_condition_depends_on_integer_attributes():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1, 1, 5] x) => (float[1, 1, 4] y) '
+        "{ y = LpPool<kernel_shape = [2], p = 1>(x) }"
+    )
+    node = BoundNode.of(model, {"x": np.arange(5, dtype=np.float32).reshape(1, 1, 5)})
+    ignored = ("p ignored", "auto_pad ignored", "x ignored")
+    hypothesis = Hypothesis(tuple(Trait(text, 1.0, text) for text in ignored), None, 1.0)
+    assert integer_attributes(hypothesis, node) == ["p"]
 
 
 @pytest.mark.parametrize(
