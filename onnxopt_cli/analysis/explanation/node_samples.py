@@ -81,6 +81,8 @@ _SHORT_BYTES = 2
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
+# Additional cost of traits of an optional attribute that also hold for its default.
+_DEFAULT_COST = 0.15
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
 # NumPy's own floating-point types, unlike bfloat16, which another package defines.
@@ -322,9 +324,11 @@ def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
         else:
             yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
         if value is not None:
-            is_default = value == node.with_attribute(name, None).attribute(name)
-            shown_by = "" if is_default else ignoring
-            yield from _named(name, full_name, value, shown_by, 1.0 + 0.15 * is_default)
+            # A statement about a value includes the nodes that have the value by default.
+            for trait in _named(name, full_name, value, "", 1.0):
+                yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
+            if ignoring and value != node.with_attribute(name, None).attribute(name):
+                yield from _named(name, full_name, value, ignoring, 1.0)
 
 
 def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:

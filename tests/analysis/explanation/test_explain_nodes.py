@@ -802,6 +802,21 @@ def test_condition_depends_on_integer_attributes():
     assert integer_attributes(hypothesis, node) == ["p"]
 
 
+def test_statement_on_a_value_includes_the_default():
+    """A node with the same value contradicts a statement on nodes without the attribute."""
+    default, given = (
+        node_traits(BoundNode.of(onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 16]> g (float[1] x) => (float[1] y) '
+            f"{{ y = HardSigmoid{attributes}(x) }}"
+        ), {}), {})
+        for attributes in ("", "<alpha = 1.5, beta = 0.5>")
+    )  # fmt: skip
+    beta = next(trait for trait in default if trait.text == "beta is 0.5")
+    assert beta in given
+    alphas = {trait.ignoring for trait in given if trait.text == "alpha is more than 1"}
+    assert alphas == {"", "alpha ignored"}
+
+
 @pytest.mark.parametrize(
     ("opset", "text"),
     [(10, "the attribute min is left out"), (11, "min is left out")],
