@@ -231,7 +231,12 @@ class ElementConditions:
         # Pairs are tried for all nodes, and for the traits of the best single conditions.
         for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
             columns = self._paired(counts, holds[group])
-            pairs = [(texts[one], texts[two]) for one, two in combinations(columns, 2)]
+            # Two limits describe any interval of values, often by accident.
+            pairs = [
+                (texts[one], texts[two])
+                for one, two in combinations(columns, 2)
+                if not (" is at " in texts[one] and " is at " in texts[two])
+            ]
             if not pairs:
                 continue
             of_pairs = np.array([_counts(node, pairs) for node in self.nodes])

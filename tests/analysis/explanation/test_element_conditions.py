@@ -249,6 +249,11 @@ def test_trait_of_all_failing_nodes_requires_several_failing_cases():
     assert statement not in proven(ABS, first_of_small, count=90, cases=2, output="Y")
 
 
+def test_condition_has_at_most_one_fitted_limit():
+    found = proven(ABS, lambda _, y: np.where((y > 0.5) & (y < 0.8), y + 1, y))
+    assert found.count(" is at ") <= 1
+
+
 def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):
     """Nodes of another shape also have other values, on which the failures may depend."""
     monkeypatch.setattr(f"{__name__}.SMALL", Trait("X is small", 1.0))
