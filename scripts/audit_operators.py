@@ -37,9 +37,9 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.report.audit_report import audit_json
 from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
-#: The script lists the operators with a lower mutation score.
+#: The mutation score below which the script lists an operator.
 LEAST_SHARE = 0.9
-#: The script lists the operators with a larger share of equivalent mutants.
+#: The share of equivalent mutants above which the script lists an operator.
 MOST_EQUIVALENT = 0.1
 
 

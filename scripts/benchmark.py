@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
-# Like onnx's runner, these runs use ONNX's tolerance and explain no failures.
+# Options with which onnxopt, like onnx's runner, uses ONNX's tolerance and explains no failures.
 WITHOUT_EXPLANATIONS = ["-q", "--no-explain", "-b", "onnxruntime"]
 LIKE_ONNX_RUNNER = [*WITHOUT_EXPLANATIONS, "--tolerance", "onnx"]
 # The unit of time for commands without a counterpart: additions of small NumPy arrays.

@@ -82,7 +82,7 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         began = perf_counter()
         backend = resolve_backend(text)
         row.start_seconds, row.version = perf_counter() - began, backend.version
-        # An error at the end of this backend is ignored, because the cases run in other processes.
+        # An error while the backend ends is ignored, because the cases run in other processes.
         with suppress(OnnxoptError):
             backend.close()
     except OnnxoptError as error:

@@ -35,8 +35,9 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
     runtimes,
 )
 
-# A returned value counts as the wrong value if their distance is at most this share of the distance
-# between the wrong and the right value, because other processors round differently.
+# The largest distance between a returned value and the wrong value with which they count as equal,
+# as a share of the distance between the wrong and the right value; other processors round
+# differently.
 _MAX_DISTANCE = 0.1
 _MAX_MESSAGE_CHARS = 100
 

@@ -5,7 +5,7 @@
 Every model that ``opset=auto`` would offer to a backend is computed with onnx's reference and, if
 installed, with ONNX Runtime, in its own opset and in the older opsets. Kernels of different
 versions may round differently. The script prints the number of cases that have an older model, and
-each difference that exceeds rounding. The script exits with 1 if there is such a difference.
+each difference that exceeds rounding. The script exits with 1 if a difference exceeds rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomUniform"
 
 
 def computed_by(backend: str) -> Callable[[onnx.ModelProto, Any], list[Any] | None]:
-    """Return a function that computes a model, or returns None if the backend cannot."""
+    """Return a function that computes a model; it returns None if the backend cannot."""
     wrapped = resolve_backend(backend)
 
     def compute(model: onnx.ModelProto, inputs: Any) -> list[Any] | None:
@@ -63,7 +63,7 @@ def compare(
     inputs: Any,
     compute: Callable[[onnx.ModelProto, Any], list[Any] | None],
 ) -> dict[int, bool]:
-    """Return by opset whether the outputs of older models agree with those of the newest model.
+    """Return by opset whether the outputs of older models and of the newest model agree.
 
     Models that the backend cannot compute are left out.
     """

@@ -71,7 +71,7 @@ def running_cluster(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
 
 
 def measure_command(arguments: list[str]) -> dict[str, float]:
-    """Run a command; return its wall time, processor time and MiB, without those of the cluster."""
+    """Run a command; return wall time, processor time and MiB without the cluster's share."""
     began = time.perf_counter()
     process = subprocess.Popen([*ONNXOPT, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -252,7 +252,7 @@ def _add_layer(graph: GraphBuilder, layer: int, below: str, *, name: str) -> str
 
 
 def _add_loss(graph: GraphBuilder, logits: str, labels: str, batch: int) -> tuple[str, str]:
-    """Add the mean cross-entropy; return its name and that of its gradient by the logits."""
+    """Add the mean cross-entropy; return its name, and the name of its gradient by the logits."""
     depth = graph.constant("classes", np.array(SIZES[-1], np.int64))
     off_on = graph.constant("off_on", np.array([0, 1], np.float32))
     size = graph.constant("batch", np.array(batch, np.float32))

@@ -9,9 +9,10 @@ FILE is scripts/disputed_verdicts.json by default.
 
 ``check`` computes the exact value of each recorded element from the node and its inputs alone. The
 script prints the element's error as a multiple of an error bound. The bound is derived by hand, for
-each operator, from the roundings of any reasonable evaluation; the functions below state it. u is
-the unit roundoff. A verdict is confirmed if the conditioned tolerance accepts exactly those outputs
-whose error is within the bound. The script exits with 1 if a verdict is not confirmed.
+each operator, from the roundings of any reasonable evaluation; the functions of the script state
+the bound. u is the unit roundoff. A verdict is confirmed if the conditioned tolerance accepts
+exactly the outputs whose error is within the bound. The script exits with 1 if a verdict is not
+confirmed.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from rich.text import Text
 WIDTH = 100
 #: The size of the pictures of pages, in pixels.
 PAGE = (1100, 900)
-#: This backend adds Adam's epsilon in the wrong place, as in README.md, and returns Momentum in the
-#: wrong type.
+#: A backend that adds Adam's epsilon in the wrong place, as in README.md, and returns Momentum in
+#: the wrong type.
 BACKEND = """
 import numpy as np
 
@@ -101,7 +101,7 @@ def terminal_picture(output: str) -> str:
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(prompt), Text.from_ansi(lines), sep="")
-    # A browser would download a font without this rule.
+    # The rules are removed, because a browser would download the fonts that they name.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="onnxopt"), flags=re.DOTALL)
 
 

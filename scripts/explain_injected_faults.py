@@ -44,9 +44,9 @@ from onnxopt_cli.workers.forked_processes import parallel
 NEW_INPUTS = 400
 #: Largest number of draws to find inputs on which the fault is visible.
 MAX_DRAWS = 3000
-#: A condition predicts well if its precision and recall reach this share.
+#: The least precision and recall of a condition that predicts well.
 GOOD_SHARE = 0.95
-#: A condition predicts badly if its precision or recall is below this share.
+#: The precision or recall below which a condition predicts badly.
 BAD_SHARE = 0.8
 
 #: A function that returns where a condition holds in a group: a boolean, or a mask of the group's

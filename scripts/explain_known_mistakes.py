@@ -2,12 +2,12 @@
 
     python scripts/explain_known_mistakes.py [--sample N] [--seed N] [OPERATOR ...]
 
-Each mistake runs the suite of its operator, and its failures are explained as those of a backend.
-The script prints the number of mistakes that are explained by their own name or by an equivalent
-mistake. A mistake that only rejects valid cases is not explained, because errors can have many
-reasons. A run on all mistakes of all operators takes an hour; with ``--sample``, only N mistakes of
-each operator run. The script exits with 1 if less than 97 % of the mistakes are explained
-correctly.
+Each mistake runs the suite of its operator, and its failures are explained like the failures of a
+backend. The script prints the number of mistakes that are explained by their own name or by an
+equivalent mistake. A mistake that only rejects valid cases is not explained, because errors can
+have many reasons. A run on all mistakes of all operators takes an hour; with ``--sample``, only N
+mistakes of each operator run. The script exits with 1 if less than 97 % of the mistakes are
+explained correctly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of single nodes and of fused nodes, and a backend with one of these faults.
+"""Faults of single nodes and of fused nodes, and a backend with one fault.
 
 ``NODE_FAULTS`` maps a kind of fault to a function that computes the wrong outputs of a node, or
 returns None if the fault does not apply to the node. ``FUSION_FAULTS`` are wrong kernels for a
@@ -74,7 +74,7 @@ class NodeComputer:
             COMPUTATION_ERRORS: if the node does not accept the operands.
         """
         if node.op_type == "GlobalMaxPool":
-            # onnx's reference drops the reduced dimensions of this output.
+            # onnx's reference drops the reduced dimensions of the output of GlobalMaxPool.
             axes = tuple(range(2, operands[0].ndim))
             return [np.max(operands[0], axes, keepdims=True)]
         copy = Node()
@@ -641,7 +641,7 @@ class Faulty:
     """A backend with the fault that the environment variable describes.
 
     The fault has a ``kind`` and ``outputs``, the first outputs of the faulty nodes in order. A
-    fault of fused nodes affects only models that contain all of these nodes.
+    fault of fused nodes affects only models that contain all of the fused nodes.
     """
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:

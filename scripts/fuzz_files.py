@@ -37,7 +37,7 @@ _MEMORY_BYTES = 1 << 30
 _SECONDS = 10
 _SUCCESS_CODES = {0, 1, 5}
 _INVALID_CODE = 2
-# The limits of the worker are lower than those of the whole command.
+# The limits of the worker are lower than the limits of the whole command.
 _RUN_ARGUMENTS = ["run", "-b", "numpy", "-j", "1", "--timeout", "3", "--memory", "700MiB", "fuzz"]
 # A regular expression for one case of a file, up to the next case.
 _CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")

@@ -2,8 +2,8 @@
 
 The functions compute in double with NumPy. The functions share no code with the package or with
 onnx's reference. The results are therefore independent evidence for cases whose outputs ONNX does
-not publish. For a row whose case is in ``onnx-node``, the right value is that of the published
-output.
+not publish. For a row whose case is in ``onnx-node``, the published output contains the right
+value.
 
 The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
 the rounding of the output's type.
@@ -31,7 +31,8 @@ Attributes: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
 #: The suite of the rows whose cases have no published output.
 CONFORMANCE = "conformance/"
-# Rounding to the output's type, after a few operations in double, causes no larger difference.
+# The largest difference that rounding to the output's type causes, after a few operations in
+# double.
 _MAX_ULPS = 1.0
 _FIRST_VERSION_OF_ONE_AXIS = 13
 

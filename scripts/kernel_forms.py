@@ -57,7 +57,7 @@ def interleaved(count: int, terms: Array) -> Array:
 
 
 def in_blocks(terms: Array) -> Array:
-    """Add the terms of each block, then add the block's sum to that of the earlier blocks."""
+    """Add the terms of each block, then add the block's sum to the sum of the earlier blocks."""
     terms = padded(terms, BLOCK)
     return in_order(in_order(terms.reshape(*terms.shape[:-1], -1, BLOCK)))
 
@@ -446,7 +446,7 @@ def tiled_log_sum(attributes: Attributes, x: Array, axes: Any = None) -> list[Ar
 
 
 def tiled_sum(rows: Array) -> tuple[Array, Array]:
-    """Return the maximum and the sum of exponentials, combined from those of tiles."""
+    """Return the maximum and the sum of exponentials, combined from the results for each tile."""
     low = np.finfo(rows.dtype).min
     largest, total = np.full_like(rows[..., :1], low), np.zeros_like(rows[..., :1])
     for start in range(0, rows.shape[-1], TILE):

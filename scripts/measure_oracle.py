@@ -103,8 +103,7 @@ def chain_model() -> onnx.ModelProto:
 
 def measured(path: Path, words: Sequence[str]) -> str:
     """Return the figures of a model as text."""
-    # These modules are imported by the process that measures, but not by the process that starts
-    # it.
+    # The process that measures imports the modules; the process that starts it does not need them.
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.oracle.estimate.condition_estimate import all_readings

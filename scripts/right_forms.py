@@ -3,11 +3,11 @@
     python scripts/right_forms.py [OPERATOR ...]
 
 The script writes cases of several sizes and distributions as ONNX test directories. The script runs
-``onnxopt run`` on these cases with one backend for each place in the lists of forms: ``Form0``
+``onnxopt run`` on the cases with one backend for each place in the lists of forms: ``Form0``
 computes each operator by its first form. The script prints the rejected results, and exits with 1
 if there are any.
 
-The forms are those of numerical libraries and textbooks: sums in several orders, one-pass and
+The forms come from numerical libraries and textbooks: sums in several orders, one-pass and
 two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,
 factorizations, identities of activations, and the forms of ``kernel_forms.py``. All forms compute
 in float32; 16-bit operands are converted first, and results are rounded at the end. ``FORMS`` has
@@ -63,9 +63,9 @@ LATER_OPERATORS = frozenset(
 LANES = 16
 # Number of elements of a part of a row; the statistics of the parts are merged.
 PART_LENGTH = 48
-# Winograd's algorithm is used for kernels of this length.
+# The length of the kernels for which Winograd's algorithm is used.
 TILED_KERNEL = 3
-# Winograd's algorithm is used along at most this number of axes.
+# The largest number of axes along which Winograd's algorithm is used.
 MAX_TILED_AXES = 2
 
 
@@ -1022,7 +1022,7 @@ def cases() -> Iterator[Case]:
         yield from kind(draw)
 
 
-# Operators that onnx's reference or these forms do not compute in 16-bit types.
+# Operators that onnx's reference or the forms do not compute in 16-bit types.
 SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "Det"})
 
 

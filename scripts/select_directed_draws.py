@@ -3,8 +3,8 @@
     python scripts/select_directed_draws.py [OPERATOR...] [--kind KIND]... [--jobs N]
 
 The script selects the seeds of the given operators anew, or the seeds of all operators if none is
-given. With ``--kind``, only the seeds of this kind are replaced. One choice of a directed draw is
-given: an element type, a long axis, a rank over 4, or a batch without elements
+given. With ``--kind``, only the seeds of the given kinds are replaced. One choice of a directed
+draw is given: an element type, a long axis, a rank over 4, or a batch without elements
 (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). A node is valid if onnx's check and
 the condition estimate accept it, and most of its output elements have a narrow tolerance.
 
@@ -70,14 +70,15 @@ MAX_VALID = 2
 MAX_TYPED = 8
 # Largest number of draws of an element type that are selected.
 MAX_SELECTED = 2
-# A selected draw must kill this number of further mutants, unless it is the first case of the type.
+# The least number of further mutants that a selected draw kills, unless it is the first case of the
+# type.
 MIN_KILLS = 3
-# An operator with this number of cases gets at most one draw of a type.
+# The number of cases of an operator from which the operator gets at most one draw of a type.
 MAX_CASES = 30
 # Lengths of a long axis. The first length with which the node is computed in time is used. For each
 # operator, only one axis has the first length.
 LENGTHS = (1031, 259, 67)
-# An axis with more elements than this counts as long.
+# The largest number of elements of an axis that does not count as long.
 BLOCK = 64
 # Number of positions of the long axis that are tried.
 PLACES = 8
@@ -86,16 +87,16 @@ MAX_LONG_DRAWS = 4
 # Seconds of processor time that a draw may take.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
-# An element with a larger relative tolerance than this detects few mistakes.
+# The largest relative tolerance of an element that detects most mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
-# The tolerance of an element near zero may be up to this share of the largest element.
+# The largest tolerance of an element near zero, as a share of the largest element.
 MAX_SHARE_OF_LARGEST = 1e-3
 # Types that are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
-# Correct runtimes convert numbers beyond the range of these types to different values.
+# Types for which correct runtimes convert numbers beyond the range to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# A node with more distinct elements than this number is not preferred.
+# The number of distinct elements above which a node is not preferred to others.
 MAX_DISTINCT = 12
 
 
@@ -290,7 +291,7 @@ def valid_draws(
 def wraps(node: GeneratedNode) -> bool:
     """Return whether an integer overflows, for which the specification defines no result.
 
-    The integers of the outputs are compared with those of the same node in double.
+    The integers of the outputs are compared with the outputs of the same node in double.
     """
     outputs = outputs_of(node, node.problem)
     variables = {

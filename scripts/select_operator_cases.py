@@ -86,14 +86,14 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seed
 FIRST_SEED = 1000
 # Number of nodes drawn for the newest version of an operator.
 CANDIDATES = 300
-# The number of nodes drawn for each older version is smaller by this factor.
+# The factor by which the number of nodes drawn for each older version is smaller.
 OLDER_SHARE = 5
-# On average, one in this number of nodes has exceptional values: NaN, infinities or integers that
+# The reciprocal of the share of nodes with exceptional values: NaN, infinities or integers that
 # overflow.
 EXCEPTIONAL_PERIOD = 2
 # Operators whose correct implementations differ on NaN, infinity and overflow of integers: the
-# implementations multiply such values by weights of 0 or leave them out, fold them into other
-# parameters, or compare them in another order.
+# implementations multiply exceptional values by weights of 0 or leave them out, fold them into
+# other parameters, or compare them in another order.
 WITHOUT_EXCEPTIONS = frozenset({
     "AffineGrid", "BatchNormalization", "Binarizer", "DynamicQuantizeLinear", "GridSample",
     "LinearClassifier", "ReduceProd", "ReduceSumSquare", "Resize", "RoiAlign", "SVMClassifier",
@@ -113,7 +113,7 @@ MAX_EQUAL_CASES = 1
 MAX_OTHER_CASES = 1
 # Largest number of new cases of an older version with other parameters.
 MAX_FURTHER_CASES = 4
-# Number of seeds that are tried for these new cases.
+# Number of seeds that are tried for the new cases of an older version.
 FURTHER_SEEDS = 60
 
 
@@ -188,7 +188,7 @@ def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
 
 
 def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
-    """Return the seeds of an operator, those of older versions selected by features."""
+    """Return the seeds of an operator; features select the seeds of older versions."""
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
     # States whether an older version with the same parameters has a case.
     is_covered = False

@@ -49,8 +49,8 @@ SIGNALS = (
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGQUIT,),
 )
-# Signals that the runner handles. Only these signals are sent in runs of a backend that kills its
-# supervisor: if the runner were also killed, no process could clean up.
+# Signals that the runner handles. Runs of a backend that kills its supervisor receive no other
+# signals: if the runner were also killed, no process could clean up.
 HANDLED_SIGNALS = tuple(
     numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
 )

@@ -4,7 +4,7 @@
 
 The script runs one case on ``numpy`` in this process, after all modules have been imported, and
 prints each call from one module into another as "caller's module -> callee's module, function" in
-call order, then the number of these module changes.
+call order, then the number of such calls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def module_changes() -> list[tuple[str, str, str]]:
             changes.append((caller, callee, frame.f_code.co_qualname))
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        # The cache is empty, so the run does not compare its failures with those of an earlier run.
+        # The cache is empty, so the run does not compare its failures with the failures of an
+        # earlier run.
         os.environ["ONNXOPT_CACHE_DIR"] = folder
         file = Path(folder, "one.yaml")
         file.write_text(CASE)

@@ -50,7 +50,7 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# In these packages, only tests that are marked as slow start processes.
+# Packages in which only tests that are marked as slow start processes.
 _QUICK_PACKAGES = frozenset(
     {
         "cases",

@@ -41,8 +41,8 @@ BEHIND_API = {"analysis", "run"}
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
 #: Parts of onnx that are written in C++. An invalid model can crash them, so only the modules in
-#: MAY_USE_NATIVE may use them. The first module calls these parts in a separate process, and the
-#: others call them in workers or for trusted models.
+#: MAY_USE_NATIVE may use them. The first module of MAY_USE_NATIVE calls C++ code in a separate
+#: process, and the others call it in workers or for trusted models.
 NATIVE = {
     "checker",
     "compose",

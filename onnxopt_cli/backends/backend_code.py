@@ -44,10 +44,10 @@ _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file
 # Suffixes of files that contain code; the other files of a package, such as caches, may change from
 # run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
-# The snapshot of a package has at most this number of files; the first files in the order of their
+# The largest number of files in the snapshot of a package; the first files in the order of their
 # names are included.
 _MAX_FILES = 20_000
-# At most this number of folders of a package is searched.
+# The largest number of folders of a package that are searched.
 _MAX_FOLDERS = 20_000
 _MAX_SOURCE_BYTES = 16 * 2**20
 
@@ -232,7 +232,7 @@ def named_code(text: str) -> Iterator[Path]:
             yield from _interpreter(Path(command[0]))
         elif program := shutil.which(command[0], path=environment.get("PATH", "")):
             yield from _interpreter(Path(program))
-        # Names of files among the arguments begin with the position of the argument.
+        # In the snapshot, the name of an argument's file begins with the position of the argument.
         named = (path for name, path in snapshot_files(text).items() if "/" in name)
         yield from _with_folder(named)
         yield from _of_arguments(command[1:], modules)
@@ -260,7 +260,7 @@ def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
 def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
     """Yield files, and the code beside each Python file.
 
-    A Python file can import modules that are beside it by a computed name.
+    A Python file can compute the name of a module in its folder, and import that module.
     """
     folders = set()
     for file in files:
@@ -276,7 +276,7 @@ def _module_code(name: str, folders: Iterable[Path]) -> Iterator[Path]:
     top = name.partition(".")[0]
     for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
         spec = None
-        # A module of that name in sys.modules may lack a valid specification.
+        # A module in sys.modules may lack a valid specification.
         with suppress(Exception):
             spec = PathFinder.find_spec(top, [str(folder)])
         if spec is None:

@@ -396,7 +396,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
 
 
 def _option_fault(key: str, value: object) -> str:
-    """Return why an option is invalid, without its value, which may be a secret."""
+    """Return the reason why an option is invalid; a value, which may be a secret, is left out."""
     if "=" in key:
         return "with = in its name"
     if not isinstance(value, (str, int, float)):

@@ -39,14 +39,14 @@ from onnxopt_cli.errors import (
 #: Seconds between checks of the clock in an idle loop.
 TICK_SECONDS = 0.05
 
-# A process that has closed its channel has this number of seconds to end, so that its exit code can
-# be reported.
+# The number of seconds that a process has to end after it has closed its channel, so that its exit
+# code can be reported.
 _DYING_SECONDS = 1.0
 # The type in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")
-# Maximum number of buffers in one call of writev; systems limit this number.
+# The largest number of buffers in one call of writev, which systems limit.
 _MAX_BUFFERS = 64
-# A message shows at most this number of characters of an invalid request number.
+# The largest number of characters of an invalid request number in a message.
 _MAX_SHOWN_CHARS = 200
 # Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)
@@ -56,7 +56,7 @@ _numbers = count(1)
 class Conversation:
     """A channel to a process for requests and responses.
 
-    Only the method :meth:`wait` blocks.
+    Of all methods, only :meth:`wait` blocks.
 
     Attributes:
         process: the process.

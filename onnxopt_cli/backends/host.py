@@ -127,7 +127,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A fault of a backend that belongs to no case.
+    """A fault of a backend outside of all cases.
 
     Attributes:
         place: ``teardown`` or ``between-cases``.
@@ -279,10 +279,10 @@ _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did 
 
 # Models with an older IR version have no opset imports.
 _FIRST_IR_WITH_IMPORTS = 3
-# The last opset that models with this IR version may use; few runtimes support earlier opsets.
+# The last opset that models with an IR version may use; few runtimes support earlier opsets.
 _MIN_OPSET = 8
-# The first opset of each IR version. The table begins with the oldest row; because a dict keeps the
-# last value of a key, the rows are reversed.
+# The first opset of each IR version. The rows of the table are read from the newest to the oldest,
+# so that the oldest row of each IR version determines the value.
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 
@@ -404,7 +404,7 @@ def _importing_default(model: onnx.ModelProto) -> onnx.ModelProto:
     ONNX requires only imports of the domains that a model uses, but several runtimes reject a model
     that does not import the default domain. The added version is the version that the model's
     functions import, or else the first opset of the model's IR version, which every runtime that
-    reads this IR version supports.
+    reads the IR version supports.
     """
     default = {"", "ai.onnx"}
     imported = {opset.domain for opset in model.opset_import}
@@ -437,7 +437,7 @@ def _lowered(model: onnx.ModelProto, inputs: Mapping[str, Value], reason: str) -
 
 
 class _Unlowerable(Unsupported):
-    """The model cannot be lowered, so the backend did not run the model."""
+    """The model cannot be lowered, so the backend did not run it."""
 
 
 def _joined(*parts: str) -> str:

@@ -8,13 +8,13 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# Models with more bytes than this are not joined, because joining saves time only in the
-# compilation of small models.
+# The largest number of bytes of a model that is joined; joining saves time only in the compilation
+# of small models.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
-    """Return a key that is equal for models that can be joined; None if a model cannot be.
+    """Return a key that is equal for models that can be joined, or None for any other model.
 
     Models with functions, training information, sparse initializers, quantization annotations,
     external data or device configurations are not joined; nor are models with ``Gradient``, whose

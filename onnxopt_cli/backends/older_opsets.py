@@ -11,8 +11,8 @@ the same meaning there:
 - the behaviour of the operator did not change between the two opsets in a way that the schemas do
   not show (:data:`_BEHAVIOUR_CHANGES`).
 
-``scripts/check_older_opsets.py`` compares the reference outputs of all node cases of onnx with
-those of their older models.
+``scripts/check_older_opsets.py`` compares the outputs of onnx's reference for all node cases of
+onnx with its outputs for the models in older opsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NEGATIVE_AXES = {11}
 # Versions in which an operator changed the meaning of some nodes, although the comparison of
 # schemas finds no difference.
 _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
-    # Before version 11, negative axes and indices of these operators were invalid.
+    # Before version 11, negative axes and indices of several operators were invalid.
     **dict.fromkeys(
         (
             "ArgMax", "ArgMin", "Compress", "Concat", "Flatten", "Gather", "GatherElements",
@@ -67,7 +67,7 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
     "Hardmax": {11, 13},
     "LogSoftmax": {11, 13},
     "Softmax": {11, 13},
-    # Version 8 of these operators added broadcasting.
+    # Version 8 of several operators added broadcasting.
     "Max": {8},
     "Mean": {8},
     "Min": {8},
@@ -99,8 +99,7 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
     if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    # Of the opsets with equal versions of all operators, the oldest one examined so far, and its
-    # schemas.
+    # The oldest opset examined so far, and its schemas.
     oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
         older = _schemas(nodes, candidate)
@@ -229,7 +228,7 @@ def _admits(
     """Return whether a schema admits the type of a value.
 
     Args:
-        old: the input or output in this schema.
+        old: the input or output in the schema that may admit the type.
         new: the input or output in the schema of the model.
         known: the type; empty if it is unknown.
         bound: the types that earlier values of the node assign to the schema's type variables.
@@ -244,7 +243,7 @@ def _admits(
 def _leading(
     new: Sequence[OpSchema.FormalParameter], old: Sequence[OpSchema.FormalParameter]
 ) -> int:
-    """Return how many leading values both schemas identify by position instead of name."""
+    """Return the number of leading inputs or outputs that both schemas identify by position."""
     count = 0
     for new_role, old_role in zip(new, old, strict=False):
         single = OpSchema.FormalParameterOption.Single

@@ -59,7 +59,7 @@ _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 # part; ``name`` and ``domain``, or ``operator``, identify a missing operator.
 _MESSAGES = {
     "an operator, or a domain": _FAIL
-    # The message repeats this part for each If, Loop or Scan that encloses the node.
+    # The message repeats its beginning for each If, Loop or Scan that encloses the node.
     + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
     r"Graph attribute inferencing failed: )*"
     r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
@@ -112,7 +112,8 @@ class OnnxRuntimeBackend(Backend):
     Options:
         provider: execution providers in order of priority, joined by ``+``. Nodes that the
             providers do not support run on the CPU; with
-            ``config.session.disable_cpu_ep_fallback=1``, such nodes are unsupported.
+            ``config.session.disable_cpu_ep_fallback=1``, nodes that would run on the CPU are
+            unsupported.
         graph_optimization_level: ``disable_all``, ``enable_basic``, ... ``enable_all`` (default).
         intra_op_num_threads, inter_op_num_threads: 1 by default; 0 for ONNX Runtime's own choice.
         config.KEY: a session configuration entry.
@@ -168,8 +169,8 @@ def _run(session: onnxruntime.InferenceSession, inputs: Mapping[str, Value]) -> 
     types = [output.type for output in session.get_outputs()]
     foreign = list(map(_foreign_dtype, types))
     arguments = {name: _argument(value) for name, value in inputs.items()}
-    # OrtValues are used for tensors of element types that NumPy lacks. OrtValues do not support
-    # strings, sequences and maps, so arrays, lists and dicts are used for such values.
+    # OrtValues are used for tensors of element types that NumPy lacks. Arrays, lists and dicts are
+    # used for strings, sequences and maps, which OrtValues do not support.
     if {*foreign} - {None} and all(name.startswith("tensor(") for name in types):
         values = _as_ort_values(arguments)
         if values is not None:
@@ -242,7 +243,7 @@ def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Convert results of :func:`_argument` to OrtValues; None if one is no numeric tensor."""
+    """Convert results of :func:`_argument` to OrtValues; None unless all are numeric tensors."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}

@@ -109,7 +109,7 @@ class _RunPlugin(Backend):
         self.version = version
         self._plugin = plugin
         stated = getattr(plugin, "unsupported", None)
-        # A plugin may have a method with this name for another purpose.
+        # The attribute of a plugin may be a method for another purpose.
         self.unsupported = None if callable(stated) else stated
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
@@ -223,7 +223,7 @@ def _load_file(path: Path, *, with_folder: bool) -> ModuleType:
 
 
 def _imports_its_own_name(path: Path) -> bool:
-    """Return whether a file imports a module of its own name, such as the runtime it wraps."""
+    """Return whether a file imports a module of its own name, such as the runtime that it wraps."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError, RecursionError):
@@ -256,11 +256,12 @@ class _FinderElsewhere:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of a module with that name outside of the plugin's folder.
+        """Return the specification of the module of the plugin's name in another folder.
+
+        If the plugin's folder were searched, the plugin's file would import itself.
 
         Raises:
-            ModuleNotFoundError: if no such module exists outside of the folder. If the folder were
-                searched, the plugin's file would import itself.
+            ModuleNotFoundError: if no other folder contains the module.
         """
         if name != self._path.stem:
             return None

@@ -47,7 +47,7 @@ from onnxopt_cli.errors import (
     UsageError,
 )
 
-# In messages, specifications of backends with more characters than this are shortened.
+# The largest number of characters of a backend's specification that is not shortened in messages.
 _MAX_BACKEND_CHARS = 300
 
 
@@ -101,7 +101,8 @@ def reporting(unsupported: Callable[[BaseException], Unsupported | None]) -> Ite
     """Convert exceptions that report an unsupported feature to Unsupported.
 
     Args:
-        unsupported: returns Unsupported for such an exception, and None for any other.
+        unsupported: returns Unsupported for an exception that reports an unsupported feature, and
+            None for any other exception.
     """
     try:
         yield
@@ -127,7 +128,7 @@ def start_problem(error: BackendUnavailable, *names: str) -> str:
 
     Args:
         error: the error.
-        names: the names of the backend that the error may use.
+        names: the names under which the error may mention the backend.
     """
     for name, end in product(names, (" does not start: ", ": ")):
         beginning = f"backend {_shortened(name)}{end}"

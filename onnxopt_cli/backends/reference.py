@@ -97,7 +97,7 @@ def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[V
 
 
 def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
-    """Return the outputs of a model that is one node with this call, in the graph's order."""
+    """Return the outputs of a model of one node, given its call, in the graph's order."""
     outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
     return [outputs[output.name] for output in model.graph.output]
 
@@ -233,7 +233,7 @@ def _node_class(operator: Operator) -> type[OpRun]:
         def _run(self, *_operands: Any, **_attributes: Any) -> None:
             """Do nothing.
 
-            The base class requires this method, but nothing calls it.
+            The method is never called, but the base class requires it.
             """
 
     # The evaluator looks up an operator by the name of its class.

@@ -21,7 +21,7 @@ exception: it must be the last option, and all text after it is a regular expres
 commas and quotes are allowed.
 
 A command is split as by a POSIX shell, without expansions. If the last argument of a command ends
-in ``,name=value``, quotes around the argument keep this ending from being parsed as an option.
+in ``,name=value``, quotes around the argument keep the ending from being parsed as an option.
 """
 
 from __future__ import annotations

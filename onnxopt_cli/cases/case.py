@@ -1,4 +1,4 @@
-"""Case and Problem: an identified case, and the content that it loads, also as text for reports."""
+"""Case, which has an id, and Problem, the content of a case; both as text for reports."""
 
 from __future__ import annotations
 
@@ -141,9 +141,8 @@ class Case:
         tags: words that select the case.
         suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
             version.
-        files: function that returns the files of the case by path. A file that was read to find
-            the case has a signature; a file that only loading the case reads has an empty
-            signature.
+        files: function that returns the files of the case by path. The signature of a file is empty
+            if the file is read only when the case is loaded.
     """
 
     id: str
@@ -185,13 +184,13 @@ def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome
     return Result(case.id, case.location, operators, backend, outcome, message=reason)
 
 
-# The content of a case has at most this number of inputs.
+# The largest number of inputs in the text about a case.
 _MAX_INPUTS = 50
-# The content of a case has at most this number of elements of each input.
+# The largest number of elements of an input in the text about a case.
 _MAX_ELEMENTS = 32
-# The content of a case has at most this number of nodes.
+# The largest number of nodes in the text about a case.
 _MAX_NODES = 20
-# Each text in the content of a case has at most this number of characters.
+# The largest number of characters of an element or attribute in the text about a case.
 _MAX_TEXT_CHARS = 400
 
 

@@ -37,7 +37,7 @@ COUNT = 3
 RATE = 0.4
 #: The element type of the inputs of a case template with ``wide=True``.
 WIDE_TYPE = "float64"
-# If this number of calls return equal values, a formula is considered deterministic.
+# The number of calls with equal values after which a formula is considered deterministic.
 _CALLS = 20
 
 # Ordinary elements, for tensors whose values a template does not state: short decimals without
@@ -232,7 +232,7 @@ class Author:
         attributes: Attributes,
         *tags: str,
     ) -> CaseTemplate:
-        """Return a case template with exactly these inputs, in the order of the operator."""
+        """Return a case template with exactly the given inputs, in the order of the operator."""
         groups = (len(inputs) - len(self.operator.scalars)) // len(self.operator.tensors)
         return CaseTemplate(
             name=name,
@@ -285,7 +285,7 @@ def unreadable(operator: Operator) -> str:
 class _AnyOperand(Joining):
     """An operand without a value.
 
-    With such operands, a call of the formula shows whether each called function is in the
+    A call of the formula with operands without values shows whether each called function is in the
     vocabulary.
     """
 

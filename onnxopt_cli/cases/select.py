@@ -45,11 +45,12 @@ from onnxopt_cli.operators.nodes import operator_names
 # fail: if it is missing, damaged, not writable or owned by another user, it is treated as empty.
 _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
-# If a tag or operator is unknown, the hint lists at most this number of existing ones.
+# The largest number of existing tags or operators in the hint about an unknown one.
 _MAX_SHOWN_NAMES = 8
-# The file keeps this number of folders, the most recently used ones.
+# The number of folders that the file of the last failures keeps, the most recently used ones.
 _MAX_FOLDERS = 20
-# For each folder, the file keeps this number of backends, the most recently used ones.
+# The number of backends that the file of the last failures keeps for each folder, the most recently
+# used ones.
 _MAX_BACKENDS = 10
 
 #: For each backend, the ids of the cases that failed in their last run.
@@ -62,7 +63,8 @@ class FailedLast:
 
     Attributes:
         backends: the backends whose failures count.
-        only: whether to select only these cases; otherwise they run first.
+        only: whether to select only the cases that failed; otherwise the cases that failed run
+            first.
     """
 
     backends: tuple[str, ...]
@@ -81,7 +83,7 @@ def choose(
 
     Args:
         cases: the cases to select from.
-        filters: the filters of the command line; an empty one selects every case.
+        filters: the filters of the command line; an empty filter selects every case.
         tell: called with each notice for the user: about a word of a pattern that matches no case,
             or the reason why all cases run although --lf was given.
         without: capabilities to exclude in addition to those of the filters, each with the reason.
@@ -132,8 +134,8 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
     """Return the cases that failed in their last run, followed by all others unless excluded.
 
-    If none of the cases failed, or a backend has no earlier run, all cases are returned, with this
-    reason.
+    If none of the cases failed, or a backend has no earlier run, all cases and the reason are
+    returned.
     """
     failures = _read(cache_folder() / _FAILURES_FILE).get(working_folder(), {})
     unknown = [name for name in wanted.backends if name not in failures]

@@ -178,7 +178,7 @@ def _chosen(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> Chosen:
     """Return the operators to test; none for random graphs, which contain any operators."""
-    # Imported late, because help and completion do not need this slow import.
+    # Imported late, because the import is slow, and help and completion do not need it.
     from onnxopt_cli.fuzz.search import Chosen, chosen_operators
 
     if not options["graphs"]:
@@ -194,7 +194,7 @@ def _chosen(
 def _command_line(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> str:
-    """Return the command that repeats this search; kept cases state the command as their source."""
+    """Return the command that repeats the search; kept cases state the command as their source."""
     words = ["onnxopt fuzz"]
     words += [f"--operator {name}" for name in operators]
     words += [f"--exclude-operator {name}" for name in excluded]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
     from onnxopt_cli.core.result import Result
 
-# A message names at most this number of failing cases.
+# The largest number of failing cases that a message names.
 _MAX_NAMED_CASES = 5
 
 

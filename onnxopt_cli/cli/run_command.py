@@ -18,7 +18,7 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import UsageError
 
-# Commands with more characters than this are shortened for display.
+# The largest number of characters of a command that is displayed in full.
 _MAX_COMMAND_CHARS = 2000
 
 

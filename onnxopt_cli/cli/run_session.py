@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # Number of causes that are shown with an example unless -v is given.
 _EXAMPLES = 3
-# At most this number of reasons is shown unless -v is given.
+# The largest number of reasons that are shown unless -v is given.
 _MAX_REASONS = 5
 # The default number of seconds for the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
@@ -71,7 +71,7 @@ _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
 class Display:
-    """Prints the run to standard output, with a progress bar if that is a terminal."""
+    """Prints the run to standard output, with a progress bar if standard output is a terminal."""
 
     def __init__(
         self, session: api.Session, targets: Sequence[str], cluster: Cluster | None

@@ -28,7 +28,7 @@ from onnxopt_cli.config.settings import (
 )
 from onnxopt_cli.errors import UsageError
 
-#: By default, a derived tolerance is this multiple of the error bound.
+#: The default ratio of a derived tolerance to the error bound.
 FACTOR = 4.0
 #: For each report format, the module in ``report/`` that is imported on first use, and the function
 #: in that module that renders a run.
@@ -45,9 +45,9 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# Settings that select cases, backends or expectations. A resumed or merged run may spell these
-# settings differently, because the selected cases, backends and expectations are compared, not the
-# settings themselves.
+# Settings that select cases, backends or expectations. A resumed or merged run may spell the
+# settings that select differently, because the selected cases, backends and expectations are
+# compared, not the settings themselves.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -110,7 +110,7 @@ class Shard:
             raise UsageError(f"invalid --shard {shard}: expected 1 <= I <= N <= {_MAX_SHARDS}")
 
     def holds(self, case: str) -> bool:
-        """Return whether the case with this id belongs to the shard."""
+        """Return whether the case with the given id belongs to the shard."""
         name = case.encode("utf-8", "surrogatepass")
         digest = blake2b(name, digest_size=8).digest()
         return int.from_bytes(digest, "big") % self.count == self.index - 1
@@ -358,7 +358,7 @@ class ClusterConfig(Settings):
 class Judging(Settings):
     """How outputs are judged.
 
-    A tolerance among these settings takes precedence over the tolerances of cases.
+    A tolerance in the settings takes precedence over the tolerances of cases.
 
     Attributes:
         tolerance: the rule for the tolerances of all cases; None for the cases' tolerances.
@@ -368,8 +368,8 @@ class Judging(Settings):
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
         examine: whether to count inconclusive elements also among those that are bitwise equal to
-            their expected values. ``--verbose`` sets this attribute, which has no option of its
-            own.
+            their expected values. ``--verbose`` sets the attribute ``examine``, which has no option
+            of its own.
     """
 
     tolerance: ToleranceRule | None = setting(

@@ -90,13 +90,13 @@ _POWERS = {
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# The function has_result() evaluates the formula with tensors in which all elements are one of
-# these values.
+# The values with which has_result() evaluates the formula: in each evaluation, all elements of all
+# tensors are one of the values.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
-# The remainder of a seed divided by this number selects the style of a tensor. One style scales the
-# decimals, another style replaces some decimals with special values, and all further styles use
-# plain decimals.
+# The style of a tensor is its seed modulo the number of styles. One style
+# scales the decimals, another style replaces some decimals with special values, and all further
+# styles use plain decimals.
 _STYLES = 6
 
 
@@ -236,7 +236,7 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # If the formula is undefined for every number of this attribute, another attribute makes it
+    # If the formula is undefined for every number of an attribute, another attribute makes it
     # undefined, and all numbers are kept.
     return tuple(defined) or _FRACTIONS
 

@@ -65,7 +65,7 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("Transpose",), ("Transpose",)),
     (("Reshape", "flat"), ("Reshape", "whole")),
 )
-#: NumPy functions for those primitive operators that change values.
+#: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 #: The largest relative error bound that rtol allows.
 _LARGEST_RTOL = 1e-3
@@ -77,7 +77,7 @@ _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
 # Numbers of groups of tensors from which the number for a node is drawn.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
-# On average, one in this number of examples violates the signature of its operator.
+# The reciprocal of the share of examples that violate the signature of their operator.
 _EXAMPLES_PER_BREACH = 8
 
 
@@ -124,7 +124,7 @@ class NodeExample:
         return Problem(model, self.inputs, None)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the files of the case by name; for this kind of example, a single file.
+        """Return the files of the case by name; the only file is the case file.
 
         Args:
             stem: stem of the file names.
@@ -226,7 +226,7 @@ def _draw_right_node(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedExample:
-    """A node with its inputs, whose expected outputs are those of onnx's corrected reference.
+    """A node with its inputs, whose expected outputs come from onnx's corrected reference.
 
     Attributes:
         node: the node.
@@ -268,7 +268,7 @@ class GeneratedExample:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Return the types, attributes and inputs that differ from those of the simplest node."""
+        """Return the types, attributes and inputs that differ from the simplest node's."""
         return frozenset(self._traits())
 
     def _traits(self) -> Iterator[Hashable]:
@@ -418,7 +418,7 @@ class _Drawing:
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
         # Candidates are earlier outputs with the shape of the first tensors, and with a type that
-        # this operator accepts.
+        # the operator accepts.
         candidates = [
             name
             for name in self._outputs

@@ -25,7 +25,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# On average, one in this number of examples is a model with several nodes.
+# The reciprocal of the share of examples that are models with several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    There are so few invalid nodes that each of them is tried.
+    There are so few invalid nodes that every invalid node is tried.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -79,12 +79,13 @@ class Failure(Exception):
 class RoundOver(BaseException):
     """Ends the round.
 
-    The class does not derive from Exception, because hypothesis would treat it as a failure.
+    The class does not derive from Exception, because hypothesis would treat an Exception as a
+    failure.
     """
 
 
 class Abort(BaseException):
-    """Ends the search. Like RoundOver, this class does not derive from Exception.
+    """Ends the search. Like RoundOver, the class does not derive from Exception.
 
     Attributes:
         reason: the error that ends the search.
@@ -217,8 +218,8 @@ def _undisturbed(folder: Path) -> Iterator[None]:
     """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
     Hypothesis also draws constants that occur in the source of local modules, so the examples would
-    depend on the modules that are loaded. No setting disables these draws, so the set of constants
-    is replaced with an empty set.
+    depend on the modules that are loaded. No setting disables the draws of constants, so the set of
+    constants is replaced with an empty set.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 

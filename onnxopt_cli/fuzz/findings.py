@@ -44,7 +44,7 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
-# Examples of these kinds have no formula, so their tolerances are condition estimates.
+# Kinds of examples without a formula, whose tolerances are condition estimates.
 _ESTIMATED = (GeneratedExample, RandomGraph)
 _COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 #: Describes failures in which types and shapes are correct but values are not.
@@ -52,8 +52,8 @@ VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# A known mistake explains a failure only if it also agrees with this number of passing examples,
-# the latest of the operator.
+# The number of passing examples, the latest of the operator, with which a known mistake must agree
+# to explain a failure.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -115,8 +115,8 @@ def attempt(example: Example, executor: Executor) -> Trial:
         expected = resolved(Oracles(judging).expected(problem))
     assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
     if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
-        # If the error bounds were not derived at this point, judge() would derive them while the
-        # backend waits.
+        # The error bounds are derived early; otherwise judge() would derive them while the backend
+        # waits.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -273,8 +273,8 @@ class Findings:
 
         Args:
             finding: a finding without an explanation.
-            similar: other failures of the kind. The explanation must also reproduce the first of
-                these failures with the same descriptions as the finding.
+            similar: other failures of the kind. The explanation must also reproduce the first
+                similar failure with the same descriptions as the finding.
             seconds: time limit of the search for an explanation; 0 to skip the search.
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))

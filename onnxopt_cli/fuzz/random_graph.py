@@ -48,7 +48,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSqu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomGraph:
-    """A graph with inputs, whose expected outputs are those of onnx's corrected reference.
+    """A graph with inputs, whose expected outputs come from onnx's corrected reference.
 
     The interface is that of :class:`~onnxopt_cli.fuzz.drawn_examples.GraphExample`.
 

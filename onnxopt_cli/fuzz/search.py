@@ -73,20 +73,20 @@ T = TypeVar("T")
 _PORTION_EXAMPLES = 200
 #: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
-#: When this number of failures have required a restart of the worker, shrinking ends.
+#: The number of failures with a restart of the worker after which shrinking ends.
 _MAX_COSTLY_FAILURES = 30
-#: If an example has failed this number of times, hypothesis considers the failure reproducible.
-#: After these failures, single nodes and random graphs are shrunk by smaller(), which needs fewer
-#: attempts than hypothesis.
+#: The number of failures of an example after which hypothesis considers the failure reproducible.
+#: Once a failure is reproducible, single nodes and random graphs are shrunk by smaller(), which
+#: needs fewer attempts than hypothesis.
 _REPRODUCIBLE_FAILURES = 2
 #: Maximum number of attempts of smaller() to shrink a failure.
 _MAX_SHRINK_ATTEMPTS = 300
-#: The explanation of a finding has at least this number of seconds, even if the search then exceeds
-#: its time limit.
+#: The least number of seconds for the explanation of a finding, even if the search then exceeds its
+#: time limit.
 _MIN_EXPLAIN_SECONDS = 1.0
-#: At most this number of failures of earlier runs is replayed.
+#: The largest number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
-#: The elements of a tensor are split into this number of parts, each of which is tried alone.
+#: The number of parts into which the elements of a tensor are split; each part is tried alone.
 _ELEMENT_PARTS = 8
 
 
@@ -152,7 +152,7 @@ class _Portions:
             first, step = task.shard.index, task.shard.count
             # The first shard tries all invalid nodes before other examples. The first shard may
             # skip the invalid nodes of some operators, whereas all shards must divide the examples
-            # in the same way. Therefore the count includes skipped nodes.
+            # in the same way. The count of tried examples therefore includes the skipped nodes.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -396,7 +396,7 @@ class _NewFailure:
 
     Attributes:
         kind: the new kind; None until a failure of a new kind occurs.
-        trials: the examples with a failure of this kind, in the order in which they were tried.
+        trials: the examples with a failure of the new kind, in the order in which they were tried.
     """
 
     kind: FailureKind | None = None

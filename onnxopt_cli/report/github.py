@@ -23,10 +23,10 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView, failure_t
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import in_words
 
-#: GitHub shows at most this number of commands of a step, and drops further commands without a
-#: message.
+#: The largest number of commands of a step that GitHub shows; GitHub drops further commands without
+#: a message.
 _MAX_COMMANDS = 10
-#: Messages are shortened to this number of characters, because GitHub truncates long messages.
+#: The number of characters to which messages are shortened, because GitHub truncates long messages.
 _MAX_MESSAGE_CHARS = 4000
 # Outcomes whose traceback shows the cause.
 _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
@@ -37,7 +37,8 @@ _FRAME = re.compile(
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# Python's faulthandler prints these words above a traceback that begins with the innermost frame.
+# The words that Python's faulthandler prints above a traceback that begins with the innermost
+# frame.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
 # Names of folders, such as environments, that contain code which is not part of the repository.

@@ -1,9 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
 The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
-harmful characters become visible escapes. Because of this escaping, a template that omits the
-escaping itself is harmless. In addition, the content security policy of the page admits only one
-script and one style, identified by their hashes.
+harmful characters become visible escapes. A template that omits the escaping itself is therefore
+harmless. In addition, the content security policy of the page admits only one script and one style,
+identified by their hashes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from onnxopt_cli.report.view.verdict import (
     label,
 )
 
-# The table of outcomes shows at most this number of cases, because a browser needs seconds to lay
-# out a longer table. The filter of the page also finds the cases that are not shown.
+# The largest number of cases that the table of outcomes shows; a browser needs seconds to lay out a
+# longer table. The filter of the page also finds the cases that are not shown.
 _MAX_ROWS = 1000
-# At most this number of passes have a section with details of their own.
+# The largest number of passes that have a section with details of their own.
 _MAX_PASSES = 5000
-# The chart of error / tolerance shows at most this number of outputs.
+# The largest number of outputs in the chart of error / tolerance.
 _MAX_CHART_ROWS = 16
 # CSS classes of verdicts; every other verdict has the class ``bad``.
 _LOOKS = {
@@ -56,16 +56,17 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# Bars of larger values end at this error / tolerance, which is a little above the limit of 1.
+# The error / tolerance at which bars of larger values end, a little above the limit of 1.
 _MAX_DRAWN_SHARE = 1.15
-# Distances in ulp with more bits than this are labelled as powers of two.
+# The largest number of bits of a distance in ulp that is labelled with its value; larger distances
+# are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
-# A chart has room for at least this number of bars, so that a chart with few bars has no wide ones.
+# The least number of bars for which a chart has room, so that the bars of a small chart are narrow.
 _MIN_BARS = 8
 _MAX_TICKS = 8
-# Values of error / tolerance are clipped to this range.
+# The range to which values of error / tolerance are clipped.
 _MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
-# The step numbers of a saved run may be any integers, and are clipped to this limit.
+# The limit to which the step numbers of a saved run are clipped, because they may be any integers.
 _MAX_STEP = 10**12
 
 

@@ -39,7 +39,7 @@ _MAX_FOLDER_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
 _MAX_REASON_CHARS = 300
-# Ratios of error to tolerance above this limit are not shown as numbers.
+# The largest ratio of error to tolerance that is shown as a number.
 _MAX_RATIO = 10**7
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}

@@ -103,7 +103,7 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Parts of the names of types in schemas, and the words with which pages replace these parts.
+# Parts of the names of types in schemas, each with the words that replace the part on pages.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),

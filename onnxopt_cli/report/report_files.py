@@ -18,7 +18,7 @@ _STDOUT = "-"
 #: The name of the Markdown report that is appended to the summary of a GitHub step; not a value of
 #: FORMAT.
 SUMMARY = "step summary"
-#: GitHub discards a step's summary that has more bytes than this.
+#: The largest number of bytes of a step's summary; GitHub discards a longer summary.
 _MAX_SUMMARY_BYTES = 1 << 20
 
 

@@ -142,7 +142,7 @@ def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {
         "record": "header",
         "schema": LOG_SCHEMA,
-        # Reports of earlier versions lack these fields.
+        # Reports of earlier versions lack some fields.
         "started": document.get("started") or _EARLIEST,
         "hostname": document.get("hostname", ""),
         "origin": document.get("origin", {}),

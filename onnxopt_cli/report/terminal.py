@@ -64,21 +64,21 @@ _MAX_CAUSES = 12
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
-# A panel shows at most this number of elements of the worst output.
+# The largest number of elements of the worst output that a panel shows.
 _MAX_ELEMENTS = 3
-# A panel shows at most this number of lines that the backend printed.
+# The largest number of lines of the backend's output that a panel shows.
 _MAX_PRINTED_LINES = 3
-# A panel names at most this number of other outputs.
+# The largest number of outputs, other than the worst, that a panel names.
 _MAX_NAMES = 6
-# A panel shows at most this number of characters of the case's description.
+# The largest number of characters of a case's description that a panel shows.
 _MAX_ABOUT_CHARS = 200
-# The title of a panel cannot occupy this number of columns of its border.
+# The number of columns of a panel's border that its title cannot occupy.
 _BORDER_COLUMNS = 6
 # A width that exceeds the width of any terminal.
 _WIDE_COLUMNS = 10_000
-# The verdict states the time of the search for explanations if it exceeds this number of seconds.
+# The duration in seconds of a search for explanations above which the verdict states the duration.
 _LONG_SECONDS = 1.0
-# The message about operators that were not fully examined names at most this number of operators.
+# The largest number of operators that the message about incompletely examined operators names.
 _MAX_UNEXAMINED = 5
 
 
@@ -327,7 +327,8 @@ class _Elements:
             )
             cells = [(f"  {index}", *numbers) for index, *numbers in rows]
             table = plain_table(cells, [f"  {first}"], titles, "dim")
-            # With this padding, numbers with the maximum number of digits fit into 80 columns.
+            # The padding is so small that numbers with the maximum number of digits fit into 80
+            # columns.
             table.padding = (0, 1, 0, 0)
             width = console.measure(table, options=options.update(max_width=_WIDE_COLUMNS)).maximum
             if width <= options.max_width:

@@ -25,10 +25,11 @@ from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
 
-# A case whose inputs and expected outputs have more bytes than this runs alone.
+# The largest number of bytes of the inputs and expected outputs of a case in a batch; larger cases
+# run alone.
 _MAX_CASE_BYTES = 1 << 20
-# No further batch is submitted while the cases that await a response have more bytes than this in
-# total.
+# The total number of bytes of the cases that await a response above which no further batch is
+# submitted.
 _MAX_BYTES_AHEAD = 64 << 20
 
 
@@ -68,8 +69,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # Sets of operators of the models that failed when they ran alone. A model does not join a
-        # batch if the set of its operators is one of these sets.
+        # Sets of operators of the models that failed when they ran alone. A model whose set of
+        # operators has failed does not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead

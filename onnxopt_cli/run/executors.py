@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# The time limit for a case on a worker of a cluster is this multiple of the backends' time limits,
-# because the worker also runs probes and judges.
+# The time limit for a case on a worker of a cluster, as a multiple of the backends' time limits;
+# the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
 #: A function that waits for the response to a submitted case; the function returns a reason if
 #: there is no response.
@@ -364,7 +364,7 @@ def require_backends(
 def _installation_failure(
     specification: Specification, interruption: Interruption, open_progress: OpenProgress
 ) -> BackendUnavailable | None:
-    """Create the environment of an adapter unless it exists; return the error if this fails."""
+    """Create the environment of an adapter unless it exists; or return an error."""
     if not specification.adapter:
         return None
     # Imported late, because few runs have an adapter.

@@ -34,9 +34,9 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
-#: The reasons of cases that are skipped because of a limit of onnxopt begin with this text.
+#: The beginning of the reasons of cases that are skipped because of a limit of onnxopt.
 LIMIT = "limit of onnxopt: "
-#: Outputs of a failing case are kept only if their total size and number are within these limits.
+#: The largest total size and number of a failing case's outputs that are kept.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 _MAX_LISTED_INPUTS = 10
@@ -130,8 +130,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the correct result with the fewest wrong elements. This
-    choice does not consider results that follow the second reading of a contested question.
+    If no correct result matches, return the correct result with the fewest wrong elements. The
+    fallback ignores results that follow the second reading of a contested question.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -325,7 +325,7 @@ def other_defect(result: Result) -> str:
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
-# If a case has one of these outcomes, the text that the backend printed is not kept.
+# For these outcomes of a case, the text that the backend printed is not kept.
 _OUTPUT_HIDDEN = frozenset({Outcome.PASS, Outcome.SKIP, Outcome.UNSUPPORTED})
 
 

@@ -38,11 +38,12 @@ class Remote:
     """A backend on every worker of a cluster.
 
     The method :meth:`rows` runs and judges cases on all workers at the same time. All other
-    requests, such as those of a rerun or an explanation, are sent to a single worker, in order.
+    requests, such as the requests of a rerun or an explanation, are sent to a single worker, in
+    order.
 
     Args:
         specifications: the specifications of all backends of the workers.
-        place: the index of this backend among them.
+        place: the index of this backend among the specifications.
         workers: the workers.
 
     Attributes:

@@ -51,25 +51,25 @@ from onnxopt_cli.workers.forked_processes import (
     time_limit,
 )
 
-#: Every implementation may have a relative rounding error of this many machine epsilons.
+#: The relative rounding error that every implementation may have, in machine epsilons.
 MAX_EPSILONS = 4.0
-# The rounding error of a wrong implementation may exceed that of the formula by at most this
-# factor, except if rounding is its defect.
+# The largest factor by which the rounding error of a wrong implementation may exceed that of the
+# formula, unless rounding is the defect.
 _MAX_EXTRA_ROUNDING = 1000.0
 # A wrong implementation can return an element within the tolerance of the correct value by chance.
 # The probability is about the ratio of the tolerance of the correct value to the error bound of the
-# wrong implementation. Ratios below this limit count as unlikely.
+# wrong implementation. Ratios below the limit count as unlikely.
 _UNLIKELY = 0.01
 #: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"
 
-#: A mistake must reproduce this number of a backend's wrong elements, or be confirmed by generated
-#: nodes. An element of a boolean output counts as a quarter of an element.
+#: The number of a backend's wrong elements that a mistake must reproduce, unless generated nodes
+#: confirm the mistake. An element of a boolean output counts as a quarter of an element.
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake reproduces a wrong element of a backend if their values differ by less than this share
-# of the element's error.
+# The largest difference, as a share of the error of a backend's wrong element, with which a mistake
+# reproduces the element.
 _NEAR_SHARE = 0.02
 # Mistakes that compute in a coarser type than the types of the tensors, by name, with the coarser
 # type.
@@ -178,7 +178,7 @@ def _with_returned(
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
     observation = replace(observation, returned=returned)
-    # If the run judged by the default error bound, the failing outputs exceed this bound.
+    # If the run judged by the default error bound, the failing outputs exceed that bound.
     judged_by_bound = judging.error_bound == FACTOR and all(
         isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )
@@ -463,7 +463,8 @@ def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) 
     Args:
         result: a failure.
         problem: its case, a model of one node of an operator of ONNX without a formula.
-        names: the name of one known mistake; mistakes of these operators cannot act together.
+        names: the name of one known mistake; several mistakes of such an operator cannot act
+            together.
     """
     (node,) = problem.model.graph.node
     domain = plain_domain(node.domain)

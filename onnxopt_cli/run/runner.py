@@ -56,21 +56,23 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# A run with fewer cases than this does not fork, because forking would take longer than it saves.
+# The least number of cases with which a run forks; for fewer cases, forking would take longer than
+# it saves.
 _MIN_PARALLEL_CASES = 20
-# Cases are distributed to forked processes in about this number of chunks.
+# The approximate number of chunks in which cases are distributed to forked processes.
 _CHUNK_COUNT = 1000
-# Each chunk has at most this number of groups.
+# The largest number of groups of cases in a chunk.
 _MAX_CHUNK_GROUPS = 32
-# While a worker is starting, at most this number of cases waits for an earlier case.
+# The largest number of cases that wait for an earlier case while a worker is starting.
 _MAX_CASES_AHEAD = 500
-# While the submitted cases have at most this number of bytes in total, up to this number of cases
-# waits for an earlier case. Otherwise a slow case would leave other workers idle.
+# The largest total number of bytes, and of cases, with which submitted cases wait for an earlier
+# case, so that a slow case does not leave other workers idle.
 _MAX_BYTES_AHEAD, _SMALL_CASES_AHEAD = 32 << 20, 100
-# Cases with more bytes than this run in the main process, one at a time.
+# The largest number of bytes of a case in a forked process; larger cases run in the main process,
+# one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-# Outcomes that may depend on other cases that run at the same time; the main process runs these
-# cases again.
+# Outcomes that may depend on other cases that run at the same time; the main process runs cases
+# with such an outcome again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
@@ -122,7 +124,7 @@ def open_plan(
 ) -> Iterator[Plan]:
     """Start backends and yield a plan without cases; end their processes afterwards.
 
-    The arguments are those of :func:`onnxopt_cli.run.executors.open_executors`.
+    The arguments are the arguments of :func:`onnxopt_cli.run.executors.open_executors`.
 
     Raises:
         UsageError: if a backend's specification is invalid, or two name the same backend.
@@ -447,7 +449,7 @@ def _noted(case: Case) -> Iterator[None]:
 
 
 def _reason_to_stop(plan: Plan, failed: int) -> str:
-    """Return the reason why no further case may start; empty if one may."""
+    """Return the reason why no further case may start; empty if a case may start."""
     if plan.interruption.signal:
         return INTERRUPTED_REASON
     if 0 < plan.max_fail <= failed:

@@ -575,12 +575,12 @@ def _run_again(
     Args:
         cases: the cases of the run, in order.
         results: their results on one backend, by the case's id.
-        suspects: those of the results that do not conform.
+        suspects: the results that do not conform.
         restarted: runs cases on that backend.
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # Suspects that have the same outcome each time they run alone, with this outcome.
+    # Suspects that have the same outcome each time they run alone, with the outcome.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:
@@ -603,8 +603,8 @@ def _run_again(
         case = by_id[result.case]
         outcome_in_order = in_order.get(result.case, outcome)
         if result.case not in in_order and outcome is not result.outcome:
-            # The worker ended in this case, so the case was left out when all cases ran again in
-            # order.
+            # The worker ended in the suspect, so the suspect was left out when all cases ran again
+            # in order.
             outcome_in_order = restarted([*before, case])[-1].outcome
         if outcome_in_order is not outcome:
             text = _dependence(before, case, outcome_in_order, restarted, culprits)
@@ -634,8 +634,8 @@ def _dependence(
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only in some runs"
-    # Search for the shortest run of consecutive cases, ending just before this case, that leads to
-    # the same outcome. The first of these consecutive cases is the culprit.
+    # Search for the shortest sequence of consecutive cases, ending just before the suspect, that
+    # leads to the same outcome. The first case of the shortest sequence is the culprit.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

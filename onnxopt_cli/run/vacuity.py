@@ -1,8 +1,9 @@
 """The vacuity check: whether a backend that computes nothing would also pass.
 
 A backend that rejects every model passes the rejection cases. A backend that returns its inputs,
-zeros or NaN passes the cases with such expected outputs. A pass that needs no computation counts
-only if the backend also passes a probe: a similar node with valid, nontrivial inputs.
+zeros or NaN passes the cases in which the expected outputs are inputs, zeros or NaN. A pass that
+needs no computation counts only if the backend also passes a probe: a similar node with valid,
+nontrivial inputs.
 """
 
 from __future__ import annotations
@@ -198,8 +199,8 @@ def _run_probe_cases(
         response = _response(executor, problem.model, problem.inputs)
         if _computed(response.outputs or (), problem):
             return ""
-        # A runtime that does not support all types of an operator may report this limitation as any
-        # error.
+        # A runtime that does not support all types of an operator may report the missing support as
+        # any error.
         has_other_types = types is not None and not _types(problem) <= types
         ignored = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if has_other_types else ())
         count += response.failure not in ignored
@@ -331,8 +332,7 @@ def plain_pair(
         node: a valid or invalid node of the operator.
         inputs: the known inputs, valid or invalid.
 
-    Returns:
-        The pair of nodes; None if no such node has nontrivial outputs.
+    Returns: The pair of nodes; None if no similar node has nontrivial outputs.
     """
     from onnxopt_cli.cases.case_template import Author
 
@@ -396,7 +396,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 
 
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
-    """Return whether a backend that computes nothing could return these outputs.
+    """Return whether a backend that computes nothing could return the outputs.
 
     The answer is true if each output is empty, zero, NaN, or equal to an input.
     """
@@ -442,7 +442,7 @@ def _same(array: Array, reference: Array) -> bool:
 def _allowed(
     operator: Operator, node: onnx.NodeProto, groups: int
 ) -> Iterator[tuple[str, AttributeValue]]:
-    """Yield those of the node's attributes that the signature allows."""
+    """Yield the attributes of the node that the signature allows."""
     node_attributes = {attribute.name: attribute for attribute in node.attribute}
     for attribute in operator.attributes:
         if attribute.name in node_attributes:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The quick tier has this number of cases, or one case for each pair of suite and operator if there
-#: are more pairs.
+#: The number of cases of the quick tier, unless there are more pairs of suite and operator, each of
+#: which has one case then.
 QUICK_CASES = 470
 #: The row for cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"

@@ -5,8 +5,8 @@
     results/openvino/openvino-2026.4.1/onnx-node/2026-11-27.jsonl
 
 The logs have the form of ``onnxopt run --log``. A log may contain the results of a part of a suite.
-A result is valid until one of these changes: the specification, version or files of the backend,
-the machine, its processor, the version of onnxopt, or the content of the case.
+A result is valid until one of the following changes: the specification, version or files of the
+backend, the machine, its processor, the version of onnxopt, or the content of the case.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ResultStore:
         write_atomically(path, [record_line(header.to_json()), record_line(footer(record))])
 
     def forget_failed_start(self, specification: str) -> None:
-        """Remove the record that a backend did not start, if there is such a record."""
+        """Remove the record that a backend did not start, if the record exists."""
         self._not_started_file(specification).unlink(missing_ok=True)
 
     def failed_start(self, specification: str) -> str:

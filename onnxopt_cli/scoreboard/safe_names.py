@@ -8,8 +8,8 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# Matches the end of a text that looks like a digest; such a text could equal the name of another
-# text, because names may end in a digest.
+# Matches a digest at the end of a text; the text could equal the name of another text, because
+# names may end in a digest.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Matches names that Windows does not accept for files, even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")

@@ -174,7 +174,8 @@ class BitsLost:
 
     Attributes:
         typical: the largest number of bits that an element loses, without the worst 1 % of the
-            elements; infinite if for more elements only the expected or the actual value is finite.
+            elements; infinite if the expected or the actual value alone is finite for more than 1 %
+            of the elements.
         most: the number of bits that the worst element loses.
         elements: number of elements.
     """
@@ -185,7 +186,7 @@ class BitsLost:
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> BitsLost | None:
-        """Measure outputs with comparable values; return None if there are no such outputs."""
+        """Measure the outputs with comparable values; return None if there are none."""
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None

@@ -63,14 +63,17 @@ _LISTED_NAME = re.compile(
 # Longer messages are shortened, to limit the size of the site; for a failure, the page folds the
 # remainder instead.
 _MAX_MESSAGE_CHARS = 300
-# A failure without outputs shows this number of characters, and the page folds further characters.
+# The number of characters of a failure without outputs that the page shows; further characters are
+# folded.
 _MAX_BRIEF_CHARS = 150
-# If several results of a page have the same message with more characters than this, it is shown
-# once.
+# The largest number of characters of a message that a page repeats; a longer message of several
+# results is shown once.
 _MAX_REPEATED_CHARS = 80
-# The content of a case is shortened to this number of characters, to limit the size of the site.
+# The number of characters to which the content of a case is shortened, to limit the size of the
+# site.
 _MAX_CONTENT_CHARS = 500
-# Inputs whose values have more characters than this are shown by type and shape only.
+# The largest number of characters of an input's values; longer inputs are shown by type and shape
+# only.
 _MAX_VALUE_CHARS = 80
 # The colors of a badge, each with the smallest share of passes for which the color is used.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
@@ -146,7 +149,7 @@ def _listed_files(site: Path) -> set[str]:
     return {name for name in names if isinstance(name, str) and _LISTED_NAME.fullmatch(name)}
 
 
-# For each outcome: its CSS class, its text, and the labels of the backends with this outcome.
+# For each outcome: its CSS class, its text, and the labels of the backends with the outcome.
 OutcomeOn = tuple[str, str, list[str]]
 
 

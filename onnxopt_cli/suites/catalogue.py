@@ -55,7 +55,7 @@ from onnxopt_cli.suites.operators.operator_suite import (
 from onnxopt_cli.suites.pairwise import large, pairwise
 from onnxopt_cli.suites.written import published, trajectories
 
-#: Files store expected outputs only for cases with at most this number of input elements.
+#: The largest number of input elements of a case whose expected outputs are stored in files.
 _WRITTEN_ELEMENTS = 1000
 _MAX_SHOWN_FILES = 5
 _NODE = "onnx-node"
@@ -121,9 +121,9 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in the suite's files.
 
-    If ``stem`` is given, a generated suite is limited to the operator with this stem of the file
-    name, and the gallery is limited to the runtime with this adapter. If there is no such operator
-    or adapter, all cases are returned.
+    If ``stem`` is given, a generated suite is limited to the operator whose file has the stem, and
+    the gallery is limited to the runtime whose adapter has the name ``stem``. If no operator or
+    adapter matches ``stem``, all cases are returned.
     """
     if name in CORPORA:
         return corpus(name, open_progress)
@@ -142,7 +142,7 @@ def suite_cases(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
-    """Return the cases of a generated suite, which are those of its files without outputs.
+    """Return the cases of a generated suite, equal to the cases in its files without outputs.
 
     Most cases are created directly from their templates, since writing and reading a case file
     takes longer than running its cases. Only templates of refusals and trajectories are written as

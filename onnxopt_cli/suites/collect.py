@@ -31,10 +31,10 @@ from onnxopt_cli.errors import (
 )
 
 _YAML = (".yaml", ".yml", ".json")
-# In a folder, JSON files that contain this text are case files.
+# The text by which JSON files in a folder are recognized as case files.
 _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
-# At most this number of names in a folder is compared with a misspelt name.
+# The largest number of names in a folder that are compared with a misspelt name.
 _MAX_NAMES = 1000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
@@ -45,7 +45,7 @@ _Suites: TypeAlias = dict[tuple[object, ...], _Found]
 Each: TypeAlias = Callable[
     [Callable[[Path], _Found | None], Sequence[Path]], Iterable[_Found | None]
 ]
-# Case files with fewer bytes than this are read in this process, because starting other processes
+# Case files with fewer bytes in total are read in this process, because starting other processes
 # takes longer.
 _PARALLEL_MIN_BYTES = 4 << 20
 

@@ -65,8 +65,9 @@ _LATE = 900
 #: nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
-#: A setting is a combination of values of the attributes with choices. If an operator has more
-#: settings than this, each case template has a single setting.
+#: A setting is a combination of values of the attributes with choices. The largest number of
+#: settings with which case templates are repeated in all settings; with more settings, each case
+#: template has a single setting.
 _MAX_SETTINGS = 4
 
 
@@ -121,7 +122,7 @@ class _ConformanceTemplates(Author):
     def in_each_setting(
         self, section: Callable[[], Iterator[CaseTemplate]]
     ) -> Iterator[CaseTemplate]:
-        """Yield the templates of a section, and copies of these templates in all other settings.
+        """Yield the templates of a section, and their copies in all other settings.
 
         A template is not copied if the operator has more than ``_MAX_SETTINGS`` settings, or if the
         name of the template ends with its setting.
@@ -175,8 +176,8 @@ class _ConformanceTemplates(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # Settings are assigned to successive templates in turn, so an additional template in this
-        # section would change the settings of all later cases.
+        # Settings are assigned to successive templates in turn, so an additional template would
+        # change the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}
@@ -316,8 +317,8 @@ class _ConformanceTemplates(Author):
     ) -> dict[tuple[str, int], tuple[int, ...]]:
         """Return shapes of operands that are broadcast, by operand and group.
 
-        In each group, a different operand has ``shape``; in the last group, all operands have
-        ``together``.
+        In each group, a different operand has ``shape``; in the last group, all operands have the
+        shape ``together``.
         """
         narrow = {(name, group): shape for group, name in enumerate(self.stepped)}
         return narrow | {(name, len(self.stepped)): together for name in self.stepped}

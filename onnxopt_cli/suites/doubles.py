@@ -1,8 +1,8 @@
 """Case templates with doubles that float32 cannot represent, and an extreme in another dimension.
 
 An implementation may have separate code for large tensors, for scalars, for operands that are
-broadcast, or for certain values of T. If this code computes in float32, a double keeps only 24 of
-its 53 bits. Only a case in double detects the lost digits.
+broadcast, or for certain values of T. If the separate code computes in float32, a double keeps only
+24 of its 53 bits. Only a case in double detects the lost digits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _TOGETHER: Shapes = (
     (2, 1, 2, 3, 1, 2), (2, 1, 2, 1, 2, 1, 2), (2,) + (1,) * 7 + (3,), (33,), (65, 2), (2, 129),
     (257,),
 )  # fmt: skip
-#: In nodes with a single tensor, tensors with more elements than this are random.
+#: The largest number of elements of a literal tensor in nodes with a single tensor; larger tensors
+#: are random.
 _LITERAL = 2
 _COUNTS = (0, 1, -1, 1000, 2**31 + 5)
 _NUMBERS = {"zero": 0.0, "one": 1.0, "large": 25.0}
@@ -47,8 +48,8 @@ _BESIDE = (1.0, 1e30)
 #: The first float32 integer n for which float32 cannot represent n + 1.
 _LARGE_FLOAT = 2.0**24
 _SMALL_SCALE = 1e-6
-#: The number of small terms in a sum; a float32 sum that starts at _LARGE_FLOAT loses each of these
-#: terms.
+#: The number of small terms in a sum; a float32 sum that starts at _LARGE_FLOAT loses every small
+#: term.
 _TERMS = 40
 #: Matches names of cases that rarely kill a mutant which survives all other cases.
 _ONLY_THOROUGH = re.compile(

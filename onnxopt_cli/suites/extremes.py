@@ -46,7 +46,7 @@ _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
 )  # fmt: skip
-#: Sizes at multiples of a page, next to these multiples, and between them.
+#: Sizes at, next to and between multiples of a page.
 PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
@@ -274,7 +274,7 @@ def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
 def _types(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     """Yield tensors of float32 and double that are equal in float32, but not in double.
 
-    The differences of these tensors reveal whether an operand is rounded.
+    The differences of the tensors reveal whether an operand is rounded.
     """
     names = author.operator.tensors
     signs = np.array([*product((1.0, -1.0), repeat=len(names))]).T

@@ -1,11 +1,11 @@
 """Case templates that cover the input space by pairs of dimensions.
 
-A dimension is an attribute, T, R, the number of tensors, the shape of a tensor, how an operand
-broadcasts to it, its type, or its values; the values of a dimension are called its levels. Most
-bugs occur where two dimensions have certain levels together, and are visible only if the other
-dimensions do not hide them. A case template therefore sets a few dimensions to extreme levels, and
-all other dimensions to their first level, which is ordinary. A random generator with a fixed seed
-proposes candidates. The candidate whose pairs of levels have been covered least is chosen.
+A dimension is an attribute, T, R, the number of tensors, or the shape, the broadcasting, the type
+or the elements of a tensor; the values of a dimension are called its levels. Most bugs occur where
+two dimensions have certain levels together, and are visible only if the other dimensions do not
+hide them. A case template therefore sets a few dimensions to extreme levels, and all other
+dimensions to their first level, which is ordinary. A random generator with a fixed seed proposes
+candidates. The candidate whose pairs of levels have been covered least is chosen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Lengths equal to the sizes of vectors and blocks, or next to these sizes.
+#: Lengths equal to the sizes of vectors and blocks, or greater or smaller by one.
 AROUND_BLOCKS = tuple(size + by for size in (16, 32, 64, 128, 256, 1024) for by in (-1, 0, 1))
 _LENGTHS = (*range(10), *AROUND_BLOCKS, 48, 96, 384)
 _TILES = (31, 32, 33, 64, 65, 128, 129, 256, 257)
@@ -66,7 +66,7 @@ _LARGE_SHAPES: Shapes = (
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
 #: Shapes of nodes in the suite ``large`` with extremes in other dimensions, each with the number of
-#: such nodes.
+#: nodes of the shape.
 _LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
@@ -104,13 +104,14 @@ _NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("integers", {"low": 0, "high": 3}),
     *_DISTRIBUTIONS[2:],
 )
-#: Tensors with more elements than this are random instead of literal.
+#: The largest number of elements of a literal tensor; larger tensors are random.
 LITERAL = 24
 #: One in 4 of the tensors with fewer than 800 elements is a literal although it could be random, so
 #: that it can have infinite elements. If a single NaN makes the whole result NaN, one in 10
 #: literals may contain NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
-#: In nodes with more tensors than this, the tensors are small and have random levels.
+#: The largest number of tensors in ordinary nodes; if a node has more tensors, they are small and
+#: have random levels.
 _FEW_TENSORS = 9
 #: Share of infinite elements in literal tensors that have infinite elements.
 _INFINITE_SHARE = 0.06
@@ -143,19 +144,20 @@ _SPECIAL_SHARES = (0.15, 0.3, 0.5, 0.7)
 #: Initial weight of pairs with a level that occurs in few templates. All other pairs have the
 #: initial weight 1.
 _RARE = 10.0
-#: Number of elements that are drawn at a time; each literal tensor uses some of these elements.
+#: Number of elements that are drawn at a time; each literal tensor uses some of the drawn elements.
 _POOL = 4096
 #: Number of attempts to draw a node whose outputs are all conclusive.
 _TRIES = 8
-#: One in this number of nodes is accepted even if it has a single conclusive output.
+#: The reciprocal of the share of nodes that are accepted even if they have a single conclusive
+#: output.
 _PARTLY = 3
 #: The rank of a matrix.
 _MATRIX = 2
 #: The highest rank of a vector with additional axes of 1.
 _MOST_RANK = 7
-#: One in this number of vectors gets additional axes of 1.
+#: The reciprocal of the share of vectors that get additional axes of 1.
 _LIFTED = 4
-#: One in this number of nodes has tensors that all have the same shape.
+#: The reciprocal of the share of nodes in which all tensors have the same shape.
 _ALIKE = 8
 
 
@@ -170,7 +172,7 @@ class _Cover:
     def __init__(self, sizes: Sequence[int], rare: Sequence[int]) -> None:
         self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int)
         self._need = np.ones((sum(sizes), sum(sizes)))
-        # Few case templates have these levels, so each such template should cover new pairs.
+        # A template with a rare level should cover new pairs, because few templates have the level.
         self._need[rare] *= _RARE
         self._need[:, rare] *= _RARE
 
@@ -255,8 +257,8 @@ class _Design:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
         # Half of the nodes are without doubles, half without broadcasting, and half without
-        # infinities, because some backends support only such nodes. An infinite term of a sum hides
-        # all other terms, unless it is multiplied by zero.
+        # infinities, because some backends support no doubles, no broadcasting or no infinities. An
+        # infinite term of a sum hides all other terms, unless it is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
         # The first dimension follows from the shapes that are passed to `template`.
@@ -273,7 +275,7 @@ class _Design:
         self._ordinary = [author.tensor(name, 0, (5,)) for name in operator.tensors]
         sizes = [len(levels) for levels in chain(node.values(), tensor.values())]
         self._sizes = np.array(sizes)
-        # The number of tensors is the first dimension.
+        # The first dimension is the number of tensors.
         many = [level for level, number in enumerate(_NUMBERS) if number > _FEW_TENSORS]
         self._cover = _Cover(sizes, many)
 
@@ -287,7 +289,7 @@ class _Design:
         self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # Few nodes have many tensors, so each of these nodes has many extremes.
+            # A node with many tensors has many extremes, because few nodes have many tensors.
             extremes = _MANY_EXTREME
         # With some levels, one output is never finite, although all other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any
@@ -483,8 +485,8 @@ class _Design:
             special = special[np.abs(special) <= limit]
         picked = random.choice(special, shape)
         values = np.where(random.random_sample(shape) < _SPECIAL_SHARES[style], picked, values)
-        # A few elements of a nonnegative tensor are negative, and the results of these elements are
-        # NaN.
+        # A few elements of a nonnegative tensor are negative, so that the results computed from
+        # them are NaN.
         rare = (random.random_sample(shape) > _NONNEGATIVE) & self._author.elementwise
         return np.where(rare, values, np.abs(values)) if nonnegative else values
 
@@ -507,7 +509,7 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 @cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return smaller shapes that can be broadcast to a shape; the keys are those of ``_NARROW``."""
+    """Return smaller shapes that can be broadcast to a shape, with the keys of ``_NARROW``."""
     shapes = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
     ways = zip(_NARROW[1:], shapes, strict=True)
     return {way: narrow for way, narrow in ways if len(narrow) <= len(shape) and narrow != shape}

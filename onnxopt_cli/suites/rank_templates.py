@@ -1,11 +1,11 @@
 """Case templates of attributes with limits that select a rank, such as a percent of elements.
 
-The templates of :func:`rank_templates` have ranks at elements of literal tensors, and next to these
-elements. The templates of :func:`whole_rank_templates` have integer ranks of tensors of many
-lengths, and the templates of :func:`far_rank_templates` have many elements or many tensors. The
-function :func:`far_rank_templates` avoids integer ranks at which the rounding of (n - 1) * percent
-/ 100 depends on the order of operations. The order percent / 100 * (n - 1), which
-``numpy.percentile`` uses, is also correct, but may prune one more element at an integer rank.
+The templates of :func:`rank_templates` have ranks at and next to elements of literal tensors. The
+templates of :func:`whole_rank_templates` have integer ranks of tensors of many lengths, and the
+templates of :func:`far_rank_templates` have many elements or many tensors. The function
+:func:`far_rank_templates` avoids integer ranks at which the rounding of (n - 1) * percent / 100
+depends on the order of operations. The order percent / 100 * (n - 1), which ``numpy.percentile``
+uses, is also correct, but may prune one more element at an integer rank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SEEDS = 10**5
 
 
 def rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield elements at the rank that an attribute selects, and next to this rank."""
+    """Yield elements at and next to the rank that an attribute selects."""
     layers = (
         ("whole_rank", 0.5, (3, -1, 2, -5, 4), "An element at the threshold"),
         ("signed_rank", 0.25, (-6, 1, -2, 5, 3, -4, 0.5, 7, -8), "Elements of both signs"),

@@ -31,9 +31,9 @@ Done = TypeVar("Done")
 # Number of chunks that are assigned to a process at a time, so that the process never waits for a
 # chunk.
 _CHUNKS_IN_FLIGHT = 2
-# For each process, at most this number of chunks is computed before their results are requested.
+# The largest number of chunks per process that are computed before their results are requested.
 _CHUNKS_AHEAD = 8
-# After its time limit, a process has this number of seconds to end a call into C.
+# The number of seconds that a process has, after its time limit, to end a call into C.
 _GRACE_SECONDS = 10.0
 
 
@@ -169,7 +169,7 @@ class ProcessLostError(Exception):
 class TimeLimitError(BaseException):
     """Code took longer than its time limit.
 
-    The limited code may catch Exception, but not this error.
+    The limited code may catch Exception, but not TimeLimitError.
     """
 
 
@@ -200,9 +200,9 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
     Args:
         work: yields items that can be pickled.
-        silence: time in seconds without an item, after which (and a grace period) the process is
-            killed.
-        memory: bytes that the process may allocate in addition to those of this process.
+        silence: seconds without an item after which the process is killed, following a grace
+            period.
+        memory: bytes that the forked process may allocate in addition to the memory of its parent.
 
     Raises:
         ProcessLostError: if the process is killed or crashes.
@@ -242,7 +242,7 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 def memory_limit(memory: int) -> Iterator[None]:
     """Limit the memory that code in the block may allocate, in bytes.
 
-    macOS and Windows cannot limit memory in this way.
+    macOS and Windows cannot limit the memory of a block.
     """
     if sys.platform in {"darwin", "win32"}:
         yield
@@ -258,7 +258,7 @@ def memory_limit(memory: int) -> Iterator[None]:
 
 
 def _limit_memory(memory: int, most: int | None = None) -> None:
-    """Limit the address space of this process to the current size plus further bytes.
+    """Limit the address space of the calling process to its current size plus further bytes.
 
     Args:
         memory: the number of further bytes.

@@ -17,7 +17,7 @@ from onnxopt_cli.core.process_control import SIGNALS, exceptions_are_lost
 
 # Seconds after which a signal is sent again if it arrived where raising an exception is unsafe.
 _RESEND_SECONDS = 0.01
-# A signal is sent again at most this number of times.
+# The largest number of times that a signal is sent again.
 _MAX_RESENDS = 100
 #: The reason that is given for a missing response if a signal has ended the run.
 INTERRUPTED_REASON = "interrupted"
@@ -26,7 +26,7 @@ INTERRUPTED = frozenset(128 + number for number in SIGNALS)
 
 
 class Stop(KeyboardInterrupt):
-    """A signal has asked the command to end; the handler may raise this exception anywhere.
+    """A signal has asked the command to end; the handler may raise the exception anywhere.
 
     Attributes:
         exit_code: the exit code of the command.

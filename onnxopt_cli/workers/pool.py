@@ -29,10 +29,10 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# A worker is replaced after this number of cases, which limits the effect of slow leaks.
+# The number of cases after which a worker is replaced, which limits the effect of slow leaks.
 _CASES_PER_WORKER = 1000
-# The pool gives up after this number of consecutive workers that did not start or did not respond
-# to any case.
+# The number of consecutive workers that did not start, or did not respond to any case, after which
+# the pool gives up.
 _MAX_FAILED_STARTS = 3
 
 

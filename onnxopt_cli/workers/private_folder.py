@@ -2,8 +2,8 @@
 
 The process that will remove the folder holds a lock on the folder, which the operating system
 releases when that process ends for any reason. An unlocked folder is therefore abandoned, and the
-next run removes the folder. The random name and the unusual mode of these folders distinguish them
-from folders of other programs. A marker file would also distinguish the folder, but the backend
+next run removes the folder. The random name and the unusual mode of a worker's folder distinguish
+it from folders of other programs. A marker file would also distinguish the folder, but the backend
 should find an empty folder.
 """
 
@@ -20,15 +20,15 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# Folders of workers begin with this prefix; other temporary files of onnxopt, which have no lock,
-# do not.
+# The prefix of the names of workers' folders, which other temporary files of onnxopt, without
+# locks, do not have.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
 # Access for the owner only; the sticky bit has no effect except to mark the folder.
 _MODE = 0o1700
 # Suffix of a folder's name until the folder is locked.
 _UNLOCKED_SUFFIX = ".new"
-# A folder that is still unlocked after this number of seconds is abandoned.
+# The number of seconds after which a folder that is still unlocked is abandoned.
 _LOCKING_SECONDS = 3600
 # Seconds after which the removal of abandoned folders stops, so that it does not delay a run.
 _SWEEP_SECONDS = 0.5
@@ -88,7 +88,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 
 
 def sweep_folders() -> None:
-    """Remove folders that killed runs of this user have left behind.
+    """Remove folders that killed runs of the current user have left behind.
 
     If removing the folders takes too long, the next run continues.
     """

@@ -1,18 +1,18 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
-psutil gives this information on every system. On Linux, this module itself reads /proc for the
-resources that are checked after every case, and for the descendants and the state of a process. To
-get this information, psutil would open four files for each process, scan all processes of the
-machine to find the children of one process, miss children that start meanwhile, and delay the start
-of each supervisor.
+psutil gives information about processes on every system. On Linux, this module itself reads /proc
+for the resources that are checked after every case, and for the descendants and the state of a
+process. psutil would open four files for each process, scan all processes of the machine to find
+the children of one process, miss children that start meanwhile, and delay the start of each
+supervisor.
 
-**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish these orphans
-from other children that the runner did not start: a shell that executes the command with ``exec``
-leaves its children to the command, and the first process of a container adopts every orphan.
-Therefore each supervisor marks itself and its descendants with a hard resource limit that is lower
-than the limit of the runner. Children inherit the limit, a new session or environment does not
-change the limit, and only root may raise the limit. The marking limit is the limit on file locks,
-which Linux has not enforced since version 2.4.
+**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish them from other
+children that the runner did not start: a shell that executes the command with ``exec`` leaves its
+children to the command, and the first process of a container adopts every orphan. Therefore each
+supervisor marks itself and its descendants with a hard resource limit that is lower than the limit
+of the runner. Children inherit the limit, a new session or environment does not change the limit,
+and only root may raise the limit. The marking limit is the limit on file locks, which Linux has not
+enforced since version 2.4.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 #: and cannot read pipes with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# A process has no descendants left if this number of consecutive lists of descendants are empty.
+# The number of consecutive empty lists of descendants after which a process has no descendants
+# left.
 _EMPTY_LISTS = 2
 _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")
@@ -148,7 +149,7 @@ def end_descendants(
 
     All descendants are stopped before any of them is killed, so that no process can react to the
     end of another process. Signals are sent to whole process groups, from which a process does not
-    escape by forking. Orphans that this process adopts while the others are killed are killed in
+    escape by forking. Orphans that the calling process adopts during a round of kills are killed in
     the next round.
 
     Args:
@@ -199,7 +200,7 @@ def _living_descendants(parent: int, is_selected: Callable[[int], bool]) -> list
 def _signal(processes: list[int], number: signal.Signals, parent: int) -> None:
     """Send a signal to processes and their groups.
 
-    The process group of parent and the process group of this process are excluded.
+    The process groups of ``parent`` and of the calling process are excluded.
     """
     done_groups = {_group(parent), os.getpgrp()}
     for process in processes:

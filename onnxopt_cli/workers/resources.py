@@ -48,15 +48,15 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# If a worker's resources grow by at most these amounts in one run of a case, the growth is not
-# examined. Memory is in bytes.
+# The largest growth of a worker's resources in one run of a case that is not examined. Memory is in
+# bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,
     "file descriptors": 0,
     "child processes": 0,
 }
-# A case is run again this number of times; a resource that grows in each run has leaked.
+# The number of times that a case is run again; a resource that grows in each run has leaked.
 _CONFIRMATIONS = 3
 # Seconds that an orphaned process has to end by itself.
 _ORPHAN_GRACE_SECONDS = 0.05
@@ -75,7 +75,7 @@ def held_bytes(
         processes: their process ids; processes that have ended count as 0.
         exact_above: a limit in bytes; a quick estimate is returned if the estimate does not exceed
             the limit.
-        foreign_bytes: bytes in files that do not count as held by these processes.
+        foreign_bytes: bytes in files that do not count as held by the processes.
     """
     rough = sum(map(resident, processes))
     if sys.platform != "linux":

@@ -75,12 +75,12 @@ _RERUN_NOTE = " (when the case ran again)"
 _TEARDOWN_SECONDS = 30.0
 # Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
-# Memory checks take at most this share of the time, so that checks which take long are less
+# The largest share of the time that memory checks take, so that checks which take long are less
 # frequent.
 _MEMORY_CHECK_SHARE = 0.1
 # Texts that programs print when they end because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
-# The worker gets the import path of this process, independent of the current folder.
+# The worker gets the import path of the runner, independent of the current folder.
 _START = (
     "import sys; *numbers, folder = sys.argv[1:7]; sys.path = sys.argv[7:]; "
     "from onnxopt_cli.workers.worker_main import main; "
@@ -92,7 +92,7 @@ _CLEANUP_SECONDS = 1.0
 _KILLING_SECONDS = 10.0
 # Number of bytes of a worker's output that are kept; only the last bytes are kept.
 _KEPT_BYTES = 16 << 10
-# Messages show at most this number of lines and characters from the end of a worker's output.
+# The largest number of lines, and of characters, from the end of a worker's output in a message.
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 # At most the content of a full pipe is read at a time, so that a worker that prints without pause
@@ -124,7 +124,7 @@ class Worker:
         version: the version that the backend reports, once it is ready.
         refusal: the reason why the backend did not start; None if it started.
         response: the response to the last request, once it has arrived.
-        incident: a fault that belongs to no case; None without a fault.
+        incident: a fault outside of all cases; None without a fault.
         has_responded: whether it has responded to any request.
         case_count: number of requests that do not keep the prepared model.
     """
@@ -204,7 +204,7 @@ class Worker:
         except ProtocolBreach as breach:
             if self.state is State.BUSY and self.has_responded and self._conversation.pending:
                 # An earlier case may have caused the message, so the message is not attributed to
-                # this case.
+                # the running case.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -304,9 +304,9 @@ class Worker:
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
                 # An earlier case may have caused the failure: the backend's command may have sent a
-                # second response to the earlier case, or have ended before this case; a Python
-                # backend may have changed functions that onnxopt uses. A new worker runs the case
-                # again.
+                # second response to the earlier case, or have ended before the running case; a
+                # Python backend may have changed functions that onnxopt uses. A new worker runs the
+                # case again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return
@@ -395,7 +395,7 @@ class _WorkerProcess:
         self.conversation = Conversation(self.popen, reading, os.dup(reading), finish, selector)
         self.printed = Printed(printed)
         # The descriptor of a process becomes readable when the process has ended. On systems
-        # without such descriptors, regular polls detect the end.
+        # without descriptors of processes, regular polls detect the end.
         self._ended = -1
         with suppress(AttributeError, OSError):
             self._ended = os.pidfd_open(self.popen.pid)
@@ -466,12 +466,12 @@ def _start(
     _adopts_orphans()
     numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
     # While a program starts, other processes can inspect the program. A forked process, by
-    # contrast, inherits the protection of this process.
+    # contrast, inherits the protection of its parent.
     serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():
-            # Newer versions of Python warn about forks if the process has threads, such as those of
-            # BLAS.
+            # Newer versions of Python warn about forks if the process has threads, such as the
+            # threads of BLAS.
             warnings.simplefilter("ignore", DeprecationWarning)
             popen = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [sys.executable, "-u", "-P", "-c", _START, *map(str, numbers), folder, *sys.path],
@@ -533,7 +533,7 @@ def _adopts_orphans() -> bool:
 
 @cache
 def _orphans_are_workers() -> bool:
-    """Return whether all orphans that this process adopts are those of its workers.
+    """Return whether all orphans that this process adopts are orphans of its workers.
 
     A process that already has children, or is the first of a container, may adopt other orphans.
     """

@@ -5,17 +5,17 @@ output and error belong to the backend. When the socket closes, the worker exits
 program.
 
 **The supervisor** runs no code of the backend. The supervisor is the subreaper of all processes
-that the worker starts, daemons included. The supervisor kills these processes when the worker ends,
+that the worker starts, daemons included. The supervisor kills its descendants when the worker ends,
 when the runner sends SIGTERM, or when the runner ends. Afterwards the supervisor removes the
 worker's temporary files and ends with the worker's exit code or signal, which tells the runner how
 the worker ended. If the backend kills the supervisor, the remaining processes become children of
 the runner, because the runner is also a subreaper.
 
 Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
-create a PID namespace, the worker runs in this namespace, whose processes the kernel kills. Without
+create a PID namespace, the worker runs in the namespace, whose processes the kernel kills. Without
 a namespace, the supervisor kills only the worker's process group. Where /proc shows processes, no
-namespace is created: few containers allow it, and process ids in the namespace would differ from
-those in /proc.
+namespace is created: few containers allow one, and process ids in the namespace would differ from
+the process ids in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
@@ -55,7 +55,7 @@ def main(
         input_file: the descriptor of the file in memory with large inputs; -1 without such a file.
         output_file: the descriptor of the file in memory for large outputs; -1 without such a file.
         runner: the runner's process id.
-        memory: limit of this process's memory in bytes, or 0.
+        memory: limit of the worker's memory in bytes, or 0.
         folder: the folder for temporary files; created here.
     """
     _fork_supervisor(runner, channel, folder)
@@ -172,8 +172,8 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
     # From this point, the end of the runner sends SIGCONT, which stays pending, so that everything
-    # that is created after this point is also removed. SIGCONT also wakes a supervisor that the
-    # backend has stopped.
+    # that is created from then on is also removed. SIGCONT also wakes a supervisor that the backend
+    # has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     has_namespace = not visible() and begin_pid_namespace()

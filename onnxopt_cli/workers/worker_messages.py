@@ -72,10 +72,9 @@ _OWN_CODE_FAILED = (
 # Numbers of fields in a response with outputs and in a response with a failure.
 _OUTPUT_FIELDS, _FAILURE_FIELDS = 5, 6
 
-#: Values with fewer bytes than this pass through the channel.
+#: The least number of bytes of values in shared memory; smaller values pass through the channel.
 MIN_SHARED_BYTES = 1 << 20
-# Each buffer in shared memory begins at a multiple of this number of bytes, so that elements of any
-# type are aligned.
+# The alignment in bytes of each buffer in shared memory, which suits elements of any type.
 _ALIGNMENT = 64
 
 

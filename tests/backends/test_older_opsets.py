@@ -66,7 +66,7 @@ def offered(*arguments, **options):
         # Before opset 13, Softmax reshaped its input to a matrix.
         ([13], ("Softmax", ["x"], 22), {"axis": 1}),
         ([13], ("Softmax", ["x"], 22), {}),
-        # Schemas before opset 10 lack ceil_mode. Nodes without this attribute use its default, 0.
+        # Schemas before opset 10 lack ceil_mode. Nodes without ceil_mode use its default, 0.
         ([19, 11, 10, 7], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 0}),
         ([19, 11, 10], ("AveragePool", ["x"], 22), {"kernel_shape": [2], "ceil_mode": 1}),
         # In opset 18, the attribute axes became an input.

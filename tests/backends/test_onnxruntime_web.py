@@ -12,7 +12,7 @@ from onnxopt_cli.backends.adapter.adapter_file import SHIPPED
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs Node.js")
 
 # A runtime that returns the input of Identity; for a model that contains "Abs" or "Relu", the
-# runtime fails in a way of its own.
+# runtime fails.
 RUNTIME = """
 exports.env = { wasm: {}, versions: { web: "1.2.3" } };
 exports.Tensor = function (type, data, dims) { Object.assign(this, { type, data, dims }); };

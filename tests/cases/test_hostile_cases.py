@@ -220,7 +220,7 @@ def test_markup_in_names_is_shown_literally(workplace, onnxopt, monkeypatch):
     output = onnxopt("show", "test_[int64][red]").out
     assert "[int64][/x]=cmd" in output
     assert "test_[int64][red]" in output
-    # The stored output of this Identity differs from its input, so the case is invalid.
+    # The stored output of the node Identity differs from its input, so the case is invalid.
     run = onnxopt("run", ".")
     assert run.code == 2
     assert folder in run.out

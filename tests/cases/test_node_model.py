@@ -1,4 +1,4 @@
-"""Models of one node: equal to those that ONNX publishes, and valid for its checker."""
+"""Models of one node: equal to the models that ONNX publishes, and valid for onnx's checker."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_files_writable_by_all_users_are_rejected(place, onnxopt, mode):
     if mode == 0o777:
         require_rejection(onnxopt("run", "-q"), place, "onnxopt.toml")
         return
-    # In a sticky folder such as /tmp, other users can create files but cannot replace this file.
+    # In a sticky folder such as /tmp, other users can create files but cannot replace a user's
+    # file.
     assert onnxopt("run", "-q").code == 0
     os.link(place / "onnxopt.toml", place / "sub" / "onnxopt.toml")
     require_rejection(onnxopt("run", "-q"), place, "hard link")

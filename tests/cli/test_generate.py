@@ -177,7 +177,7 @@ def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, ste
 )
 def test_conformance_suite_is_small_and_describes_each_case(suite, domain):
     cases = suite_cases(suite)
-    # Runs of this number of cases take seconds. Adam has the largest number of cases, 380, because
+    # Runs of 450 cases take seconds. Adam has the largest number of cases, 380, because
     # it has many attributes and states.
     assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}

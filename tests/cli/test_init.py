@@ -57,7 +57,7 @@ def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
     assert answer.code == 0, answer.err
     configured = parse_specification(load_configuration().backend(name))
     expected = parse_specification(text)
-    # The paths may be spelled differently, because the configuration makes them relative to this
+    # The paths may be spelled differently, because the configuration makes paths relative to its
     # folder.
     assert configured.options == expected.options
     assert configured.attribute == expected.attribute

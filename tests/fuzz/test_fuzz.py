@@ -36,7 +36,8 @@ class Counting:
         return resolve_backend("numpy").prepare(model).run(inputs)
 """
 
-# The corrected reference uses the right default of each version, so that this is the only mistake.
+# The corrected reference uses the right default of each version, so the dropped attributes are the
+# only mistake.
 WITHOUT_ATTRIBUTES = """
 from onnxopt_cli.oracle.evaluator import native_outputs
 

@@ -41,7 +41,7 @@ def test_graphs_are_valid_and_numpy_passes_them():
         expected = estimated_here(problem)
         assert not expected.invalid
         outputs = NumpyBackend().prepare(problem.model).run(problem.inputs)
-        # At this operator, onnx's reference ignores NaN.
+        # The reference of onnx ignores NaN at MaxPool and AveragePool.
         known_defects = {"MaxPool", "AveragePool"}
         if known_defects.isdisjoint(graph.operators):
             tolerance = expected.tolerances.__getitem__

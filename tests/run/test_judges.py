@@ -1,4 +1,4 @@
-"""Small cases are judged in several processes, and the results equal those of a single process."""
+"""Small cases are judged in several processes, with the same results as in a single process."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def gallery_rows():
 
 
 def expected_outputs(problem):
-    """Return the outputs that ONNX publishes, or those of ``scripts/gallery_oracle.py``."""
+    """Return the outputs that ONNX publishes, or that ``scripts/gallery_oracle.py`` computes."""
     stored = problem.stored or gallery_oracle.right_outputs(problem.model, problem.inputs)
     return {
         output.name: np.asarray(stored[output.name]).astype(

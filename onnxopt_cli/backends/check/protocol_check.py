@@ -67,8 +67,8 @@ _NOT_ASCII = ("größe τ/\u7b2c一 \"'", "résultat \U0001f9ea")
 _ELEMENT_TYPES = ("float32", "float64", "float16", "int32", "int64", "bool")
 # Seconds to wait after a response, in case the backend sends output that was not requested.
 _SILENCE_SECONDS = 0.1
-# The value of a field that the protocol does not define. A command that searches the line for the
-# word "shutdown", instead of parsing the JSON, shuts down.
+# The value of a field that the protocol does not define. The value shuts down a
+# command that searches the line for the word "shutdown" instead of parsing the JSON.
 _UNKNOWN_FIELD = '{"id": 0, "request": "shutdown"}'
 
 
@@ -81,7 +81,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
         problem = subject.problem_with(matrix) or subject.problem_with(tensor)
         if problem is None:
             continue
-        # A backend may refuse any of these element types.
+        # Element types that a backend may refuse.
         if refusal(partial(_require_declared, subject), problem) is None:
             supported_types.append(name)
     if not supported_types:
@@ -388,7 +388,7 @@ def check_backend(text: str, open_progress: OpenProgress = hide_progress) -> Ite
     for index, result in enumerate(results):
         starts = index > 0 or result.verdict is not RuleOutcome.FAIL
         if not starts and result.exit_code != UsageError.exit_code:
-            # The exit code with which every onnxopt command ends if a backend does not start.
+            # Every onnxopt command exits with 4 if a backend does not start.
             result = replace(result, exit_code=BackendUnavailable.exit_code)  # noqa: PLW2901
         yield result
         if result.hung or not starts:

@@ -33,16 +33,15 @@ from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendDied
 
-# Names of nonexistent operators. Patterns are derived from the message about the first name, and
-# must match the messages about the other names.
+# Names of nonexistent operators. Patterns are derived from the message about the first operator,
+# and must match the messages about the other two.
 _NAMES = ("OnnxoptAsksForThis", "NobodyKnowsThat", "Elsewhere7")
 _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
-# A pattern has at least this number of letters, because shorter text is punctuation or a common
-# word.
+# The least number of letters in a pattern; a shorter text is punctuation or a common word.
 _MIN_LETTERS = 8
-# A pattern contains this number of characters on each side of a name. Longer patterns would not fit
-# in a terminal.
+# The number of characters on each side of a name that a pattern contains. Longer patterns would not
+# fit in a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = "report a missing operator as unsupported, not as an error; or {}"
@@ -261,7 +260,7 @@ def _beginning(text: str) -> str:
 
 
 def _literal(words: str) -> str:
-    """Return a pattern for the given words with any numbers, safe inside shell quotes."""
+    """Return a pattern that matches words with any numbers, and that can be quoted in a shell."""
     parts = _NUMBERS.split(words)
     pattern = "".join(
         (r"\w+" if index % 2 else re.sub(r"\\([ -])", r"\1", re.escape(part)))

@@ -251,7 +251,8 @@ class Command:
             request: the request, without its number.
             read: parses the response and its raw bytes, or raises ProtocolBreach.
             values: the raw bytes of the values in the request.
-            seconds: the time limit of this response; None for the time limit of all responses.
+            seconds: the time limit of the response; None for the command's time limit of all
+                responses.
 
         Raises:
             BackendUnavailable: if the program does not exist or cannot be executed.
@@ -590,8 +591,8 @@ class CommandSession(Command):
         outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
-                # When this function has returned, the host compares the inputs, and detects that
-                # this input was modified.
+                # The host compares the inputs after the function has returned, and detects that the
+                # input was modified.
                 cast("dict[str, Value]", inputs)[name] = None
         if len(outputs) != len(outputs_by_name):
             return outputs

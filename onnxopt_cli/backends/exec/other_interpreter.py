@@ -118,7 +118,7 @@ def _run(backend: Any, request: dict[str, Any], payload: memoryview, values: Any
     try:
         data, inputs = read_run(request, payload)
     except ProtocolBreach as error:
-        # An element type is missing, for example in NumPy or ml_dtypes of this interpreter.
+        # The interpreter's version of NumPy or ml_dtypes, for example, may lack an element type.
         raise Unsupported(f"the interpreter {error.message}") from None
     model = onnx.ModelProto.FromString(bytes(data))
     before = {name: content(value) for name, value in inputs.items()}

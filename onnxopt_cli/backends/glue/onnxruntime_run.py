@@ -23,7 +23,7 @@ def run_onnxruntime(
         model: the model.
         inputs: values by name; values of inputs that an optimizer has removed are ignored.
         graph_optimization_level: with ``disable_all``, ONNX Runtime does not change the model, so
-            that a failure is due to the optimizer that the adapter has called before.
+            that a failure is due to the optimizer that the adapter called earlier.
 
     Raises:
         Unsupported: if ONNX Runtime reports an unsupported feature.

@@ -18,7 +18,7 @@ class _Backend(Protocol):
 def run_small_model(backend: _Backend) -> None:
     """Run a model with one Relu; the exceptions of the runtime propagate.
 
-    Without this check, a runtime that lacks a driver would start, and every case would be recorded
+    Without the check, a runtime that lacks a driver would start, and every case would be recorded
     as an error of the runtime.
     """
     shape = [1, 2]

@@ -2,8 +2,8 @@
 
 The wheels of torchvision need the libraries of CUDA. Without the libraries of CUDA, torchvision
 does not load its C++ operators, and its import fails because it refers to two operators that are
-then not declared. This module declares these two operators of torchvision. A call of any C++
-operator of torchvision then raises the error "Couldn't load custom C++ ops".
+then not declared. This module declares the two operators that the import of torchvision needs. A
+call of any C++ operator of torchvision then raises the error "Couldn't load custom C++ ops".
 
 RoiAlign is an exception: without its C++ operator, torchvision runs Python code, which it compiles
 with ``torch.compile``. Compiling takes up to half a minute for a model, so this module disables it.

@@ -1,9 +1,9 @@
 """Cases of model files without test data: inputs from files or a seed, and no stored outputs.
 
 A dimension is symbolic if it has a name, is negative (as written by Paddle's exporter for an
-unknown size) or has no size. A name stands for the same size in all inputs. For sizes that the user
-does not state, values are chosen for which onnx's shape inference finds no contradiction and no
-empty tensor.
+unknown size) or has no size. Dimensions with the same name have the same size in all inputs. For
+sizes that the user does not state, values are chosen for which onnx's shape inference finds no
+contradiction and no empty tensor.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 _SIZES = (64, 32, 16, 8, 48, 128, 224, 320, 640, 1, 2, 3, 4)
 # Size for the first dimension of a tensor, which is usually the batch.
 _BATCH = 1
-# Tensors of this rank are considered batches of images.
+# The rank of tensors that are considered batches of images.
 _IMAGE_RANK = 4
 # Size for the second dimension of a batch of images, which is usually the channels.
 _CHANNELS = 3
-# Integers of unknown meaning are drawn below this limit, because 0 and 1 are valid as masks, as
-# flags, and as indices into most tensors.
+# The limit below which integers of unknown meaning are drawn: 0 and 1 are valid as masks, as flags,
+# and as indices into most tensors.
 _INTEGERS_BELOW = 2
 # Operators that may lie between an input and the Gather that uses the input as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})

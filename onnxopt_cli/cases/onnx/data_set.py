@@ -214,7 +214,7 @@ def read_inputs(folder: Path, declared: Sequence[ValueInfoProto]) -> dict[str, V
 def find_numbers(
     folder: Path, names: Iterable[str], prefix: str, suffix: str, problems: list[Fault]
 ) -> list[int]:
-    """Return the sorted numbers in those names that have the prefix and the suffix.
+    """Return the sorted numbers in the names that have the prefix and the suffix.
 
     A fault is added to `problems` for each name with another text in place of the number, and for
     missing numbers.
@@ -255,7 +255,7 @@ def _read_values(
         files: the files in order.
         declared: the inputs (or outputs) that the graph declares, in order.
         kind: ``input`` or ``output``.
-        problems: faults are added to this list.
+        problems: the list to which faults are added.
 
     Returns:
         The valid values by name, in the graph's order.
@@ -408,7 +408,7 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
     files = directory_files(problem)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Files of another case in the folder would be read as a part of this case.
+        # Files of another case in the folder would be read as a part of the written case.
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
         write_new_directory(folder, files)

@@ -34,8 +34,8 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.operators.registry import registry
 
 _MAX_FAULT_CHARS = 300
-# Inputs with at most this number of elements are given to inference as constants, because a model
-# may compute shapes from them.
+# The largest number of elements of an input that inference receives as a constant; a model may
+# compute shapes from the elements of such an input.
 _MAX_CONSTANT_ELEMENTS = 1000
 # Matches onnx's error about its own function body of MeanVarianceNormalization, which adds a
 # float32 constant to a tensor of the node's type.
@@ -50,7 +50,7 @@ def model_fault(model: onnx.ModelProto) -> str:
     """Return why onnx's full check rejects a model; an empty string if it accepts the model."""
     newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
     if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
-        # The installed onnx cannot check models of this opset or IR version.
+        # The installed onnx cannot check models of a newer opset or IR version.
         return ""
     registry().register_schemas()
     try:
@@ -170,7 +170,7 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
-    """Return the types of those inputs and outputs that are tensors without a declared shape."""
+    """Return the types of the inputs and outputs that are tensors without a declared shape."""
     values = (value for graph in _graphs(model) for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
@@ -303,7 +303,7 @@ def _with_inputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.Mo
             continue
         element = helper.np_dtype_to_tensor_dtype(value.dtype)
         if value.size <= _MAX_CONSTANT_ELEMENTS:
-            # The model may compute sizes from the values of this input.
+            # The model may compute sizes from the values of a small input.
             graph.input.remove(info)
             graph.initializer.append(numpy_helper.from_array(value, info.name))
         else:

@@ -80,8 +80,8 @@ def external_files(path: Path) -> list[Path]:
     """Return the files of external data that a model names; none if the model is unreadable."""
     try:
         data = read_regular_file(path)
-        # Every location of external data has this key. Few models contain the key, and searching
-        # for the key is fast.
+        # The key that every location of external data has. Few models contain the key, and
+        # searching for the key is fast.
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
         return []
@@ -160,8 +160,8 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     Args:
         tensor: the tensor.
         folder: the model's folder; files outside it are not opened.
-        allowance: the number of bytes that may be added to the model after this tensor; negative if
-            this tensor exceeds the limit.
+        allowance: the number of bytes that may still be added to the model after the tensor;
+            negative if the tensor exceeds the limit.
 
     Raises:
         Malformed: if the location leads out of the folder or through a link, the offset or length

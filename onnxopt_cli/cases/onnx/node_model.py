@@ -77,7 +77,7 @@ class Wiring:
         return {self.name(name): values[name] for name in dict.fromkeys((*self.outputs, *values))}
 
     def apply(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> onnx.ModelProto:
-        """Apply this wiring to a model of one node.
+        """Apply the wiring to a model of one node.
 
         Args:
             model: a model whose graph has the operator's names; it is modified and returned.

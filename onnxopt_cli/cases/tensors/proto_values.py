@@ -49,12 +49,12 @@ from onnxopt_cli.core.values import (
     dtype_named,
 )
 
-#: A message that holds a value.
+#: The ONNX messages that contain a value.
 Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
 # Least number of bytes of a file whose raw data are read separately.
 _LARGE_BYTES = 1 << 20
-# Raw data are read separately if their offset in the file is at most this number of bytes.
+# The largest offset in bytes at which raw data are read separately from their file.
 _HEAD_BYTES = 1 << 16
 
 # Matches the beginning of a field: its key, followed by its value or the length of its data. The
@@ -62,8 +62,8 @@ _HEAD_BYTES = 1 << 16
 # set in all digits but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
-# The kinds of values. The field elem_type of SequenceProto and OptionalProto is the position of a
-# kind in this order, counted from 1. Names of fields begin with the kind: tensor_type,
+# The kinds of values. The kinds of values in the order of the field elem_type of SequenceProto and
+# OptionalProto, which counts from 1. Names of fields begin with the kind: tensor_type,
 # tensor_value, tensor_values.
 _KINDS: dict[str, type[Message] | None] = {
     "tensor": TensorProto,
@@ -170,9 +170,8 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
 def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
-    Raises:
-        Malformed: if the data is not a message of this class. If the data is a message of another
-            class, the error names that class.
+    Raises: Malformed: if the data is not a message of the expected class. If the data is a message
+        of another class, the error names the other class.
     """
     try:
         return parse_strictly(expected, data)

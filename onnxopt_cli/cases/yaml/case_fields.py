@@ -341,8 +341,8 @@ def rejected_case(
         output_names: the node's outputs, if the case does not state them as ``node_outputs``. The
             outputs get the element type of the last input.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
-        choice_of: function from the name of an input to the element type, or the function that
-            chooses it, for an input that states none.
+        choice_of: returns, by the name of an input, the element type of an input that states none,
+            or the function that chooses the type.
         input_names: the inputs of a valid node in order; empty to use the order of the case.
 
     Raises:
@@ -394,7 +394,7 @@ def rejected_case(
     return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
 
-#: The element type for a value that does not state its type, or a function that chooses this type
+#: The element type for a value that does not state its type, or a function that chooses the type
 #: from the natural types of the bare values (``int64``, ``float32``, ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
@@ -419,7 +419,7 @@ _COMPLEX = re.compile(r"[-+0-9.eEjJinfaINFA]+")
 
 
 def natural_dtype(kinds: frozenset[str]) -> np.dtype[Any]:
-    """Return the common element type of values with these natural types; default: float32."""
+    """Return the common element type of values with the given natural types; default: float32."""
     return DTYPES["float32" if "float32" in kinds else max(kinds, default="float32")]
 
 

@@ -52,10 +52,10 @@ from onnxopt_cli.core.untrusted_files import (
 from onnxopt_cli.errors import Fault, InvalidCase
 from onnxopt_cli.operators.registry import registry
 
-# At most this number of problems is shown, since formatting all problems of a long file can take
-# minutes.
+# The largest number of problems of a file that are shown; formatting all problems of a long file
+# can take minutes.
 _MAX_PROBLEMS = 100
-# The contents of this number of cases are pickled together.
+# The number of cases whose contents are pickled together.
 _CASES_PER_PICKLE = 32
 _LIMITS = ("rtol", "atol", "ulp")
 _SCHEMA = "onnxopt_cli.cases.yaml"

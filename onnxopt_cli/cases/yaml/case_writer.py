@@ -31,7 +31,8 @@ Notation: TypeAlias = "RandomTensor | float | tuple[Notation, ...] | Mapping[str
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _WIDTH = 100
-# Tensors with more dimensions than this are written as flat lists, which are easier to read.
+# The largest number of dimensions of a tensor that is written as nested lists; flat lists are
+# easier to read for more dimensions.
 _MAX_NESTING = 6
 _SHORT_RANGE = (1e-4, 1e6)
 _PLAIN_TEXT = re.compile(r"[A-Za-z_](?:[A-Za-z0-9 _.()/+*=^<>'-]*[A-Za-z0-9_.)])?")

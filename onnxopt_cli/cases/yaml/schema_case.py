@@ -50,8 +50,8 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
     """Read a case of an operator that onnx defines.
 
     In a case without ``outputs``, the node has the outputs that ``node_outputs`` lists, by default
-    all that the schema requires. onnx infers their types, or the schema determines them, and the
-    oracle computes their values.
+    all that the schema requires. onnx infers the types of the outputs, or the schema determines
+    them, and the oracle computes the outputs.
 
     Args:
         schema: the operator's schema.

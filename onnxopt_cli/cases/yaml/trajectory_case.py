@@ -61,9 +61,8 @@ from onnxopt_cli.interpret.lower.lower_call import (
 from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.operators.operator import Operator
 
-# Largest total number of elements that the steps of a case may compute, including gradients. With
-# this number of elements, the expected results, which are computed several times in a wide type,
-# take minutes.
+# Largest total number of elements that the steps of a case may compute, including gradients. At the
+# limit, the expected results, which are computed several times in a wide type, take minutes.
 _MAX_STEP_ELEMENTS = 100_000_000
 
 _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
@@ -262,8 +261,8 @@ def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Pr
 def _loop_model(trajectory: Trajectory) -> onnx.ModelProto:
     """Build a model whose loop body contains the node and primitive operators around it.
 
-    The inputs of the model are those of :func:`_loop_inputs`. The outputs have the node's names,
-    and a leading dimension for the recorded steps.
+    The inputs of the model are the result of :func:`_loop_inputs`. The outputs have the node's
+    names, and a leading dimension for the recorded steps.
     """
     step = trajectory.model
     node = step.graph.node[0]
@@ -315,7 +314,7 @@ def _loop_inputs(trajectory: Trajectory) -> dict[str, Array]:
 def _body(trajectory: Trajectory) -> onnx.GraphProto:
     """Build the graph of one step.
 
-    The names in the graph of a step differ from those of the outer graph.
+    The names in the graph of a step differ from the names in the outer graph.
     """
     step = trajectory.model
     node = step.graph.node[0]

@@ -34,8 +34,8 @@ MAX_BYTES = 16 * 2**20
 _ESCAPED_PAIR = re.compile(
     r"(?<!\\)((?:\\\\)*)\\u(d[89ab][\da-f]{2})\\u(d[c-f][\da-f]{2})", re.IGNORECASE
 )
-#: Mappings and lists may be nested to this depth. libyaml recurses, and crashes at a depth of about
-#: 10^5.
+#: The depth to which mappings and lists may be nested. libyaml recurses, and crashes at a depth of
+#: about 10^5.
 MAX_DEPTH = 20
 _TOO_DEEP = f"found nesting deeper than {MAX_DEPTH}, expected less"
 #: Largest number of values in a file, because reading more values takes seconds. Large tensors
@@ -69,14 +69,13 @@ _EXPECTED = {
 }
 # Describes the expected content for violations of all other schema keywords.
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
-# At most this number of unknown keys of a mapping is reported one by one.
+# The largest number of unknown keys of a mapping that are reported one by one.
 _MAX_UNKNOWN = 20
-# If a mapping has more valid keys than this, no similar key is suggested, because a file may have
-# 200,000 valid keys and 200,000 unknown keys.
+# The largest number of valid keys of a mapping for which a similar key is suggested; a file may
+# have 200,000 valid keys and 200,000 unknown keys.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
-# The validator turns mapping keys that consist of these characters into list indices; see
-# _marked().
+# Characters of mapping keys that the validator turns into list indices; see _marked().
 _INDEX_CHARS = "\0+0123456789"
 # The depth of a case, which is an item of the list under the key "cases".
 _CASE_DEPTH = 2
@@ -245,7 +244,7 @@ def read_document(text: str, package: str, version: str) -> tuple[Node | None, l
 
     Returns:
         The document and its errors. The document is None if the text cannot be parsed to its end,
-        or has no version or an unknown version. If the version is unknown, this is the only error.
+        or has no version or an unknown version. An unknown version is reported as the only error.
     """
     root, errors = parse_yaml(text)
     if root is None:
@@ -293,7 +292,7 @@ def _instance(node: Node) -> object:
 def _format_errors(
     schema: dict[str, Any], root: Node, violation: jsonschema_rs.ValidationError
 ) -> Iterator[FormatError]:
-    """Yield errors in the form of this package for an error of the schema validator."""
+    """Yield an error of the schema validator as errors of onnxopt."""
     node = _node_at(root, violation.instance_path)
     part: Any = schema
     for step in violation.schema_path[:-1]:

@@ -23,11 +23,11 @@ from onnxopt_cli.core.values import (
     kind_of,
 )
 
-# Two backends agree if their distance is at most this fraction of the distance to the expected
-# result.
+# The largest distance between two backends that agree, as a fraction of their distance to the
+# expected result.
 _MAX_DISTANCE_RATIO = 1 / 16
-# If the distance to the expected result is not finite, two backends agree if their distance is at
-# most this fraction of their magnitude.
+# The largest distance between two backends that agree, as a fraction of their magnitude, if their
+# distance to the expected result is not finite.
 _MAX_RELATIVE_DISTANCE = 1e-3
 _MAX_NAMED_CASES = 5
 _FLOATS = {NumberKind.FLOAT, NumberKind.COMPLEX}

@@ -35,7 +35,7 @@ _DIGITS = re.compile(r"\d+")
 _STEP = re.compile(r"^(?:first exceeded the tolerance in )?step \d+\b.*")
 _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
-# A title contains at most this number of names of outputs, and at most this number of operators.
+# The largest number of outputs, and of operators, that a title names.
 _MAX_NAMES = 3
 # Groups are ordered by outcome: wrong values, which are the most informative, come first, and
 # errors such as a missing operator come last.
@@ -51,12 +51,12 @@ _SEVERITY = {
     )
     for outcome in outcomes
 }
-# An example should have no more elements than this, because large examples are hard to read.
+# The largest number of elements of a preferred example, because large examples are hard to read.
 _MAX_READABLE_ELEMENTS = 64
 # The placeholder for a part that differs between cases.
 _PLACEHOLDER = "…"
-# Only this number of characters at the beginning of a message is used, because messages state the
-# cause before circumstances.
+# The number of characters at the beginning of a message that are used; messages state the cause
+# before the circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
 _MAX_NESTING = 8
 _QUOTED = re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|<[^<>]*>)""")
@@ -76,8 +76,8 @@ _WORD = re.compile(r"\w+")
 # tensors.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
-# If otherwise equal patterns have at least this number of different words at one position, these
-# words are considered names.
+# The least number of different words at one position of otherwise equal patterns that are
+# considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Element types whose names contain no digit.
@@ -370,7 +370,7 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
     """Return for each pattern the common pattern of all patterns that differ only in names.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
-    one word are merged if there are at least three differing words, or if one of these words is a
+    one word are merged if at least three different words occur, or if one of the words is a
     placeholder. A pattern that differs from other patterns in several places belongs to the largest
     group.
     """

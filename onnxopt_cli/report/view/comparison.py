@@ -85,7 +85,7 @@ def have_common_results(old: RunRecord, new: RunRecord) -> bool:
 
 
 def other_options(old: RunRecord, new: RunRecord) -> str:
-    """Describe differences in options that change verdicts; empty if no such option differs."""
+    """Describe differences in options that change verdicts; empty without a difference."""
     names = [
         name
         for name in {**old.options, **new.options}

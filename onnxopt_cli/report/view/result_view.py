@@ -37,12 +37,12 @@ from onnxopt_cli.suites.collect import is_suite
 ELSEWHERE = "the JSON, JUnit and HTML reports have all"
 # The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
-# A headline shows at most this number of characters of a message's first line, and of its last
-# line.
+# The largest number of characters of a message's first line, and of its last line, that a headline
+# shows.
 _MAX_HALF_CHARS = 200
-# Messages with at most this number of lines are not shortened.
+# The largest number of lines of a message that is not shortened.
 _MAX_WHOLE_LINES = 3
-# Commands with more characters than this are not shown.
+# The largest number of characters of a command that is shown.
 _MAX_COMMAND_CHARS = 3000
 # Folders of the onnx package that contain test data.
 _ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
@@ -211,7 +211,8 @@ def remark(result: Result, where: str = "") -> str:
     Args:
         result: the result; messages about invalid files are never shortened.
         where: words that refer to the place of the whole message; a long message is shortened to
-            its first and last line and these words. If it is empty, the whole message is returned.
+            its first line, its last line and these words. If ``where`` is empty, the whole message
+            is returned.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
@@ -334,7 +335,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
 
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words of those options of a run that change verdicts."""
+    """Return the command-line words of the options of a run that change verdicts."""
     values = RunConfig.from_json(options).values()
     stated = [
         declared

@@ -52,8 +52,7 @@ _QUALIFICATIONS = {
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
     "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
 }
-# Outcomes without a wrong result. The reasons of these outcomes are listed separately from
-# failures.
+# Outcomes without a result, whose reasons are listed separately from failures.
 WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 _NO_CAPABILITY = "none of these"
 
@@ -64,11 +63,12 @@ class BackendView:
 
     Attributes:
         name: the backend's name.
-        specification: its specification; empty if that is the name.
+        specification: its specification; empty if equal to the name.
         version: the version that the backend reported.
         results: all its results.
         counts: number of results by label.
-        unusual: number of changed results and of flaky results; their labels do not show this.
+        unusual: numbers of changed results and of flaky results, which have the labels of other
+            results.
         lowered: number of cases that ran as primitive operators.
         older: number of cases that ran in an older opset than the case's.
         conformity: the backend's conformity.
@@ -347,7 +347,7 @@ class RunView:
         """The number of cases judged by ONNX's tolerance as a fallback, with the reasons.
 
         An example is ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2);
-        ...``. The text is empty if there are no such cases.
+        ...``. The text is empty if no case is judged by ONNX's tolerance.
         """
         cases: defaultdict[str, set[str]] = defaultdict(set)
         for result in self.record.results:

@@ -10,8 +10,8 @@ from typing import TypeVar
 from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result, Standing
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-#: An expectation file changes the meaning of results with these labels; their outcomes alone would
-#: mislead.
+#: Labels of results whose meaning an expectation file changes; the outcomes of such results alone
+#: would mislead.
 EXPECTED_FAILURE = "expected failure"
 UNEXPECTED_PASS = "unexpected pass"  # noqa: S105 - a label, not a password
 _PLURALS = {EXPECTED_FAILURE: "expected failures", UNEXPECTED_PASS: "unexpected passes"}

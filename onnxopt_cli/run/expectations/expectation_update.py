@@ -41,8 +41,8 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# The wrong outputs of a cause are not listed in its entries if more combinations of wrong outputs
-# occur than this.
+# The largest number of combinations of wrong outputs with which the entries of a cause list the
+# wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
 # Fields of an entry that describe a failure: pairs of the name of a field and its list of words.
@@ -50,7 +50,7 @@ _Described: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
-# A list with more characters than this is written with one item per line.
+# The largest number of characters of a list on a single line; longer lists have one item per line.
 _MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
@@ -58,7 +58,7 @@ _TOP = re.compile(r"[A-Za-z-]+\s*:")
 #: a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# No globs are derived from an id with more separators than this, because the number of globs grows
+# The largest number of separators in an id from which globs are derived; the number of globs grows
 # quadratically.
 _MAX_SEPARATORS = 24
 
@@ -528,8 +528,8 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     """Return globs and ids that together match the given ids and no other ids.
 
     A glob consists of a prefix, one ``*`` and possibly a suffix, as in ``suite/adam/*_double``. The
-    prefix ends, and the suffix begins, with a separator of words. Listing all globs of this form
-    that match an id is faster than comparing every glob with every id.
+    prefix ends, and the suffix begins, with a separator of words. Listing all globs that match an
+    id is faster than comparing every glob with every id.
 
     Args:
         ids: the ids to match.

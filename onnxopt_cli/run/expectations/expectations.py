@@ -413,7 +413,7 @@ class Expectations:
         return unlike_mistakes(result, case, self.judging, names)
 
     def entry(self, case: str, backend: BackendIdentity) -> Entry | None:
-        """Return the entry that applies to a case on a backend; None if there is no such entry."""
+        """Return the entry that applies to a case on a backend, or None."""
         for layer in reversed(self.layers):
             applicable = [
                 entry
@@ -526,7 +526,7 @@ def exit_code(
         results: results of all cases on all backends; a case that was not run does not conform.
         problems: faults of case files that contain no valid case.
         findings: faults of entries of expectation files, from :meth:`Expectations.findings`.
-        part: whether the results are those of a shard, which may contain no applicable case.
+        part: whether the results come from a shard, which may contain no applicable case.
 
     Returns:
         4 if a backend could not be started, 2 if a case is unexpectedly invalid, 1 if another

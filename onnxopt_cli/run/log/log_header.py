@@ -44,15 +44,16 @@ from onnxopt_cli.operators.registry import registry
 #: The version of the log format, as stated in the header of a log.
 SCHEMA = "onnxopt.log/1"
 _CHUNK_BYTES = 1 << 20
-# If a run depends on more files than this, its log contains one digest per folder instead of one
-# per file.
+# The largest number of files with one digest each in a log; if a run depends on more files, its log
+# contains one digest per folder.
 _MAX_LISTED_FILES = 5_000
-# Files with more bytes than this are identified by size and modification time instead of content.
+# The largest number of bytes of a file that is identified by its content; larger files are
+# identified by size and modification time.
 _MAX_FILE_BYTES = 4 << 30
-#: When more bytes than this have been hashed in total, further files are also identified by size
-#: and modification time.
+#: The total number of hashed bytes after which further files are also identified by size and
+#: modification time.
 MAX_HASHED_BYTES = 16 << 30
-# A message names at most this number of files.
+# The largest number of files that a message names.
 _MAX_NAMED_FILES = 5
 _CHANGED = "changed during the run"
 
@@ -116,7 +117,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file as it was at the first call of this method for the file.
+        """Return the digest that a file had at the first call for the file.
 
         Args:
             path: the file; an unreadable file also has a digest.
@@ -329,7 +330,7 @@ class Header:
             backends=tuple(BackendIdentity(**backend) for backend in data["backends"]),
             cases=CaseList(**data["cases"]),
             shard=None if shard is None else Shard(**shard),
-            # Logs of earlier versions lack these fields.
+            # Logs of earlier versions lack some fields.
             left_out=data.get("left_out", {}),
             hostname=data.get("hostname", ""),
             origin=data.get("origin", {}),

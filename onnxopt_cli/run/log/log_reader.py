@@ -45,12 +45,11 @@ _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 Key: TypeAlias = tuple[str, str]
 # The exit codes of runs that were not interrupted.
 _ENDS = frozenset({0, 1, 2, 5})
-# Results with these outcomes have differences: of the backend's outputs, or of invalid stored
-# outputs.
+# Outcomes of results with differences: of the backend's outputs, or of invalid stored outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
-# In cases with these outcomes, outputs were compared.
+# Outcomes of cases whose outputs were compared.
 _COMPARED = _WITH_WRONG_OUTPUTS | {Outcome.PASS, Outcome.VACUOUS, Outcome.SKIP, Outcome.LEAK}
-# Cases with these outcomes may not have been started.
+# Outcomes of cases that may not have been started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
@@ -65,7 +64,7 @@ class Log:
         rerun: keys of the results that come from a rerun.
         footer: the run's last record; None if the run did not finish.
         size: number of bytes up to the end of the last complete record.
-        digest: digest of these bytes.
+        digest: digest of the first ``size`` bytes.
         lines: the lines of results by key, except results of a rerun; empty if lines are not kept.
     """
 
@@ -369,7 +368,7 @@ class _Rules:
                 raise ValueError(f"found explanations of more cases of {operator} than fail")
 
     def _require_possible(self, result: Result) -> None:
-        """Check that a result has only fields that a run records for this outcome."""
+        """Check that a result has only fields that a run records for the outcome of the result."""
         where = f"found a result of {result.case} on {result.backend}"
         outcome, diffs = result.outcome, result.diffs
         if diffs and outcome not in _COMPARED:

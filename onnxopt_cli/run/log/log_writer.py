@@ -25,9 +25,9 @@ from onnxopt_cli.errors import UsageError
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20
-#: Logs with more bytes than this are neither written nor read, since readers hold a log in memory.
+#: The largest number of bytes of a log that is written or read, since readers keep a log in memory.
 MAX_BYTES = 256 << 20
-#: Each line of a log begins with these bytes; no report does.
+#: The bytes with which every line of a log, and no report, begins.
 LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"
@@ -47,9 +47,9 @@ class LogWriter:
 
     If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
     and the run continues, so that its verdict is shown. A write to the log by another program is
-    also stored as a failure. To detect such a write, the writer compares the file's size before
-    each record, and the file's content at the end. If another program has written to the log, the
-    last record marks the log as spoiled, and readers reject the log.
+    also stored as a failure. To detect the write of another program, the writer compares the file's
+    size before each record, and the file's content at the end. If another program has written to
+    the log, the last record marks the log as spoiled, and readers reject the log.
 
     Attributes:
         failure: why the log is not complete; empty if no error occurred.
@@ -247,7 +247,7 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         import fcntl
     except ImportError:
-        # Windows has no such locks: two runs that write to the same log are not detected.
+        # Windows lacks POSIX file locks: two runs that write to the same log are not detected.
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,8 +72,7 @@ class Defect:
     def observe(self, output: Array) -> Observation | None:
         """Return the element, shape or type of an output that ``right`` describes.
 
-        Returns:
-            None if the output has no such element, or if ``right`` is a text.
+        Returns: None if the output lacks the element, or if ``right`` is a text.
         """
         if isinstance(self.right, Mapping):
             if "shape" in self.right:
@@ -196,8 +195,8 @@ def targets_for(targets: Sequence[str], backends: Iterable[str]) -> tuple[str, .
         backends: the specifications of its backends.
 
     Returns:
-        The targets. The target ``gallery`` is unchanged if the gallery has no rows of these
-        backends.
+        The targets. The target ``gallery`` is unchanged if the gallery has no rows of the tested
+        runtimes.
 
     Raises:
         UsageError: if a specification is malformed.

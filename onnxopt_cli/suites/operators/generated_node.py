@@ -18,7 +18,7 @@ from onnxopt_cli.cases.tensors.declared import Declared, DeclaredGroup
 from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.oracle.reference_outputs import reference_outputs
 
-#: Generated models import at least this version of ai.onnx. Versions before 7 broadcast in a
+#: The least version of ai.onnx that generated models import. Versions before 7 broadcast in a
 #: different way, and few runtimes implement them.
 OLDEST_OPSET = 7
 _MAX_SHOWN_CHARS = 120

@@ -40,7 +40,7 @@ def _resize(draft: NodeDraft) -> None:
     draft.set("mode", mode if mode != "nearest" or draft.maybe() else None)
     _require_exact(draft, dtype, mode)
     options = [None, *_TRANSFORMATIONS, "tf_crop_and_resize"]
-    if draft.since(19):  # version 19 added this mode
+    if draft.since(19):  # version 19 added half_pixel_symmetric
         options.append("half_pixel_symmetric")
     transformation = draft.attribute("coordinate_transformation_mode", options)
     draft.set("nearest_mode", draft.choice(_ROUNDINGS) if mode == "nearest" else None)

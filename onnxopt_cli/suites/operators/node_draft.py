@@ -41,8 +41,7 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# In a tensor with a style from _EXCEPTIONS, on average one in this number of elements is
-# exceptional.
+# The reciprocal of the share of exceptional elements in a tensor with a style from _EXCEPTIONS.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
     "exceptional": (np.nan, np.inf, -np.inf),
@@ -57,7 +56,7 @@ _EXCEPTIONAL_STYLES = ("nan", "exceptional", "special", "limits", "wide", "negat
 # Styles of integers in a node with exceptional values.
 _EXTREME_STYLES = ("special", "negative")
 _WIDE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
-# The type is Any, because these functions of ml_dtypes have no type annotations.
+# The type is Any, because finfo and iinfo of ml_dtypes have no type annotations.
 _finfo: Any = ml_dtypes.finfo
 _iinfo: Any = ml_dtypes.iinfo
 
@@ -122,7 +121,7 @@ class NodeDraft:
         return int(self.schema.since_version)
 
     def since(self, version: int) -> bool:
-        """Return whether the operator's version is this version or a later one."""
+        """Return whether the operator has the given version or a later version."""
         return self.version >= version
 
     def integer(self, least: int, most: int) -> int:
@@ -147,11 +146,11 @@ class NodeDraft:
             raise Unsuitable
 
     def has(self, attribute: str) -> bool:
-        """Return whether the operator has an attribute in this version."""
+        """Return whether the operator's version has an attribute."""
         return attribute in self.schema.attributes
 
     def set(self, attribute: str, value: Any) -> Any:
-        """Set an attribute if the operator has it in this version, unless the value is None."""
+        """Set an attribute if the operator's version has it, unless the value is None."""
         if value is not None and self.has(attribute):
             self.attributes[attribute] = value
         return value
@@ -175,13 +174,13 @@ class NodeDraft:
         self.inputs.append(None)
 
     def allowed(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return those of the element types ``among`` that an input may have."""
+        """Return the element types in ``among`` that an input may have."""
         formal = self.schema.inputs[min(place, len(self.schema.inputs) - 1)]
         names = tensor_types(formal)
         return [name for name in among if name in names]
 
     def returned(self, place: int, among: Iterable[str] = ANY) -> list[str]:
-        """Return those of the element types ``among`` that an output may have."""
+        """Return the element types in ``among`` that an output may have."""
         names = tensor_types(self.schema.outputs[place])
         return [name for name in among if name in names]
 
@@ -312,8 +311,8 @@ def elements(
       numbers of many magnitudes; ``negative``: negative numbers;
     - ``nan``: plain elements and at least one NaN; ``masked``: plain elements and at least one
       minus infinity; ``exceptional``: plain elements and at least one NaN or infinity;
-    - ``limits``: plain elements, zeros of both signs, and the limits of the type; ``special``:
-      these, and NaN and infinities.
+    - ``limits``: plain elements, zeros of both signs, and the limits of the type; ``special``: the
+      elements of ``limits``, NaN and infinities.
 
     The styles of integers are ``plain`` and ``halves`` (small numbers), ``negative``, and ``wide``,
     ``special`` and ``limits`` (small numbers and the limits of the type).

@@ -58,7 +58,7 @@ def _reduce(
     shape = draft.shape(1, 4)
     x = draft.tensor(dtype, shape, low=low, high=high, styles=styles)
     if dtype.kind in "iu" and not overflows and dtype.itemsize > 1:
-        # The specification does not define the results of these reductions in case of overflow.
+        # The specification does not define the results of some reductions in case of overflow.
         x = np.fmod(x, dtype.type(_LARGEST_TERM))
     draft.add(x)
     draft.attribute("keepdims", (None, 0, 1))
@@ -184,7 +184,7 @@ def _det(draft: NodeDraft) -> None:
 def _range(draft: NodeDraft) -> None:
     dtype = draft.dtype(0, ("float32", "int64", "float64", "int32", "int16"))
     step: float = draft.choice((1, 2, -1, 3, -3, 9)) / (2 if dtype.kind == "f" else 1)
-    # Narrower types cannot represent numbers with this offset.
+    # The larger offset is beyond the range of int16.
     offset = draft.choice((0, 0, 1003 if dtype == np.int16 else 100_003))
     start: float = draft.integer(-5, 5) + offset
     count = draft.integer(0, 6)

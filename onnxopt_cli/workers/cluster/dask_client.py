@@ -1,6 +1,6 @@
 """Send cases, audits and searches to other machines through Dask.
 
-Dask connects the machines, transfers bytes and lists the workers. This module assigns the work, one
+Dask connects the machines, transfers bytes and lists the workers. onnxopt assigns the work, one
 batch at a time to each worker. If a worker is lost, each item of its batch is sent to one more
 worker, but never to a third.
 
@@ -58,20 +58,20 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 
-# A worker should process a batch in about this number of seconds.
+# The number of seconds in which a worker should process a batch.
 _BATCH_SECONDS = 1.0
-# A batch has at most this number of items.
+# The largest number of items in a batch.
 _MAX_BATCH_ITEMS = 1000
 # Assumed time that the client needs for each batch. With many workers, batches are larger, so that
 # the client's total time stays limited.
 _CLIENT_SECONDS_PER_BATCH = 0.01
-# An item that was lost with this number of workers is not sent again.
+# The number of lost workers after which an item is not sent again.
 _MAX_TRIES = 2
 # Seconds between two requests for the list of workers.
 _LIST_SECONDS = 0.5
-# For each worker, this number of seconds is added to the interval between the requests.
+# The number of seconds by which each worker extends the interval between two requests for the list.
 _LIST_SECONDS_PER_WORKER = 0.005
-# A worker that sends no heartbeat for this number of seconds is considered lost.
+# The number of seconds without a heartbeat after which a worker is considered lost.
 _MAX_SILENCE_SECONDS = 30.0
 # Seconds that the scheduler has to respond.
 _SCHEDULER_SECONDS = 20.0
@@ -82,7 +82,7 @@ _CLOSING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
 # Largest number of bytes of a scheduler file.
 _MAX_FILE_BYTES = 1 << 20
-# Dask creates the scheduler file empty, and must write its content within this number of seconds.
+# The number of seconds within which Dask must write the scheduler file, which is empty at first.
 _FILE_SECONDS = 2.0
 # Largest number of characters of an error message from Dask.
 _MAX_ERROR_CHARS = 300
@@ -91,7 +91,7 @@ _MAX_LOSS_CHARS = 200
 _MAX_RESPONSE_BYTES = 1 << 26
 # Errors that may be raised when an invalid response is read.
 _INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-# About this number of bytes of files is sent at once.
+# The approximate number of bytes of files that are sent at once.
 _FILES_AT_ONCE_BYTES = 32 << 20
 
 
@@ -165,8 +165,8 @@ class Cluster:
             raise
 
     def _run_loop(self) -> None:
-        # The client handles Ctrl-C. Processes started in this thread ignore the signal; the client
-        # ends these processes.
+        # The client handles Ctrl-C. The processes that this thread starts ignore the signal; the
+        # client ends them.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
@@ -356,7 +356,7 @@ def real_place(path: Path | str) -> str:
 class _Work(Generic[Done]):
     """Items that workers process in batches.
 
-    Only the cluster's thread calls the methods of this class.
+    Only the cluster's thread calls the methods.
 
     Attributes:
         request, items, read, files: the arguments of :meth:`WorkerGroup.spread`.
@@ -397,7 +397,7 @@ class _Work(Generic[Done]):
         return [*range(first, end)]
 
     def _part_for(self, address: str) -> int:
-        """Return the part that is assigned to a worker; assign another if that part is finished."""
+        """Return the part that is assigned to a worker; replace a part that is finished."""
         remaining = [*map(len, self.parts)]
         part = self._part_of_worker.get(address)
         if part is None or not remaining[part]:
@@ -615,7 +615,7 @@ class WorkerGroup:
         raise LostError("; ".join(losses))
 
     def everyone(self, message: bytes) -> list[bytes]:
-        """Send a message to all workers, and return the responses of those that respond."""
+        """Send a message to all workers, and return the responses of all workers that respond."""
 
         async def request_all() -> list[bytes]:
             responses = [

@@ -283,7 +283,7 @@ def test_entry_for_a_similar_backend_name_is_reported_with_a_suggestion(
     assert (answer.code == 0) == (written == "python:*refusing.py:Backend")
 
 
-# Backends that compute X_new = X - R V in place of X - R V_new. Some of these backends have another
+# Backends that compute X_new = X - R V in place of X - R V_new. Some of the backends have another
 # defect in case c.
 OLD_V = """
 class OldV(Right):

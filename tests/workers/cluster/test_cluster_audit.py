@@ -1,4 +1,4 @@
-"""Audits on a cluster: results equal those of one machine."""
+"""Audits on a cluster: the results are the same as on one machine."""
 
 import re
 

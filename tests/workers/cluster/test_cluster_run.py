@@ -1,4 +1,4 @@
-"""Runs on a cluster: results equal those of one machine, even if parts of the cluster fail."""
+"""Runs on a cluster have the results of one machine, even if parts of the cluster fail."""
 
 import json
 import os

@@ -499,7 +499,7 @@ def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
     for stem, lengths in (("line", (3,)), ("plane", (3, 4)), ("cube", (2, 3, 2))):
         rank = len(lengths)
         x, weights = distinct(1, 2, *lengths), distinct(2, 2, *(4,) * rank)
-        # With stride 2 and without padding, the output is longer than this shape by 3.
+        # With stride 2 and without padding, the output would be longer than the given shape by 3.
         shape = [2 * (length - 1) + 1 for length in lengths]
         for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
             placed = fixed_node(x, weights, auto_pad=mode, strides=[2] * rank, output_shape=shape)

@@ -1,8 +1,8 @@
 """Nodes with integers that do not fit into 32 bits, or into fewer bits.
 
 Examples are positions and counts beyond the range of an axis, categories that differ only in their
-upper bits, and numbers whose lower bits are zero. An implementation that converts these integers to
-a narrower type returns wrong elements.
+upper bits, and numbers whose lower bits are zero. An implementation that converts the integers to a
+narrower type returns wrong elements.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _NAN, _INF = np.nan, np.inf
 
 
 def _limits(dtype: np.dtype[Any]) -> Array:
-    """Return the limits of an integer type, the neighbors of these limits, and smaller numbers."""
+    """Return the limits of an integer type, the neighbors of the limits, and smaller numbers."""
     info = np.iinfo(dtype)
     least, largest = int(info.min), int(info.max)
     values = [least, least + 1, 0, 1, 3, largest // 2, largest // 2 + 1, largest - 1, largest]

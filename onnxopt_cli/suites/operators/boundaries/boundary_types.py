@@ -223,7 +223,7 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     yield "PRelu", "large_int64", fixed_node(np.array([-(2**53) - 1, 5]), np.array([1, 1]))
     yield "Range", "large_int64", fixed_node(*(np.array(n) for n in (2**53 + 1, 2**53 + 5, 1)))
     # In the function body of the specification, the default scale is computed in float32, which is
-    # too inexact for this case.
+    # too inexact for doubles.
     attention = fixed_node(wave[:, :, :3], wave, wave / 3, scale=0.25)
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)

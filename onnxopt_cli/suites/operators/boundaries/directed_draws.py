@@ -26,7 +26,7 @@ SEEDS = "directed_seeds.json"
 # The largest length of an axis in drafts with many axes, and of the short axes beside a long axis.
 _SHORT_LENGTH = 3
 _HIGH_RANKS = (5, 6)
-# The default value of a generator's largest rank. A generator that uses this default accepts any
+# The default value of a generator's largest rank. A generator that uses the default accepts any
 # rank.
 _ANY_RANK = 4
 

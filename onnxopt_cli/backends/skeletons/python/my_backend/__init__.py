@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 __version__ = "0.1.0"
 
-# Replace these functions of NumPy by calls of your implementation.
+# Replace the functions of NumPy by calls of your implementation.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": np.copy,
     "Abs": np.abs,
