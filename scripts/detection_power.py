@@ -82,7 +82,7 @@ class Counts:
             if value.shape == exact.shape and undetected.any():
                 error = np.abs(value.astype(np.float64) - exact)[undetected] / limit[undetected]
                 # An error beyond the tolerance belongs to another accepted result, or the
-                # implementation is wrong for this element.
+                # implementation is wrong for the element.
                 self.largest_error = max(self.largest_error, error[error <= 1].max(initial=0.0))
 
 

@@ -151,7 +151,7 @@ def length_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def block_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw the condition that an element is after the last complete block of a length."""
+    """Draw the condition that an element is in the last block, which is incomplete."""
     m = random.choice((4, 8, 16, 32))
     return (
         f"tail of {m}",

@@ -206,7 +206,7 @@ def tanh_by_expm1(x: Array) -> Array:
 def erf_of(x: Array) -> Array:
     """Compute erf by a polynomial or, far from zero, by the exponential of a polynomial.
 
-    Cutlass and PyTorch compute erf in this way.
+    Cutlass and PyTorch use the same algorithm for erf.
     """
     real = x.dtype.type
     z = np.abs(x)

@@ -59,8 +59,8 @@ from onnxopt_cli.suites.collect import collect
 
 BACKEND = f"python:{Path(faulty_nodes.__file__).resolve()}:Faulty"
 REQUIRED_SHARE, REQUIRED_SHARE_OF_CHAINS = 0.95, 0.9
-# Largest number of nodes or chains that are tried in the search for one whose outputs a fault
-# changes.
+# Largest number of nodes or chains that are tried in the search for a node or chain whose outputs a
+# fault changes.
 MAX_TRIES = 30
 
 
@@ -135,7 +135,7 @@ def chosen(
     visible: Callable[[Sequence[Step], Sequence[Array]], bool],
     choice: random.Random,
 ) -> Injected | None:
-    """Choose nodes for a fault, if possible with a visible effect; None if there are none."""
+    """Choose nodes for a fault, with a visible effect if possible; None without nodes."""
     invisible = None
     tries = 0
     for steps in choice.sample(candidates, len(candidates)):

@@ -197,7 +197,7 @@ def add_typed(
 
 
 def kills_by_node(operator: str, nodes: Sequence[GeneratedNode]) -> dict[int, set[str]]:
-    """Return the mutants of the operator's schema that each node kills, by the node's identity."""
+    """Return the mutants of the operator's schema that each node kills, by the node's ``id()``."""
     domain = schemas(operator)[0].domain
     variations = [
         Variation(

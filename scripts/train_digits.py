@@ -337,7 +337,7 @@ def mean_and_deviation(shares: Sequence[float]) -> str:
 def export_step(folder: Path, backend: Backend, images: Images, seed: int) -> None:
     """Write the first step of Adam's second epoch, on 16 images, as an ONNX test directory.
 
-    The optimizer's states are not zero in that step, and T is not 1.
+    In the second epoch, the optimizer's states are not zero, and T is not 1.
     """
     trainer = Trainer(backend, ADAM)
     state = trainer.train(initial_parameters(seed), images, 1, seed)

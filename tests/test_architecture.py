@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
 # Adapters are files that run in environments of their own, not modules of the package.
 FILES = sorted({*PACKAGE.rglob("*.py")} - {*(PACKAGE / "adapters").iterdir()})
 
-#: Each part of the package may import itself and the parts above it in this list.
+#: Each part of the package may import itself and the parts above it in the list.
 ORDER = [
     {"errors", "core"},
     {"config"},

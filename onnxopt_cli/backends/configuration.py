@@ -13,11 +13,11 @@
     backend = ["trt"]
     rerun = 2
 
-The file in the current folder is used or, in a repository, the file in the nearest parent folder
-that contains one. The file names code that runs, so the file and the code must belong to this user
-or to root; a file named by ``ONNXOPT_CONFIG`` may belong to anyone. Paths are relative to the
-file's folder. The command line takes precedence over a profile, and a profile over the rest of the
-file.
+The configuration file in the current folder is used or, in a repository, the file in the nearest
+parent folder with a configuration file. The file names code that runs, so the file and the code
+must belong to this user or to root; a file named by ``ONNXOPT_CONFIG`` may belong to anyone. Paths
+are relative to the file's folder. The command line takes precedence over a profile, and a profile
+over the rest of the file.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ class ModelRunner:
     def _run_older(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], forms: _PreparedForms
     ) -> list[Value] | None:
-        """Run a model in the newest older opset that the backend supports, if there is one."""
+        """Run a model in the newest older opset that the backend supports, if any."""
         for version, older in older_models(model):
             self.opset = version
             try:

@@ -265,7 +265,7 @@ def _restored(returned: object, dtype: np.dtype[Any] | None) -> object:
 
 
 def _array_of(value: Any) -> Array:
-    """Return a tensor OrtValue in main memory as an independent array."""
+    """Return a copy of an OrtValue, a tensor in main memory, as an array."""
     element_type = value.element_type()
     if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
         return np.asarray(value.numpy())

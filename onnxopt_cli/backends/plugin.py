@@ -244,7 +244,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Imports the module with the name of a plugin's file, but not from the folder of that file.
+    """Imports the module with the name of a plugin's file, but not from the file's folder.
 
     Args:
         path: the plugin's file.

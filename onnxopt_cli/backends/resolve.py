@@ -243,7 +243,7 @@ def known_adapters() -> list[KnownBackend]:
 def entry_points_by_name() -> dict[str, EntryPoint]:
     """Return the entry points by name.
 
-    If several entry points share a name, the first one on ``sys.path`` is returned.
+    If several entry points share a name, the first on ``sys.path`` is returned.
     """
     by_name: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=_ENTRY_POINTS):

@@ -45,7 +45,7 @@ class Problem:
         output_tolerances: the case's own tolerances for single outputs; they take precedence.
         must_reject: True if a correct backend must reject the model or its inputs.
         trajectory: the steps of a case with several steps. The outputs of a trajectory are the
-            stacked outputs of the recorded steps. The model is either that of one step, with the
+            stacked outputs of the recorded steps. The model either computes one step, with the
             inputs of the first step, or contains a ``Loop`` over all steps.
         operator: the operator, if the model is one node of an operator with a formula.
         call: the operator's call with the inputs (of a trajectory, with those of the first step);

@@ -89,7 +89,7 @@ def apply_configuration(
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             several = isinstance(value, list) and len(value) != 1
-            # If the file has several values but the command accepts only one, the user has to
+            # If the file has several values but the command accepts a single value, the user has to
             # choose.
             if value is not None and (_takes_many(parameter) or not several):
                 default = _checked(context, parameter, value, place, configuration)

@@ -177,7 +177,7 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, view: RunView) -> Iterable[Text]:
-        """Return lines for explanations: for all with -v or -q, else for the incomplete ones."""
+        """Return lines for all explanations with -v or -q, else for incomplete explanations."""
         prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
             view.record.explanations if prints_all else view.open_explanations

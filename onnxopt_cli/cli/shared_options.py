@@ -190,7 +190,7 @@ targets_argument = option_of(RunConfig, "targets")
 def opened_cluster(
     config: ClusterConfig, interruption: Interruption, *packages: str
 ) -> Iterator[Cluster | None]:
-    """Open the cluster that the options name; yield None without one.
+    """Open the cluster that the options name; yield None if they name no cluster.
 
     Args:
         config: the options.

@@ -62,7 +62,7 @@ class Source:
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
-        """Discard an inconclusive example, unless all choices were the simplest ones."""
+        """Discard an inconclusive example, unless every choice was the simplest."""
         if self._draw is not None:
             import hypothesis
 

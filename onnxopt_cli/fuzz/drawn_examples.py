@@ -283,7 +283,7 @@ class GeneratedExample:
     def _selects(self, name: str, value: object) -> bool:
         """Return whether the value of an attribute selects a computation, such as a mode.
 
-        An axis or a count is a parameter of a computation and does not select one.
+        An axis or a count is a parameter of a computation and does not select a computation.
         """
         attribute_type = self.node.schema.attributes[name].type
         if attribute_type != defs.OpSchema.AttrType.INT:

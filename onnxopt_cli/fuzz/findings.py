@@ -262,7 +262,7 @@ class Findings:
             return FailureKind(example.subject, description, len(known_kinds) + 1)
         for kind in known_kinds:
             explanation = self.all[kind]
-            # Failures without an explanation cannot be distinguished, so they are considered one
+            # Failures without an explanation cannot be distinguished, so all of them belong to one
             # kind.
             if not (explanation and explanation.known_mistakes) or _explains(explanation, trial):
                 return kind
@@ -325,8 +325,7 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
         headline: the failure in one line.
         source: the command that found the failure.
 
-    Returns:
-        The path of the case file or test directory, which may be an existing one with the same
+    Returns: The path of the case file or test directory, which may have existed with the same
         example.
 
     Raises:

@@ -103,7 +103,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_operators(names: Sequence[str], excluded: Sequence[str] = ()) -> Chosen:
-    """Return the operators with the given names, except for the excluded ones.
+    """Return the operators with the given names, except for excluded operators.
 
     Args:
         names: names of operators; empty for all operators with a formula.
@@ -468,8 +468,8 @@ class _ClusterSearch(Search):
 class _Requests(Sequence[dict[str, Any]]):
     """The requests to search the portions of a task.
 
-    A request is created when it is sent; it contains the failures that are known and the time that
-    is left at that moment.
+    A request is created when it is sent, and contains the failures that are known and the time that
+    is left then.
     """
 
     def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:
@@ -599,8 +599,8 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # At first, all inputs but one are simplified at once, because attempts may be slow if the
-    # failure is a crash.
+    # The first attempts simplify all inputs but one, because attempts may be slow if the failure is
+    # a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004
@@ -619,7 +619,7 @@ def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # First, small parts are tried, because attempts may be slow if the failure is a crash.
+        # Small parts are tried first, because attempts may be slow if the failure is a crash.
         for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)

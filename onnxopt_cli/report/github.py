@@ -85,7 +85,7 @@ def _notices(view: RunView) -> list[str]:
 
 
 def _raising_line(result: Result) -> Location | None:
-    """Return the innermost frame of a traceback that lies in the repository; None without one.
+    """Return the innermost frame of a traceback that lies in the repository, or None.
 
     A backend may print any text, so a frame is ignored unless the repository has its file and line.
     """

@@ -59,8 +59,7 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# Number of rows in the table of causes that are reserved for frequent causes that are not among the
-# first ones.
+# Number of rows at the end of the table of causes that are reserved for frequent causes.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
@@ -397,7 +396,7 @@ def summary_table(view: RunView) -> Table | None:
 
 
 def duration_table(results: Sequence[Result], count: int) -> Table:
-    """Return the slowest cases, the slowest one first."""
+    """Return the slowest cases in order of decreasing time."""
     ran = [result for result in results if result.outcome is not Outcome.NOT_RUN]
     slowest = sorted(ran, key=lambda result: -result.seconds)[:count]
     rows = [(result.case, result.backend, f"{result.seconds:.4f} s") for result in slowest]

@@ -163,7 +163,7 @@ def _agreement(
     note: str,
     math: str,
 ) -> tuple[Outcome, str, str]:
-    """Return the outcome of compared outputs, a note, and a reason if the outcome has one.
+    """Return the outcome of compared outputs, a note, and the reason for the outcome, if any.
 
     A systematic error in outputs that are within their tolerances results in a failure or a note.
     An element whose tolerance reaches half of its value is inconclusive, unless the backend

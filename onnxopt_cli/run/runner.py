@@ -150,7 +150,7 @@ def open_plan(
 def run(plan: Plan) -> Generator[tuple[Result, ...]]:
     """Yield the results of each case, one for each backend, in the order of the cases.
 
-    Later cases are submitted before the results of earlier ones are yielded, so that no worker is
+    Later cases are submitted before the results of earlier cases are yielded, so that no worker is
     idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
     are yielded as not run. Failures of workers outside of any case are yielded last.
     """

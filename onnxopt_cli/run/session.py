@@ -298,7 +298,7 @@ class Session:
         self._writer: LogWriter | None = None
         self._snapshot: FileSnapshot | None = None
         self.began = perf_counter()
-        # The parts of the run's record that are known at its beginning.
+        # The parts of the run's record that are known when the run begins.
         self._record = RunRecord(
             versions={**VERSIONS, PROCESSOR: processor(), **suite_entries, **isolation},
             backends=tuple(self._backends.values()),
@@ -369,8 +369,8 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # The resumed log may also contain a failure outside of any case; the worse of that
-                # failure and the new one is kept.
+                # The resumed log may also contain a failure outside of any case; the worse of the
+                # logged failure and the new failure is kept.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row

@@ -321,9 +321,9 @@ class PlainNode(NamedTuple):
 def plain_pair(
     operator: Operator, node: onnx.NodeProto, inputs: Mapping[str, Value]
 ) -> tuple[PlainNode, PlainNode] | None:
-    """Return two nontrivial nodes similar to the given one; the second one has scaled inputs.
+    """Return two nontrivial nodes similar to the given node; the second has scaled inputs.
 
-    Attributes and inputs that violate the signature are replaced by valid ones. If the correct
+    Attributes and inputs that violate the signature are replaced by valid values. If the correct
     outputs are still trivial (empty, constant or equal to inputs), all values are replaced, whereas
     element types and the number of tensors stay.
 

@@ -258,7 +258,7 @@ def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
     """Return for each case the row of the scoreboard to which it belongs.
 
     The row is the operator of the case's model. A case of onnx that consists of the function body
-    of an operator belongs to the row of that operator.
+    of an operator belongs to the row of the operator.
     """
     operators = {case.id: tuple(dict.fromkeys(operators_of(case))) for case in cases}
     rows = {}

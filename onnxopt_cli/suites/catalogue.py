@@ -275,8 +275,7 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         name: the name of the suite.
         form: ``yaml`` or ``onnx`` directories; None for the default format of the suite.
 
-    Raises:
-        UsageError: if the suite is unknown or has no files of that format.
+    Raises: UsageError: if the suite is unknown or has no files of the requested format.
     """
     if name in suites():
         return onnx_files(name) if form == "onnx" else yaml_files(name)

@@ -42,7 +42,7 @@ _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")
 _Information = TypeVar("_Information")
 
-# The resource limit that marks processes, and the line of that limit in /proc/PID/limits.
+# The resource limit that marks processes, and the limit's line in /proc/PID/limits.
 _FILE_LOCKS_LIMIT = 10
 _FILE_LOCKS_LINE = b"Max file locks"
 _MAX_MARK = 2**63 - 1
@@ -53,7 +53,7 @@ _LIMIT_ERRORS = (ImportError, OSError, ValueError, LookupError, StopIteration)
 def visible() -> bool:
     """Return whether processes are visible; on Linux, /proc must show this PID namespace.
 
-    The process ids in /proc of another namespace would denote other processes.
+    In another namespace, the process ids of /proc would denote other processes.
     """
     if sys.platform != "linux":
         return True

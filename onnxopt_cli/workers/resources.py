@@ -7,8 +7,8 @@ exceeds the limit, the kernel is asked for each process's proportional share of 
 which takes much longer. Mapped pages of a file in memory are counted only once, as a part of the
 file.
 
-No cgroup is created, because few users may create one. The cgroup of a container cannot be used
-either, because it includes the runner.
+No cgroup is created, because few users have permission to create cgroups. The cgroup of a container
+cannot be used either, because it includes the runner.
 
 **Leaks.** Growth alone does not prove a leak: first imports of modules, and caches, also need
 memory. The worker therefore runs a case again if the worker's resources have grown. Only resources

@@ -171,7 +171,7 @@ class Worker:
         return self.state is State.IDLE and self._conversation.open
 
     def submit(self, request: Request, model: bytes) -> bool:
-        """Send a request if the worker can still receive one.
+        """Send a request if the worker can still receive requests.
 
         Args:
             request: the request.

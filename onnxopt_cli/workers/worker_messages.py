@@ -22,7 +22,7 @@ through the channel.
 The runner reads the files instead of mapping them into its memory. A worker that truncates or
 modifies its file therefore cannot crash the runner, which merely reads fewer bytes or different
 bytes. The worker maps its input file twice with private pages: pages that the backend modifies are
-copied, and onnxopt compares the modified mapping with the other one.
+copied, and onnxopt compares the modified mapping with the unmodified mapping.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ TENSORS = {
     "plain": "X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]",
     "scalar": "X: 1.0, G: 0.5, V: 0.25",
 }
-# Faulty backends, each with the output whose structure is wrong, and the description of that
-# output.
+# Faulty backends, each with the output whose structure is wrong, and the description of the output.
 STRUCTURE = {
     "wrong_shape": ("X_new", "is float32[1,2]"),
     "broadcast": ("X_new", "is float32[3,2]"),

@@ -1,4 +1,4 @@
-"""External data of models in test directories: valid locations and rejected ones."""
+"""External data of models in test directories: valid and rejected locations."""
 
 from __future__ import annotations
 

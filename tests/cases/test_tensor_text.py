@@ -1,4 +1,4 @@
-"""Notations of tensors in case files, and invalid ones."""
+"""Valid and invalid notations of tensors in case files."""
 
 from __future__ import annotations
 

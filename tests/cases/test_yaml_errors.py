@@ -444,7 +444,7 @@ def test_fault_of_the_file_is_reported_once_for_all_cases(tmp_path):
 
 
 def test_many_unknown_names_are_counted_without_comparing_each_with_all_valid_ones(tmp_path):
-    # Comparing each unknown name with each of 20,000 valid ones would take hours.
+    # Comparing each unknown name with each of 20,000 valid names would take hours.
     tensors = ", ".join(f"{kind}{number}: 1" for number in range(1, 5001) for kind in "XGVH")
     unknown = ", ".join(f"Y{number}: 1" for number in range(10_000))
     before = process_time()

@@ -179,7 +179,8 @@ def test_every_string_is_text_in_every_format(form, run):
     CHECKS[form](text)
     lines = text
     if form == "github":
-        # Each line begins with a command, "::"; the rest of the line must not have another one.
+        # Each line begins with a command, "::"; the rest of the line must not contain another
+        # command.
         lines = "\n".join(line[2:] for line in text.splitlines())
     assert not COMMAND.search(lines), COMMAND.search(lines)
     assert not INVISIBLE.search(lines)

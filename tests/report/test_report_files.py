@@ -42,7 +42,7 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
 
 def test_report_on_standard_output_needs_no_writable_folder(demo, onnxopt):
     assert onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl").code == 0
-    # No file can be created at this path.
+    # A folder at the path prevents the creation of a file.
     (demo / "-").mkdir()
     answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
     assert answer.code == 0

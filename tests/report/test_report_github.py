@@ -86,7 +86,7 @@ def test_at_most_ten_annotations_and_the_last_counts_the_others(count):
     annotations = commands(record(*results[count == 10 :]))
     assert len(annotations) == 10
     titles = [title for _, _, title, _ in annotations]
-    # The first failure of each kind comes before further ones of another kind.
+    # The first failure of each kind comes before the second failure of any kind.
     assert "crash: demo/late on other" in titles
     if count == 10:
         assert all(" on " in title for title in titles)
@@ -176,7 +176,8 @@ def test_error_refers_to_the_line_of_the_backend_that_raised_it(
         (Outcome.ERROR, "raised at \0:1"),
         (Outcome.ERROR, "raised at /dev/zero:1"),
         (Outcome.ERROR, "raised at {folder}/.venv/lib/site-packages/numpy/core.py:1"),
-        # A wrong value has no line of code; a backend may still print a text that looks like one.
+        # A wrong value has no line of code; a backend may still print a text that looks like a line
+        # of a traceback.
         (Outcome.FAIL, "raised at {folder}/kernels.py:3"),
     ],
 )

@@ -97,7 +97,7 @@ def test_pairs_of_classname_and_name_are_unique(pairs):
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert len(keys) == len(results) + len(problems)
     assert len({tuple(part.strip().lower() for part in key) for key in keys}) == len(keys)
-    # Jenkins drops a suite with the same name and time as another one.
+    # Jenkins drops a suite with the same name and time as another suite.
     suites = [element.get("name") for element in root.iter("testsuite")]
     assert len(set(suites)) == len(suites)
 

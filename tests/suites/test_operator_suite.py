@@ -166,7 +166,8 @@ def same(first, second):
 
 
 def narrow(value, bits):
-    """Return a value whose integers wrap around to signed integers of some bits."""
+    """Return a value in which integers wrap around to signed integers with the given number of
+    bits."""
     if isinstance(value, list):
         return [narrow(item, bits) for item in value]
     if isinstance(value, int):

@@ -356,7 +356,7 @@ class AdapterEnvironment:
 
 
 def _is(version: str, pin: str) -> bool:
-    """Return whether a version is the pinned one.
+    """Return whether a version is the pinned version.
 
     A local part such as ``+cpu`` is ignored.
     """

@@ -43,7 +43,7 @@ from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
 
-#: Common operators; most backends support at least one.
+#: Common operators, of which most backends support at least one.
 LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
 
 #: Versions of ai.onnx to probe, the most widely supported first.
@@ -291,7 +291,7 @@ class CheckedBackend:
 
     @property
     def probe(self) -> ProbeModel:
-        """The supported probe, or the most common one if the backend supports none."""
+        """The supported probe, or the most common probe if the backend supports none."""
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:

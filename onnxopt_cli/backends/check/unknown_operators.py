@@ -141,7 +141,7 @@ def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
         try:
             response = refusal(subject.raw_outputs, problem)
         except BackendDied:
-            # The check of another rule shows whether the backend survives an invalid model.
+            # Another rule checks whether the backend survives an invalid model.
             continue
         if response is None:
             continue
@@ -155,7 +155,7 @@ def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
 
 
 def _invalid_models(subject: CheckedBackend) -> Iterator[tuple[str, Problem]]:
-    """Yield pairs of a defect and a model with this defect."""
+    """Yield pairs of a defect and a model with the defect."""
     problem = subject.probe.problem()
     problem.model.graph.node[0].input[0] = "nowhere"
     yield "an undefined input", problem

@@ -69,7 +69,7 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> Pr
 
     Args:
         path: the file, with all symbolic links resolved; the suffix determines the format.
-        key: name of the array in an ``.npz`` file; None if it has only one.
+        key: name of the array in an ``.npz`` file; None for a file with a single array.
         dtype: the element type that the case states, which must equal that of the file. A dtype is
             required for bfloat16 and float8, which NumPy stores as bytes without a type.
 

@@ -572,7 +572,7 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
 
     Raises:
         FormatError: at the first list or value that differs in length or depth from its first
-            sibling, or if the stated shape differs from that of the lists.
+            sibling, or if the stated shape differs from the shape of the lists.
     """
     sizes: list[int] = []
     level = [node]
@@ -677,7 +677,7 @@ def _is_complex(value: Any) -> bool:
 def _lost(wide: Array, narrow: Array) -> Array:
     """Return which doubles are out of the range of an element type.
 
-    Rounding is allowed. A change to or from infinity, NaN or zero, and saturation, are not allowed.
+    Rounding is allowed. Saturation, and changes to or from infinity, NaN or zero, are not allowed.
 
     Args:
         wide: the doubles.

@@ -41,7 +41,7 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0"
 
 @dataclass(frozen=True, slots=True)
 class TypedAttribute:
-    """An attribute of a case with ``rejects`` whose type differs from that in the signature.
+    """An attribute of a case with ``rejects`` whose type differs from the type in the signature.
 
     Attributes:
         type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...
@@ -312,7 +312,7 @@ def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
 def _words(indent: str, name: str, text: str) -> list[str]:
     """Return the lines of a field of words.
 
-    A long field is folded; an empty one has no lines.
+    A long field is folded; an empty field has no lines.
     """
     if not text:
         return []

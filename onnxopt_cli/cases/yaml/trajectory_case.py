@@ -147,8 +147,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     names = operator.input_names(groups)
     # For each output: the positions of the inputs that have its element type and its shape.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
-    # For each output that is the next value of an input: the name of that input (X for X_new, Z1
-    # for Z1_new).
+    # For each output that is the next value of an input: the name of the input (X for X_new, Z1 for
+    # Z1_new).
     feedback = {
         name: names[like]
         for name, (like, _) in places.items()
@@ -477,7 +477,7 @@ def _derived(
     """Read a gradient as a function of X.
 
     Args:
-        node: ``{quadratic: {center: [1, 2]}}`` or another of the gradients.
+        node: ``{quadratic: {center: [1, 2]}}`` or another gradient.
         variable: the name of X.
         base: the first value of X; the gradient has the same element type and shape.
         fields: the case.

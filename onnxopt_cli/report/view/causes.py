@@ -294,7 +294,7 @@ def _operator(result: Result) -> str:
 
 
 def _most_informative_first(results: Sequence[Result]) -> list[Result]:
-    """Return results with the most informative one first.
+    """Return results with the most informative result first.
 
     The most informative result has few elements and a large but finite error, so that it can be
     verified by hand. If no result has values, a result with the most frequent message comes first.

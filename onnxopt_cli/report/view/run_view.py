@@ -411,7 +411,7 @@ def operator_of(result: Result) -> str:
 
 
 def results_by_capability(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the results by the capabilities that their cases need; empty if no case needs one."""
+    """Return the results by needed capability; empty if no case needs a capability."""
     if not any(result.capabilities for result in results):
         return {}
     groups: defaultdict[str, list[Result]] = defaultdict(list)

@@ -207,7 +207,7 @@ def _entry(node: Node, path: Path) -> Entry:
 
     Raises:
         FormatError: if the entry's version range or date is invalid, or the entry describes a
-            failure without allowing one.
+            failure, but does not allow failures.
     """
     outcomes = frozenset(str(word.scalar) for word in _items(node.field("outcome")))
     for name in ("mistake", "outputs"):
@@ -460,7 +460,7 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return a pattern to suggest if a name is similar to that of a backend; else "".
+    """Return a pattern to suggest if a name is similar to a backend's name; else "".
 
     For commands or modules with the same last component, such as ``exec:./adapter`` and
     ``exec:/opt/x/adapter``, the pattern is a glob that matches both.

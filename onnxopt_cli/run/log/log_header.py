@@ -253,7 +253,7 @@ class CaseList:
         """Identify cases by their ids and the contents of their files.
 
         The folders of the files are ignored, because shards may run on several machines. Cases that
-        are part of onnx or onnxopt are identified by the version of that package.
+        are part of onnx or onnxopt are identified by the version of their package.
 
         Raises:
             UsageError: if a file has changed since the cases were found.

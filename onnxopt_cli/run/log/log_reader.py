@@ -153,7 +153,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # The consumer requests the next record only after it has accepted the current one.
+            # The consumer requests the next record only after it has accepted the current record.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 

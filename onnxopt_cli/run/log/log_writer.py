@@ -82,7 +82,7 @@ class LogWriter:
 
     @classmethod
     def append(cls, path: Path, size: int, digest: bytes = b"") -> LogWriter:
-        """Open a log to append to its first ``size`` bytes, whose digest must equal the given one.
+        """Open a log to append to its first ``size`` bytes, which must have the given digest.
 
         Raises:
             UsageError: if the log cannot be written, another run is writing it, or it has changed

@@ -1,8 +1,8 @@
 """Nodes that a generator draws: attributes, inputs and outputs under the operator's schema.
 
 Choices are the only source of randomness of the generators. In the suite, choices follow from a
-seed. In a search for failures, hypothesis makes the choices, and replaces them with simpler ones to
-shrink an example. The first of several options is the simplest.
+seed. In a search for failures, hypothesis makes the choices, and replaces them with simpler choices
+to shrink an example. The first of several options is the simplest.
 """
 
 from __future__ import annotations

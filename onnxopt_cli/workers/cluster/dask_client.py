@@ -1,7 +1,7 @@
 """Send cases, audits and searches to other machines through Dask.
 
 Dask connects the machines, transfers bytes and lists the workers. onnxopt assigns the work, one
-batch at a time to each worker. If a worker is lost, each item of its batch is sent to one more
+batch at a time to each worker. If a worker is lost, each item of its batch is sent to a second
 worker, but never to a third.
 
 The parties of a Dask cluster must trust each other, because they unpickle the data that they
@@ -346,7 +346,7 @@ def real_place(path: Path | str) -> str:
     """Return the absolute path of a file.
 
     Links are resolved in the path of the folder, but not in the file's name. The ids of cases
-    contain that name.
+    contain the file's name.
     """
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - called for many strings
     return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
@@ -488,7 +488,7 @@ class WorkerGroup:
     Args:
         cluster: the connection to the workers.
         opener: the module and function to call on each worker, as in :class:`Setup`.
-        settings: the argument of that function.
+        settings: the argument of the opener.
         patience: time limit of a worker for one item in seconds; None for no limit.
 
     Attributes:

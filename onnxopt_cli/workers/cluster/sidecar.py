@@ -1,4 +1,4 @@
-"""The sidecar: a process beside a Dask worker that does the work of onnxopt on that machine.
+"""The sidecar: a process beside a Dask worker that does the work of onnxopt there.
 
 The Dask worker only starts the sidecar and forwards bytes. The Dask worker imports no backend, so
 one run cannot affect the next. The sidecar works like a command on one machine: backends run in

@@ -223,7 +223,7 @@ OTHER_FILE = """\
             "  - case: [demo/demo/c, demo/demo/d]\n    outcome: fail\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
-        # An entry that describes another failure than the present one is replaced.
+        # An entry that describes another failure than the present failure is replaced.
         (
             "  - case: demo/demo/c\n    outcome: fail\n    outputs: V_new\n    reason: old\n",
             None,

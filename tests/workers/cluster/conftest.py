@@ -1,4 +1,4 @@
-"""A cluster that most tests share, because starting one takes longer than most tests."""
+"""A cluster that most tests share, because starting a cluster takes longer than most tests."""
 
 import pytest
 

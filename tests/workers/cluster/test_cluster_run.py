@@ -259,7 +259,7 @@ def test_killed_client_leaves_no_sidecar(two, tmp_path):
 def test_worker_with_another_version_of_onnx_is_refused(two, tmp_path):
     other_worker = two.add(begins_with="import onnx; onnx.__version__ = '1.0.0'")
     write_cases(tmp_path, MANY_CASES)
-    # The fixture's workers are stopped until the new one has connected.
+    # The fixture's workers are stopped until the new worker has connected.
     run = start(tmp_path, WAITS, "--cluster", two.address)
     run.wait()
     two.end(other_worker, signal.SIGTERM)
