@@ -10,7 +10,7 @@ counts only elements of at least a tenth of the largest element of their output,
 elements may result from terms that cancel.
 
 The last column divides the tolerance by the largest error of a right implementation in float32,
-among the elements in which 1e-5 is not detected. The implementations are those of
+among the elements in which 1e-5 is not detected. The implementations are the forms of
 ``right_forms.py``, ONNX Runtime, and onnx's reference with pairwise and with sequential sums.
 
 The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16, with means

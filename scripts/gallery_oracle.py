@@ -342,7 +342,7 @@ def integer_range(operands: Operands, attributes: Attributes, version: int) -> S
 
 
 def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return a mask of the elements that are infinite with a sign that is to be detected."""
+    """Return a mask of the infinite elements whose sign is to be detected."""
     del version
     positive = attributes.get("detect_positive", 1) * (operands[0] == math.inf)
     negative = attributes.get("detect_negative", 1) * (operands[0] == -math.inf)

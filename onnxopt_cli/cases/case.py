@@ -48,7 +48,7 @@ class Problem:
             stacked outputs of the recorded steps. The model either computes one step, with the
             inputs of the first step, or contains a ``Loop`` over all steps.
         operator: the operator, if the model is one node of an operator with a formula.
-        call: the operator's call with the inputs (of a trajectory, with those of the first step);
+        call: the operator's call with the inputs (of the first step, for a trajectory);
             None without an operator, and if the node breaks the operator's signature.
     """
 

@@ -86,7 +86,7 @@ def choose(
         filters: the filters of the command line; an empty filter selects every case.
         tell: called with each notice for the user: about a word of a pattern that matches no case,
             or the reason why all cases run although --lf was given.
-        without: capabilities to exclude in addition to those of the filters, each with the reason.
+        without: further capabilities to exclude, besides the filters' own, each with the reason.
         failed: how to use earlier failures; None ignores them.
 
     Returns:

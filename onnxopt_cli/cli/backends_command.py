@@ -84,8 +84,8 @@ def install(backends: Sequence[str]) -> None:
     onnxopt backends install adapter:openvino adapter:tract
     onnxopt backends install adapter:openvino@2026.3.0
 
-    onnxopt run installs an adapter that its command line names. Adapters that a configuration
-    file names must be installed before. Exits with 4 if the packages cannot be installed.
+    onnxopt run installs an adapter that its command line names. Adapters that a configuration file
+    names must be installed beforehand. Exits with 4 if the packages cannot be installed.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
     from onnxopt_cli.backends.specification import parse_specification

@@ -37,7 +37,7 @@ def command(backend: str, name: str, requirements: tuple[str, ...], *, force: bo
     """Write the settings, a GitHub workflow and an expectation file for a project.
 
     The files are onnxopt.toml and onnxopt-expected.yaml in the current folder, and
-    .github/workflows/onnxopt.yml in the repository. No existing file is replaced without --force.
+    .github/workflows/onnxopt.yml in the repository. Existing files are replaced only with --force.
 
     \b
     onnxopt init

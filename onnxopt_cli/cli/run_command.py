@@ -44,7 +44,8 @@ class _Parts(click.Command):
 def command(context: click.Context, **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
-    Without a target the cases are those in ./cases or, without that folder, our suites.
+    Without a target, the cases come from ./cases or, without this folder, from the suites of
+    onnxopt.
 
     \b
     onnxopt run cases/ -b onnxruntime

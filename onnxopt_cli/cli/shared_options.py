@@ -87,7 +87,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     Args:
         written: the spellings, with the metavar of the value unless click derives it from the type.
         about: help text.
-        name: name of the command's parameter; by default that of the longest spelling.
+        name: name of the command's parameter; by default derived from the longest spelling.
         others: further arguments of :func:`click.option`.
     """
     *short, last = written.split(", ")
@@ -115,9 +115,9 @@ def option_of(
     Args:
         settings: the group that declares the setting.
         name: name of the setting.
-        about: help text; empty for that of the declaration.
-        parameter: name of the command's parameter; empty for that of the setting.
-        others: arguments of :func:`click.option` that override those of the declaration.
+        about: help text; empty to use the help text of the declaration.
+        parameter: name of the command's parameter; empty to use the name of the setting.
+        others: arguments of :func:`click.option` that override the declaration.
     """
     (declared,) = (setting for setting in settings.declared() if setting.name == name)
     declaration = declared.option

@@ -118,7 +118,8 @@ def _mistake(operator: Operator, names: tuple[str, ...]) -> Implementation:
 def list_command(targets: tuple[str, ...], **filters: Any) -> int:
     """List cases: id, operator and description.
 
-    Without a target the cases are those in ./cases or, without that folder, our suites.
+    Without a target, the cases come from ./cases or, without this folder, from the suites of
+    onnxopt.
 
     \b
     onnxopt list onnx-node -k '*adam*' -k '*adagrad*'

@@ -50,7 +50,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSqu
 class RandomGraph:
     """A graph with inputs, whose expected outputs come from onnx's corrected reference.
 
-    The interface is that of :class:`~onnxopt_cli.fuzz.drawn_examples.GraphExample`.
+    The class has the interface of :class:`~onnxopt_cli.fuzz.drawn_examples.GraphExample`.
 
     Attributes:
         nodes: the nodes in topological order.

@@ -499,7 +499,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
     """Return whether a portion contains a failure of a new kind; runs on a worker.
 
     Args:
-        executors: one executor, that of the backend.
+        executors: a list of a single executor, which runs the backend.
         portion: the request, an element of :class:`_Requests`.
     """
     (executor,) = executors

@@ -319,7 +319,7 @@ def _run_stepwise(
 
     Args:
         executor: the backend, which is asked to keep the prepared model for the next step.
-        problem: a trajectory, whose model is that of one step.
+        problem: a trajectory, whose model computes one step.
         started: called when the first step starts.
     """
     trajectory, call = problem.trajectory, problem.call

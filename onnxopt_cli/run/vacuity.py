@@ -465,7 +465,7 @@ def _operands(
         author: provides the ordinary inputs.
         arrays: the inputs of the original node, by the operator's names.
         groups: the number of tensors that the node optimizes.
-        count: the value of T; None for that of the node.
+        count: the value of T; None to keep the node's T.
         keep: whether to keep the original inputs that are valid, instead of their types only.
     """
     operator = author.operator

@@ -42,7 +42,7 @@ class Score:
         problem: why the backend could not be started; empty if it could.
         contested: number of passes by a second reading of the specification.
         agreeing: number of failures in which another backend has the same wrong result.
-        older: number of results in an older opset than that of the case.
+        older: number of results in an older opset than the case's opset.
     """
 
     total: int

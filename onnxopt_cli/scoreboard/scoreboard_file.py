@@ -62,8 +62,8 @@ class ScoredBackend:
 
     Attributes:
         label: the backend's name on the site.
-        specifications: its specifications, one for each requested version; the last one is that of
-            the current version.
+        specifications: its specifications, one for each requested version; the last specification
+            has the current version.
     """
 
     label: str

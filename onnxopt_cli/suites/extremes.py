@@ -382,7 +382,7 @@ def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return sets of tensors in which two tensors are infinite, by the end of the name."""
+    """Return sets of tensors, two of them infinite, by the ending of the case's name."""
     sets: dict[str, Mapping[str, Array]] = {}
     for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()

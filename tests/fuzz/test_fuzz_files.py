@@ -11,8 +11,8 @@ from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
 
-# Each mutated file is in a folder that is named after the file's number. The number selects the
-# injected defect.
+# Each mutated file is in a folder that is named after the file's number, which selects the injected
+# defect.
 INJECTED = """
 import os, sys, time
 sys.path.insert(0, "scripts")

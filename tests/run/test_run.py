@@ -357,7 +357,7 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
     # The headline contains the message. Except for wrong values, the list of causes and the details
-    # contain it, too.
+    # also contain the message.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 

@@ -216,7 +216,7 @@ def find_numbers(
 ) -> list[int]:
     """Return the sorted numbers in the names that have the prefix and the suffix.
 
-    A fault is added to `problems` for each name with another text in place of the number, and for
+    Faults are added to `problems` for names in which another text replaces the number, and for
     missing numbers.
     """
     numbers = []

@@ -113,7 +113,7 @@ class Wiring:
         return model
 
 
-#: The wiring of a graph whose names and orders are those of its node's schema.
+#: The wiring of a graph with the names and orders of its node's schema.
 PLAIN_WIRING = Wiring()
 
 
@@ -197,7 +197,7 @@ def formula_model(
         attributes: the attributes of the node; all others are omitted.
         inputs: tensors in the operator's order that satisfy its signature.
         graph_name: the graph's name.
-        input_names: the graph's names of the inputs; by default those of the operator.
+        input_names: the graph's names of the inputs; by default the operator's names.
     """
     size = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
     outputs: list[onnx.ValueInfoProto] = []

@@ -638,7 +638,7 @@ def _layout(
         actual, expected, unit = len(raw), _bytes(storage, count), "bytes"
     elif field == storage.field:
         actual = len(getattr(tensor, field))
-        # A complex number takes two entries.
+        # A complex number consists of two entries.
         expected = -(-count // storage.entries) * (2 if storage.dtype.kind == "c" else 1)
         unit = "entries"
     else:

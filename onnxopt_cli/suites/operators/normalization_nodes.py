@@ -92,7 +92,7 @@ def _mean_variance_normalization(draft: NodeDraft) -> None:
     shape = draft.shape(2, 4)
     draft.add(draft.tensor(draft.dtype(0, _TYPES), shape, styles=_STYLES))
     axes = sorted(axis % len(shape) for axis in draft.axes(len(shape)))
-    # By default, the axes are those of images.
+    # The default axes suit images.
     draft.set("axes", axes if len(shape) != _IMAGE_RANK or draft.maybe() else None)
 
 

@@ -226,7 +226,7 @@ def _short_positions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield letters beyond ASCII, and operators that move the texts of a square table."""
+    """Yield texts with letters beyond ASCII, and operators that move the texts of a table."""
     words = np.array(["\u00e9a", "\u00c9B", "stra\u0117"], object)
     for action in ("UPPER", "LOWER"):
         changed = fixed_node(words, case_change_action=action)

@@ -352,7 +352,7 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
         yield operator, "single_first", partial(_square, shapes=((1, 1, 1), (2, 3)))
         yield operator, "single_second", partial(_square, shapes=((2, 3), (1,)))
-    # A row along the last axis, whose length is also that of the first axis.
+    # A row along the last axis, which is as long as the first axis.
     yield "Or", "row_of_truths", fixed_node(np.zeros((3, 3), bool), np.array([True, False, False]))
     row = np.array([2.0, -1.0, 0.5], np.float32)
     for operator in ("LayerNormalization", "RMSNormalization"):
