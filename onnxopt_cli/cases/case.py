@@ -1,4 +1,4 @@
-"""Case, which has an id, and Problem, the content of a case; both as text for reports."""
+"""Cases with their ids, the problems that they contain, and their text for reports."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class _Lines(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Replace the standard streams by streams that handle errors and commands of CI servers.
+    """Replace the standard streams by streams that handle errors and disarm commands to CI servers.
 
     Standard error ignores errors, and standard output records the first error. CI servers recognize
     no commands in either stream. A character that the locale's encoding lacks is shown as an

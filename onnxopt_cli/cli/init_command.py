@@ -22,7 +22,7 @@ from onnxopt_cli.core.text import printable
 )
 @option(
     "--name NAME",
-    "The name of the backend in the settings.  [default: that of its file or command]",
+    "The name of the backend in the settings. [default: the name of its file or command]",
     default="",
     show_default=False,
 )

@@ -214,7 +214,7 @@ class File(Text):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting as an option or argument of the command line, and its uses.
+    """The option or argument of the command line for a setting, and the uses of the setting.
 
     Attributes:
         written: the spellings and a placeholder for the value, as in the help: ``-j, --jobs N``. A

@@ -292,7 +292,7 @@ class GeneratedExample:
         return name in _TYPE_ATTRIBUTES or is_switch
 
     def smaller(self) -> Iterator[GeneratedExample]:
-        """Yield the example without each optional attribute, if the node remains valid."""
+        """Yield valid examples in which one optional attribute of this example is omitted."""
         for name in self.node.attributes:
             if not self.node.schema.attributes[name].required:
                 fewer = {key: value for key, value in self.node.attributes.items() if key != name}

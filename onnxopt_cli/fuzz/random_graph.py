@@ -302,7 +302,7 @@ class _Drawing:
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
         """Choose an earlier value with a rank from least to most; late values are preferred.
 
-        The result is None if no earlier value has such a rank.
+        The result is None if no earlier value has a rank in the range.
         """
         names = [
             name

@@ -315,7 +315,7 @@ class Search:
         return is_new
 
     def _may_have_new(self, _portions: _Portions) -> Iterator[bool]:
-        """Yield, until the search is over, whether the next portion may have a new failure.
+        """Yield for each portion, until the search ends, whether it may have a new failure.
 
         On a single machine, the presence of a new failure is unknown, so the result is always True.
         """

@@ -195,7 +195,7 @@ def _problems(view: RunView) -> list[str]:
 
 
 def _failures(view: RunView, room: int) -> list[str]:
-    """Return collapsed failures of each kind, and the number of failures that do not fit."""
+    """Return failures of each kind, folded, and the number of failures that do not fit."""
     examples = view.examples
     if not examples:
         return []

@@ -28,7 +28,7 @@ from onnxopt_cli.run.executors import Executor, Pending
 # The largest number of bytes of the inputs and expected outputs of a case in a batch; larger cases
 # run alone.
 _MAX_CASE_BYTES = 1 << 20
-# The total number of bytes of the cases that await a response above which no further batch is
+# The limit on the bytes of all cases that await a response; beyond the limit, no further batch is
 # submitted.
 _MAX_BYTES_AHEAD = 64 << 20
 

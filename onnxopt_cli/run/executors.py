@@ -526,7 +526,7 @@ class InProcess:
         return self._open_pool is not None
 
     def without_workers(self) -> InProcess:
-        """Return a copy for a process that must not start workers."""
+        """Return a copy of the executor for a process that must not start workers."""
         executor = copy(self)
         vars(executor)["_open_pool"] = refuse_workers
         return executor

@@ -424,8 +424,8 @@ class ExecBackend(Backend):
         self.name = specification.text
         command = specification.command or interpreter_command(specification)
         self._session = CommandSession(command, response_limits(specification, limits))
-        # The finalizer ends the command when this interpreter exits. The finalizer cannot report
-        # errors any more.
+        # The finalizer ends the command when this interpreter exits. Errors at the exit of the
+        # interpreter cannot be reported.
         self._finalizer = weakref.finalize(self, _close_silently, self._session)
         try:
             self._hello = self._session.hello

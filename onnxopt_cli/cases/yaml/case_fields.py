@@ -315,7 +315,7 @@ def _attribute(
 
 
 def _stated_type(node: Node) -> str:
-    """Return the attribute type that a case with ``rejects`` may state; empty if it is absent."""
+    """Return the attribute type that a case with ``rejects`` states; empty if it states none."""
     stated = node.field("type") if node.fields else None
     return str(stated.scalar) if stated else ""
 

@@ -163,7 +163,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], input_nodes[name], count, fields)
-    # Inputs that are not allowed under steps, and for each the place where it is expected.
+    # Kinds of inputs that are not allowed under steps, each with the place where it is expected.
     elsewhere = {
         **dict.fromkeys(input_nodes, "either here or in the inputs of the case"),
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),

@@ -400,7 +400,7 @@ class _Builder:
     count: int = 0
 
     def node(self, event: Any, node: Node, depth: int) -> Node:
-        """Fill a node from an event and, for a collection, from the events of its content."""
+        """Fill a node from its event and, if it is a collection, from the events of its items."""
         self.count += 1
         if self.count > MAX_NODES:
             line = event.start_mark.line + 1

@@ -76,8 +76,8 @@ _WORD = re.compile(r"\w+")
 # tensors.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
-# The least number of different words at one position of otherwise equal patterns that are
-# considered names.
+# The least number of different words at the same position of otherwise equal patterns with which
+# all of the words are considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Element types whose names contain no digit.

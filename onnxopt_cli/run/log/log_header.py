@@ -117,7 +117,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest that a file had at the first call for the file.
+        """Return the digest of a file, which is computed at the first call for the file.
 
         Args:
             path: the file; an unreadable file also has a digest.

@@ -195,8 +195,8 @@ def _pow(draft: NodeDraft) -> None:
         return
     draft.add(draft.tensor(dtype, first, styles=("plain", "halves")))
     if not is_float and exponent.kind == "f":
-        # A power of integers is converted to an integer, even if the exponent is a fraction such as
-        # 1/2. Bases below 1 are therefore avoided.
+        # Bases below 1 are avoided, because a power of integers is converted to an integer, even if
+        # the exponent is a fraction such as 1/2.
         draft.inputs[0] = draft.tensor(dtype, first, low=1, high=9)
         draft.add(draft.tensor(exponent, second, low=0.0, high=3.0, styles=("halves",)))
         return

@@ -288,7 +288,7 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
 def test_backend_cannot_open_files_of_the_runner(tmp_path):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5})
     (tmp_path / "forger.py").write_text(FORGER)
-    # Root may inspect every process, so the test drops this capability.
+    # The test drops root's capability to inspect every process.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain"]
     command += [
@@ -348,7 +348,7 @@ def test_backend_cannot_read_the_memory_of_the_reference_worker(tmp_path):
     x = np.array([0.5, 2], np.float32)
     make_directory(tmp_path / "test_it", model, [tensor(x)], [tensor(1 / (1 + np.exp(-x)))])
     (tmp_path / "looker.py").write_text(MEMORY_READER)
-    # Root may inspect every process, so the test drops this capability.
+    # The test drops root's capability to inspect every process.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "test_it", "--no-explain", "-j", "1"]
     command += ["-b", "python:looker.py:Backend", "--report", "json=r.json"]

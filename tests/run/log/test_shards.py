@@ -299,7 +299,8 @@ def timed(demo, onnxopt):
 
 
 def test_slower_cases_are_shown_without_affecting_the_exit_code(timed, onnxopt):
-    # Times of repeated runs differ by 5 %, so twice the time is slower, and a tenth more is noise.
+    # Times of repeated runs differ by 5 %: a case that takes twice the time is slower, and a tenth
+    # more time is noise.
     usual = dict.fromkeys(NAMES, 0.010)
     old, again = timed("old", usual), timed("old2", dict.fromkeys(NAMES, 0.0105))
     new = timed("new", {**usual, "b": 0.030, "c": 0.0111, "d": 0.020})
