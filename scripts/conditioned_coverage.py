@@ -3,7 +3,8 @@
     python scripts/conditioned_coverage.py [CORPUS]
 
 A case is counted once for each floating-point or complex type of its outputs. For float32, the case
-must also have float32 inputs. The cases without such a tolerance are listed with the reason.
+must also have float32 inputs. The cases without a conditioned or derived tolerance are listed with
+the reason.
 """
 
 from __future__ import annotations

@@ -628,8 +628,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
         change = "attribute"
     output = pick(["", *operator.outputs], random)
     if change in ("attribute", "inexact"):
-        # The position of the attribute's name in the text of a condition, for the two kinds with
-        # such a name.
+        # The position of the attribute's name in the text of a condition, for two kinds of faults.
         words = conditions[0].text.split()
         position = {"small attributes": 2, "an attribute at 0, 1, -1 or omitted": 0}.get(kind)
         names = unlimited_attributes(operator) or numeric_attributes(operator)

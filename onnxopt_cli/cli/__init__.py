@@ -93,8 +93,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # Otherwise click would print an empty line and not include the number of the signal in
-            # the exit code.
+            # click would print an empty line, and the exit code would not include the number of the
+            # signal.
             return _interrupted(stop)
 
     def resolve_command(

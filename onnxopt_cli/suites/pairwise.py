@@ -451,8 +451,8 @@ class _Design:
             return RandomTensor(kind, int(self.random.randint(_SEEDS)), shape, dtype, parameters)
         values = self._mixed(shape, dtype, style, nonnegative=nonnegative)
         if infinite:
-            # In double, infinite elements include a finite number that exceeds the range of
-            # float32.
+            # In double, a finite number that exceeds the range of float32 is one of the special
+            # values.
             largest = [np.inf, _SPECIAL_WIDE[2] if dtype == WIDE_TYPE else np.inf]
             # If the operator ranks elements, a single NaN makes the whole tensor inconclusive.
             if self._author.elementwise or not self.random.randint(_SOME_NAN):

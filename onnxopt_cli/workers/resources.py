@@ -235,7 +235,7 @@ class LeakCheck:
         yield f"leaves {' and '.join(leaks)} behind each time that it runs" if leaks else ""
 
     def _growth(self) -> dict[str, int]:
-        """Return the growth over the previous maxima, where it exceeds the limit."""
+        """Return each growth over the previous maximum that exceeds the limit."""
         largest, held = self._largest, self._amounts()
         # The maxima are updated after each case, so that slow growth over many cases is not
         # attributed to a single case.

@@ -465,8 +465,8 @@ def _start(
     printed, write_end = os.pipe()
     _adopts_orphans()
     numbers = [worker_end.fileno(), *shared, os.getpid(), memory]
-    # While a program starts, other processes can inspect the program. A forked process, by
-    # contrast, inherits the protection of its parent.
+    # Other processes can inspect a program while it starts, whereas a forked process inherits the
+    # protection of its parent.
     serve = partial(_serve_forked, *numbers, folder) if closed and forks() else None
     try:
         with warnings.catch_warnings():

@@ -242,7 +242,7 @@ def _supervise(
         try:
             received = signal.sigwait(signals)
         except OSError as error:
-            # If this process ends, the kernel ends the worker.
+            # When the supervisor ends, the kernel ends the worker.
             _exit_with_message(f"the system does not allow sigwait: {error.strerror}", folder)
         if received == signal.SIGTERM or os.getppid() != runner:
             status = signal.SIGKILL

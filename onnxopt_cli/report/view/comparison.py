@@ -193,7 +193,7 @@ def _compared(old: float, new: float) -> Direction:
 
 
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
-    """Yield the change of an output's error in the first measure that has changed.
+    """Yield the change of an output's error, by the first of two measures that has changed.
 
     The first measure is error / tolerance (the absolute error if the tolerances differ); the second
     is the distance in ulp.
