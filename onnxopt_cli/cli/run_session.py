@@ -35,6 +35,7 @@ from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     EXPLAINED,
     NOT_ITS_FAULT,
+    OUTSIDE_IDS,
     Outcome,
     Result,
 )
@@ -110,7 +111,7 @@ class Display:
 
     def show(self, results: Sequence[Result]) -> None:
         """Count a case; with -v, also print its line and its outputs."""
-        self._done += 1
+        self._done += results[0].case not in OUTSIDE_IDS
         self._nonconforming += not all(result.conforms for result in results)
         status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
         self.progress.tell(self._done, len(self._plan.cases), Text(status, "red"))

@@ -14,6 +14,7 @@ from isolated import start
 from places import PLUGINS
 
 from onnxopt_cli.backends.exec import exec_backend
+from onnxopt_cli.cli import console
 
 CASE = """\
 onnxopt: 1
@@ -141,6 +142,15 @@ def test_improper_shutdown_keeps_passes_but_does_not_conform(
     assert teardown["outcome"] == outcome
     assert words in teardown["message"]
     assert {result["outcome"] for result in results.values()} == {"pass"}
+
+
+def test_fault_at_shutdown_is_not_counted_as_a_case(identity, onnxopt, monkeypatch):
+    monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+    answer = onnxopt("run", "demo.yaml", "-b", spec("ends-badly"), "--isolation", "none")
+    assert answer.code == 1
+    last_line = answer.err.splitlines()[-1]
+    assert last_line.startswith("running: 2 of 2,")
+    assert last_line.endswith(", 0 s left, 1 not conforming")
 
 
 @pytest.mark.slow
