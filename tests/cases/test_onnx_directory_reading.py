@@ -177,6 +177,15 @@ def test_model_with_duplicate_output_names_is_reported(tmp_path):
     assert complaints(tmp_path / "test_x") == ["model.onnx: has several outputs with the same name"]
 
 
+@pytest.mark.parametrize("version", [2**31, 2**63 - 1, -1])
+def test_model_with_an_impossible_opset_is_reported(tmp_path, version):
+    model = identity({"x": FLOAT})
+    model.opset_import.add(domain="other", version=version)
+    make_directory(tmp_path / "test_x", model)
+    message = f"model.onnx: imports the opset {version} of 'other', which cannot exist"
+    assert complaints(tmp_path / "test_x") == [message]
+
+
 def test_model_with_names_that_are_not_utf_8_is_reported(tmp_path):
     model = identity({"x": FLOAT}).SerializeToString().replace(b"Identity", b"Identi\xff\xff")
     make_directory(tmp_path / "test_x", model)

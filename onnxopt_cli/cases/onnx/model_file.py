@@ -29,6 +29,8 @@ from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
 _MAX_DIGITS = 19
 # The beginning of a tensor's description, depending on the field that contains the tensor.
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
+# The largest version with which onnx can look up a schema.
+_MAX_OPSET = 2**31 - 1
 
 
 def read_model(path: Path, *, links: bool = True) -> onnx.ModelProto:
@@ -110,6 +112,12 @@ def _parse(data: bytes) -> onnx.ModelProto:
     for name in names:
         if not isinstance(name, str):
             raise Malformed(f"has a name that is not UTF-8: {name[:40]!r}")
+    imports = (entry for part in (model, *model.functions) for entry in part.opset_import)
+    for entry in imports:
+        if not 0 <= entry.version <= _MAX_OPSET:
+            raise Malformed(
+                f"imports the opset {entry.version} of {entry.domain[:40]!r}, which cannot exist"
+            )
     return model
 
 
