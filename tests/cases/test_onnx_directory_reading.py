@@ -186,6 +186,22 @@ def test_model_with_an_impossible_opset_is_reported(tmp_path, version):
     assert complaints(tmp_path / "test_x") == [message]
 
 
+@pytest.mark.parametrize(("version", "is_reported"), [(17, False), (20, True)])
+def test_function_with_the_name_of_an_operator_is_reported(tmp_path, version, is_reported):
+    node, opset = helper.make_node("Neg", ["a"], ["b"]), helper.make_opsetid("", version)
+    model = identity({"x": FLOAT})
+    model.opset_import[0].version = version
+    # Gelu is an operator since opset 20.
+    model.functions.append(helper.make_function("", "Gelu", ["a"], ["b"], [node], [opset]))
+    make_plain(tmp_path / "test_x")
+    (tmp_path / "test_x" / "model.onnx").write_bytes(model.SerializeToString())
+    if is_reported:
+        (message,) = complaints(tmp_path / "test_x")
+        assert "defines a function Gelu, which is also an operator of onnx" in message
+    else:
+        read(tmp_path / "test_x")
+
+
 def test_model_with_names_that_are_not_utf_8_is_reported(tmp_path):
     model = identity({"x": FLOAT}).SerializeToString().replace(b"Identity", b"Identi\xff\xff")
     make_directory(tmp_path / "test_x", model)

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, GraphProto, SparseTensorProto, TensorProto, defs
 
 from onnxopt_cli.cases.tensors.proto_values import byte_size, check_tensor
 from onnxopt_cli.core.untrusted_files import (
@@ -25,6 +25,7 @@ from onnxopt_cli.core.untrusted_files import (
     read_regular_file,
 )
 from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase
+from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 
 _MAX_DIGITS = 19
 # The beginning of a tensor's description, depending on the field that contains the tensor.
@@ -112,13 +113,32 @@ def _parse(data: bytes) -> onnx.ModelProto:
     for name in names:
         if not isinstance(name, str):
             raise Malformed(f"has a name that is not UTF-8: {name[:40]!r}")
+    _check_opsets(model)
+    return model
+
+
+def _check_opsets(model: onnx.ModelProto) -> None:
+    """Check that all opsets of a model can exist, and that no function replaces an operator.
+
+    Raises:
+        Malformed: if an opset cannot exist, or a function replaces an operator.
+    """
     imports = (entry for part in (model, *model.functions) for entry in part.opset_import)
     for entry in imports:
         if not 0 <= entry.version <= _MAX_OPSET:
             raise Malformed(
                 f"imports the opset {entry.version} of {entry.domain[:40]!r}, which cannot exist"
             )
-    return model
+    versions = imported_versions(model)
+    for function in model.functions:
+        domain = plain_domain(function.domain)
+        version = versions.get(domain, 0)
+        is_standard = domain in {"", "ai.onnx.ml"} and defs.has(function.name, version, domain)
+        if is_standard and not function.overload:
+            raise Malformed(
+                f"defines a function {function.name}, which is also an operator of onnx; onnx "
+                "leaves to runtimes which of the two a node calls"
+            )
 
 
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
