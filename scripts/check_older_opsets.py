@@ -1,4 +1,4 @@
-"""Compare the reference outputs of onnx's node cases with the outputs of their older models.
+"""Compare the reference outputs of onnx's node cases in their own opsets and in older opsets.
 
     python scripts/check_older_opsets.py
 

@@ -169,7 +169,7 @@ class Conversation:
     def unread(self) -> bool:
         """Return whether the process has read no bytes of the last request.
 
-        False if the system cannot tell how many bytes of the pipe are unread.
+        The result is False if the system cannot tell how many bytes of the pipe are unread.
         """
         if not self._sent:
             return True

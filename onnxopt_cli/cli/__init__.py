@@ -183,7 +183,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     try:
         require_memory()
         # Shells request completion without arguments. If the variable is still set when a command
-        # is called, the command must not print a script and exit with 0.
+        # is called, the command must run instead of printing a script.
         words = sys.argv[1:] if arguments is None else arguments
         code = group.main(
             arguments,

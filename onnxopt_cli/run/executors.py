@@ -364,7 +364,7 @@ def require_backends(
 def _installation_failure(
     specification: Specification, interruption: Interruption, open_progress: OpenProgress
 ) -> BackendUnavailable | None:
-    """Create the environment of an adapter unless it exists; or return an error."""
+    """Create the environment of an adapter unless it exists; return an error, if any."""
     if not specification.adapter:
         return None
     # Imported late, because few runs have an adapter.

@@ -155,10 +155,10 @@ def _together(
     narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
     **settings: Any,
 ) -> Iterator[CaseTemplate]:
-    """Yield one case with a group for each way to broadcast operands.
+    """Yield cases in which operands are broadcast in each of several ways.
 
-    If an output is a sum over all tensors, each way has a separate case, since a large term would
-    hide the other terms.
+    A single case has a group for each way. If an output is a sum over all tensors, each way has a
+    separate case, since a large term would hide the other terms.
 
     Args:
         author: creates the operator's templates.

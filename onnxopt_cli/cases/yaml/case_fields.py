@@ -440,7 +440,7 @@ def declare_value(
     Args:
         node: the value.
         folder: the folder of the case file; paths of data files are relative to it.
-        choose: the element type if the value states none. By default it is float32 if a float
+        choose: the element type if the value states none. The default type is float32 if a float
             occurs, and otherwise the natural type of the bare values.
         dtype: the element type of the enclosing value, if it is known.
 
