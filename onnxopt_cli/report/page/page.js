@@ -33,7 +33,7 @@
   const byCase = new Map();
   rows.forEach((row, place) => {
     row.place = place;
-    const reached = row.keys.slice(1).filter(Boolean);
+    const reached = row.keys.slice(1).filter((outcome) => outcome && outcome !== "not-run");
     row.differs = new Set(reached).size > 1;
     byCase.set(row.keys[0], row);
   });
