@@ -31,7 +31,7 @@ from ONNX's specification, with a case that shows it. {features} more rows are f
 opset that a runtime accepts and ignores. These rows are counted and listed
 [separately](#ignored-features-of-recent-opsets).
 
-The rows state facts about versions. They do not rank runtimes, which support different operators
+The rows state facts about versions, and do not rank runtimes, which support different operators
 and were tested to different extents. Later versions may have corrected a defect.
 
 - `onnxopt run gallery -b adapter:openvino` runs the cases of OpenVINO's rows, and exits with 1 if

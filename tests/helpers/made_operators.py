@@ -1,4 +1,4 @@
-"""Operators with formulas that tests define, and the lowered nodes of such operators."""
+"""Operators with formulas that tests define, and the lowered nodes of these operators."""
 
 from __future__ import annotations
 

@@ -156,8 +156,8 @@ def bound(
 def _concatenated(call: Call[Array]) -> Call[Array] | None:
     """Return :attr:`Call.concatenated` for several small groups, since one call is faster.
 
-    Returns None for large tensors. Also returns None if the result could differ, because the
-    formula is not elementwise, or the groups differ in types or in attributes.
+    Returns None for large tensors, and if the result could differ because the formula is not
+    elementwise, or because the groups differ in types or in attributes.
     """
     first, *further = call.groups
     if not further or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):

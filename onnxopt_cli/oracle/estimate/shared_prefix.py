@@ -1,7 +1,7 @@
 """Reuse of a model's results in the runs of its reformulations.
 
-A reformulation of a model computes some operators in another way. Before the first node with such
-an operator (the boundary), the results of the reformulation are bitwise equal to those of the
+A reformulation of a model computes some operators in another way. Before the first node with a
+changed operator (the boundary), the results of the reformulation are bitwise equal to those of the
 model. Within a memory limit, results from before the boundary are kept if nodes behind the boundary
 read them. The run of the reformulation begins at the boundary.
 """

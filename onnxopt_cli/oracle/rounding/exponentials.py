@@ -96,7 +96,7 @@ def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
     """Return a context manager for each algorithm that computes :func:`summed` in one pass.
 
     Args:
-        of_logarithms: whether an operator returns the logarithm of such a sum.
+        of_logarithms: whether an operator returns the logarithm of a sum of exponentials.
     """
     module: Any = sys.modules[__name__]
     without_log1p = [_logarithmic_without_log1p] if of_logarithms else []

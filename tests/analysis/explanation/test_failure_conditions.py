@@ -253,8 +253,8 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
         # The computed value is the probability that all failing inputs meet a condition that has no
         # effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # The computed value is the probability that all inputs which do not meet the condition
-        # pass, if a tenth of such inputs fails.
+        # The computed value is the probability that all drawn inputs which do not meet the
+        # condition pass, if a tenth of all inputs that do not meet it fail.
         assert 0.9**others < 0.05
 
 
