@@ -452,6 +452,25 @@ def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
                 condition(model, {"x": x})
 
 
+def test_linear_regression_of_one_feature_rounds_the_product():
+    x, coefficient = f32([1.2345679]), np.float32(0.7654321)
+    product = x * coefficient
+    attributes = {"coefficients": [float(coefficient)], "intercepts": [-float(product[0, 0])]}
+    model = model_of([("LinearRegressor", ["x"], attributes | {"domain": "ai.onnx.ml"})], {"x": x})
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    assert passes_estimate(model, {"x": x}, [[0]])
+    assert not passes_estimate(model, {"x": x}, [[1e-5]])
+
+
+def test_normalizer_adds_squares_in_any_order():
+    x = np.full((1, 30_000), 0.1, np.float32)
+    model = model_of([("Normalizer", ["x"], {"norm": "L2", "domain": "ai.onnx.ml"})], {"x": x})
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    root = np.sqrt(np.add.accumulate(x * x, axis=1)[:, -1:])
+    assert passes_estimate(model, {"x": x}, x / root)
+    assert not passes_estimate(model, {"x": x}, x / root * np.float32(1.01))
+
+
 @pytest.mark.parametrize("features", [1, 2])
 @pytest.mark.parametrize(("operator", "output"), [("LinearClassifier", 1), ("LinearRegressor", 0)])
 def test_logistic_function_of_negative_scores_may_be_a_difference(operator, output, features):

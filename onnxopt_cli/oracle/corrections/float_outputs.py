@@ -19,6 +19,9 @@ CONVERTING = frozenset(
     | {"SVMClassifier", "SVMRegressor"}
 )
 
+# The reference divides by at least this number.
+_LEAST_DIVISOR = 1e-30
+
 
 def in_single(x: Array) -> Array:
     """Return numbers as float32 or, if the model is computed in double, as doubles."""
@@ -27,10 +30,20 @@ def in_single(x: Array) -> Array:
     return x.astype(names.float32)
 
 
-@replaces(
-    "aionnxml.op_normalizer.Normalizer._run",
-    "aionnxml.op_scaler.Scaler._run",
-)
+@replaces("aionnxml.op_normalizer.Normalizer._run")
+def _normalized(node: Any, original: Any, x: Array, norm: str) -> tuple[Array]:
+    """Normalize with sums that the estimate can compute sequentially, as those of other nodes."""
+    x = in_single(x)
+    if norm == "L1":
+        divisor = np.sum(np.abs(x), axis=1, keepdims=True)
+    elif norm == "L2":
+        divisor = np.sqrt(np.sum(np.square(x), axis=1, keepdims=True))
+    else:
+        return (in_single(original(node, x, norm=norm)[0]),)
+    return (in_single(x / np.maximum(divisor, x.dtype.type(_LEAST_DIVISOR))),)
+
+
+@replaces("aionnxml.op_scaler.Scaler._run")
 def _scaled(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
     (y,) = original(node, in_single(x), **attributes)
     return (in_single(y),)

@@ -124,8 +124,11 @@ _LISTED = {
     **dict.fromkeys(
         ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), NodeKind.COMBINE
     ),
-    # Nodes that compute sums, although an output depends on only one element of each operand.
+    # Nodes that compute sums, although an output depends on only one element of each operand. For a
+    # single feature, linear models and support vector machines add a product and a constant.
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
+    **dict.fromkeys(("LinearClassifier", "LinearRegressor"), NodeKind.COMBINE),
+    **dict.fromkeys(("SVMClassifier", "SVMRegressor"), NodeKind.COMBINE),
 }
 
 #: For each operator, the indices of floating-point inputs that determine shapes. These are never
