@@ -453,13 +453,13 @@ def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
 
 
 def test_linear_regression_of_one_feature_rounds_the_product():
-    x, coefficient = f32([1.2345679]), np.float32(0.7654321)
-    product = x * coefficient
-    attributes = {"coefficients": [float(coefficient)], "intercepts": [-float(product[0, 0])]}
+    x, coefficient, intercept = f32([1.2345679]), np.float32(0.7654321), np.float32(-0.9447)
+    attributes = {"coefficients": [float(coefficient)], "intercepts": [float(intercept)]}
     model = model_of([("LinearRegressor", ["x"], attributes | {"domain": "ai.onnx.ml"})], {"x": x})
     model.opset_import.add(domain="ai.onnx.ml", version=1)
-    assert passes_estimate(model, {"x": x}, [[0]])
-    assert not passes_estimate(model, {"x": x}, [[1e-5]])
+    y = x * coefficient + intercept
+    assert passes_estimate(model, {"x": x}, y)
+    assert not passes_estimate(model, {"x": x}, y + np.float32(1e-5))
 
 
 def test_normalizer_adds_squares_in_any_order():
