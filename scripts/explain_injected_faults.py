@@ -44,7 +44,7 @@ from onnxopt_cli.workers.forked_processes import parallel
 NEW_INPUTS = 400
 #: Largest number of draws to find inputs on which the fault is visible.
 MAX_DRAWS = 3000
-#: The least precision and recall of a condition that predicts well.
+#: The minimum precision and recall of a condition that predicts well.
 GOOD_SHARE = 0.95
 #: The precision or recall below which a condition predicts badly.
 BAD_SHARE = 0.8
@@ -145,7 +145,7 @@ def rate_condition(_operator: Operator, _random: Random) -> Condition:
 
 
 def length_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a condition that requires a least number of elements."""
+    """Draw the condition that the first tensor has a minimum number of elements."""
     k = random.choice((2, 4, 5, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 1024))
     return on_first_tensor(f"length >= {k}", lambda x: x.size >= k)
 
@@ -160,13 +160,13 @@ def block_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def index_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a condition that requires a least index of an element."""
+    """Draw the condition that the index of an element has a minimum value."""
     k = random.choice((1, 2, 4, 8, 16, 32, 64, 256))
     return f"index >= {k}", lambda call, group: positions(call, group) >= k
 
 
 def rank_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a least rank."""
+    """Draw the condition that the first tensor has a minimum rank."""
     k = random.choice((2, 3, 4))
     return on_first_tensor(f"rank >= {k}", lambda x: x.ndim >= k)
 
@@ -177,13 +177,13 @@ def scalar_condition(_operator: Operator, _random: Random) -> Condition:
 
 
 def columns_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a condition that requires a least length of the last of several axes."""
+    """Draw the condition that the last of several axes has a minimum length."""
     k = random.choice((4, 16, 17, 32, 33, 64))
     return on_first_tensor(f"columns >= {k}", lambda x: x.ndim > 1 and x.shape[-1] >= k)
 
 
 def group_count_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a condition that requires a least number of groups."""
+    """Draw the condition that there is a minimum number of groups."""
     k = random.choice((2, 3, 4, 8, 9))
     return f"tensors >= {k}", lambda call, _: len(call.groups) >= k
 

@@ -165,7 +165,7 @@ def changed(node: Node, operator: str = "", **attributes: Any) -> Node:
 
 
 def is_float(value: Array) -> bool:
-    """Return whether a value is a tensor of floats with elements."""
+    """Return whether a value is a nonempty tensor of floats."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 0
 
 

@@ -269,7 +269,10 @@ class _FinderElsewhere:
         entries = [entry for entry in sys.path if os.path.realpath(entry or ".") != folder]
         specification = PathFinder.find_spec(name, entries)
         if specification is None:
-            message = f"No module named {name!r}; {self._path.name}, which imports it, has its name"
+            message = (
+                f"No module named {name!r}; the plugin {self._path.name}, which imports this "
+                "module, has the same name"
+            )
             raise ModuleNotFoundError(message, name=name)
         return specification
 

@@ -106,7 +106,8 @@ class FuzzDisplay:
         pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
         summary += f" in {tried} examples"
         if self._outside:
-            summary += f" and {self._outside} outside of them"
+            plural = "s" * (self._outside != 1)
+            summary += f", {self._outside} failure{plural} outside of the examples"
         summary += f", seed {options['seed']}, {seconds:.1f} s ({pace})"
         failed = self._found or self._outside
         self._console.print_line(Text(summary, "bold red" if failed else "bold green"))

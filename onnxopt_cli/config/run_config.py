@@ -208,7 +208,8 @@ class Filters(Settings):
         (),
         "-k PATTERN",
         "Only cases whose id equals, contains or (as a glob) matches PATTERN, or an expression: "
-        "'adam and not (double or T_0)'. Given several times: any of them.",
+        "'adam and not (double or T_0)'. If given several times, one matching pattern "
+        "suffices.",
         Text("pattern"),
         many=True,
         **_COMPARED,
@@ -216,7 +217,8 @@ class Filters(Settings):
     operators: tuple[str, ...] = setting(
         (),
         "--operator NAME",
-        "Only cases whose model contains this operator. Given several times: any of them.",
+        "Only cases whose model contains this operator. If given several times, one of the "
+        "operators suffices.",
         Text("operator"),
         many=True,
         **_COMPARED,
@@ -224,7 +226,7 @@ class Filters(Settings):
     tags: tuple[str, ...] = setting(
         (),
         "--tag TAG",
-        "Only cases with this tag. Given several times: any of them.",
+        "Only cases with this tag. If given several times, one of the tags suffices.",
         many=True,
         **_COMPARED,
     )

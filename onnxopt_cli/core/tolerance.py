@@ -253,9 +253,8 @@ def _stated_value(text: str) -> float | None:
 def _last_unit(text: str) -> float:
     """Return the unit of the last nonzero digit of a text, divided by :data:`_COMPUTATION`.
 
-    A number that is rounded up or down to the digits of a text has a rounding error of less than
-    the unit of its last nonzero digit. The result is 0 for the text of zero, and for a text that is
-    not a number.
+    A text that states a number rounded up or down has a rounding error of less than the unit of its
+    last nonzero digit. The result is 0 for the text of zero, and for a text that is not a number.
     """
     mantissa, separator, exponent = text.lower().partition("e")
     last = max(map(mantissa.rfind, "123456789"))

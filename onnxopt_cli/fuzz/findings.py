@@ -325,8 +325,8 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
         headline: the failure in one line.
         source: the command that found the failure.
 
-    Returns: The path of the case file or test directory, which may have existed with the same
-        example.
+    Returns: The path of the new case file or test directory, or of an existing one that contains
+        the same example.
 
     Raises:
         UsageError: if the case cannot be written.

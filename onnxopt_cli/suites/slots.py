@@ -253,9 +253,9 @@ def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _last_counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the largest and the least 64-bit T.
+    """Yield the largest and the smallest 64-bit T.
 
-    Powers of the attributes reveal the sign of T.
+    A wrong sign of T is detected: 0.5**T is 0 for the largest T, and infinite for the smallest T.
     """
     if not author.operator.counts:
         return

@@ -1,4 +1,4 @@
-"""Checks that adapters share: values that a runtime cannot exchange as arrays are unsupported."""
+"""Adapters report a value as unsupported if the runtime cannot exchange it as an array."""
 
 from __future__ import annotations
 

@@ -344,6 +344,6 @@ def test_missing_package_with_the_name_of_the_file_is_reported(tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME.replace("acme", "absent"), "absent_runtime.py")
     with pytest.raises(
-        BackendUnavailable, match=r"absent_runtime.py, which imports it, has its name"
+        BackendUnavailable, match=r"the plugin absent_runtime.py, .* has the same name"
     ):
         resolve_backend(f"python:{file}:Backend")

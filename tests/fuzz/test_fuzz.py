@@ -309,7 +309,7 @@ def test_failure_at_the_end_of_the_worker_is_counted(fuzz):
     answer = fuzz(f"python:{hostile}:DiesAtTeardown", "--examples", "5", "--isolation", "process")
     assert answer.code == 1
     assert "crash worker/teardown" in answer.out
-    assert "0 distinct failures in 5 examples and 1 outside of them" in answer.out
+    assert "0 distinct failures in 5 examples, 1 failure outside of the examples" in answer.out
 
 
 def test_time_limit_ends_the_search(fuzz):

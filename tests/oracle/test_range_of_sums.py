@@ -143,7 +143,7 @@ def test_terms_that_overflow_with_both_signs_may_become_nan():
 
 
 def test_spectra_and_tiles_may_overflow():
-    """A transform adds all elements of an image; other images follow the formula."""
+    """A transform, which adds all elements of an image, may overflow for that image alone."""
     x = np.stack([row(HUGE, HUGE, -HUGE, -HUGE), row(1, 1, 1, 1)])
     inputs = {"x": x, "w": row(0.5, 0.25, 0.125)[None]}
     exact = np.array([[[0.625 * HUGE, 0.125 * HUGE]], [[0.875, 0.875]]])

@@ -50,7 +50,7 @@ _BISECTIONS = 24
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25
-# The change of a result, in roundings, from which a fault is assumed to be visible.
+# The smallest change of a result, in roundings, by which a fault is assumed to be visible.
 _VISIBLE_ROUNDINGS = 100
 
 
@@ -206,7 +206,7 @@ class ConditionQueries(ConditionFitting):
         return None
 
     def _survives_proof(self) -> bool:
-        """Return whether new inputs agree with the conditions of the plainest path."""
+        """Return whether the results of new inputs agree with the plainest path's conditions."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
             # If failures may have several reasons, a failing input that does not meet the

@@ -245,7 +245,7 @@ class CauseSearch:
     def _is_confirmed(
         self, change: Implementation, cases: Sequence[Observation], submit: SubmitCall
     ) -> bool:
-        """Return whether generated inputs agree with a change of the formula."""
+        """Return whether the results of generated inputs agree with a change of the formula."""
         failing = [observation.call for observation in cases]
         right_calls = [observation.call for observation in self.passing] or failing
         bases = (failing, right_calls)

@@ -81,7 +81,8 @@ _SHORT_BYTES = 2
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
-# Additional cost of traits of an optional attribute that also hold for its default.
+# Additional cost of a trait that is stated of an optional attribute, but may also hold for nodes
+# that omit the attribute.
 _DEFAULT_COST = 0.15
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12

@@ -111,8 +111,8 @@ ADMM_UPDATE = Operator(
     about="Project weights plus dual variable on sparse weights; update the dual variable.",
     source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
     known_mistakes=KNOWN_MISTAKES,
-    # After rounding to its type, Z_new has fewer digits if the type is narrower than that of U, so
-    # the reformulation that rounds it first is never considered accurate.
+    # The reformulation that computes U_new from the rounded Z_new is never considered accurate,
+    # because the type of Z_new may be narrower than that of U.
     reformulations=reformulation_table(f"""
         residual first
             {_U_NEW} -> U_new = V - Z_new

@@ -160,7 +160,8 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         error = errors.injected(variance, bound, errors.observed.variance)
         # The error is limited, because with three quarters of the variance, or one and a half times
         # the variance, the tolerance already exceeds twice the magnitude of a normalized element.
-        # An observed error is not limited, because the variance may be an output itself.
+        # The observed error of a sequential algorithm is not limited, because the variance may
+        # be an output of the node.
         largest = np.maximum(variance / 2, errors.observed.variance * errors.step)
         error = np.clip(error, -variance / 4, largest)
         undetermined = (variance < mean_error**2) | (variance < bound)

@@ -41,8 +41,8 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# The largest number of combinations of wrong outputs with which the entries of a cause list the
-# wrong outputs.
+# If the failures of a cause have more different combinations of wrong outputs, the entries of the
+# cause do not list the wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
 # Fields of an entry that describe a failure: pairs of the name of a field and its list of words.

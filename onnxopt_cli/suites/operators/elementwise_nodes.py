@@ -195,8 +195,9 @@ def _pow(draft: NodeDraft) -> None:
         return
     draft.add(draft.tensor(dtype, first, styles=("plain", "halves")))
     if not is_float and exponent.kind == "f":
-        # Bases below 1 are avoided, because a power of integers is converted to an integer, even if
-        # the exponent is a fraction such as 1/2.
+        # A power of an integer is converted to an integer, even if the exponent is a fraction such
+        # as 1/2. Only positive bases are drawn, because the square root of a negative base is NaN,
+        # which no integer represents.
         draft.inputs[0] = draft.tensor(dtype, first, low=1, high=9)
         draft.add(draft.tensor(exponent, second, low=0.0, high=3.0, styles=("halves",)))
         return
