@@ -485,3 +485,32 @@ def test_kernels_whose_places_change_their_sign_once_pass(stride):
     inputs = {"x": x, "w": w}
     model = model_of("Conv", inputs, strides=[stride, stride])
     assert 0.1 < error_shares(model, inputs, value).max() <= 1
+
+
+def cumulated_in_blocks(cumulate, terms, length):
+    """Cumulate the blocks of a row, and combine each block with all preceding blocks."""
+    blocks = cumulate(terms.reshape(-1, length), axis=-1)
+    preceding = cumulate(blocks[:-1, -1])
+    blocks[1:] = (np.add if cumulate is np.cumsum else np.multiply)(blocks[1:], preceding[:, None])
+    return blocks.ravel()
+
+
+SORTED = np.sort(np.random.default_rng(7).standard_normal(4096)).astype(np.float32)
+EQUAL = np.full(4096, 1.0001, np.float32)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("length", [4, 16])
+@pytest.mark.parametrize(
+    ("operator", "cumulate", "terms"),
+    [("CumSum", np.cumsum, SORTED), ("CumProd", np.cumprod, EQUAL)],
+)
+def test_cumulation_in_blocks_passes(operator, cumulate, terms, length, reverse):
+    terms = terms[::-1].copy() if reverse else terms
+    step = -1 if reverse else 1
+    value = cumulated_in_blocks(cumulate, terms[::step], length)[::step]
+    inputs = {"x": terms, "axis": np.array(0)}
+    model = model_of(operator, inputs, 26 if operator == "CumProd" else 22, reverse=reverse)
+    assert error_shares(model, inputs, value).max() <= 1
+    exact = cumulate(terms[::step].astype(float))[::step]
+    assert error_shares(model, inputs, 1.001 * exact).max() > 1

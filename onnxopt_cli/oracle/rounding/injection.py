@@ -64,7 +64,13 @@ from onnxopt_cli.oracle.rounding.short_floats import (
     accumulates_in_single,
     takes_exact_operands,
 )
-from onnxopt_cli.oracle.rounding.sums import direct_bound, flushed_error, product_scale
+from onnxopt_cli.oracle.rounding.sums import (
+    cumulative_product_scale,
+    cumulative_sum_scale,
+    direct_bound,
+    flushed_error,
+    product_scale,
+)
 from onnxopt_cli.oracle.stacked import (
     Stacked,
     array_of,
@@ -123,8 +129,13 @@ _VISIBLE = 2.0**60
 _SCALE_AND_BIAS = (1, 2)
 # The values of post_transform that stand for the logistic function; TreeEnsemble has the number.
 _LOGISTIC = (b"LOGISTIC", 2)
-_MATRIX_PRODUCTS = frozenset({"Gemm", "MatMul"})
-_SCALES = {
+_SCALES_OF_OPERATORS = {
+    "CumProd": cumulative_product_scale,
+    "CumSum": cumulative_sum_scale,
+    "Gemm": product_scale,
+    "MatMul": product_scale,
+}
+_SCALES_OF_KINDS = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
     NodeKind.TRANSFORM: transform_scale,
@@ -357,7 +368,7 @@ class SiteRecorder:
         if node.op_type in CHAINED and roundoff > SINGLE_ROUNDOFF:
             units = UNITS if self._math == "float16-sums" else SHORT_UNITS
             return [_partial_sums_error(compute, operands, outputs[0]) / units]
-        scale = product_scale if node.op_type in _MATRIX_PRODUCTS else _SCALES.get(kind)
+        scale = _SCALES_OF_OPERATORS.get(node.op_type) or _SCALES_OF_KINDS.get(kind)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
         # The injector multiplies a scale by the number of roundings of the output, so the scale is

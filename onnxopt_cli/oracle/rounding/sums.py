@@ -56,6 +56,12 @@ _FURTHER_ROUNDINGS = {
 # grows with the square root of the number of terms, and perturbed runs estimate it better.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
+# The unit is _CUMULATIVE_SHARE times the error of a sequential algorithm, so that a tolerance of 16
+# units is twice the error.
+_CUMULATIVE_SHARE = 2 / 16
+# The unit of a cumulative product is _FACTOR_SHARE roundings for each factor, so that a tolerance
+# of 16 units is one rounding for each factor.
+_FACTOR_SHARE = 1 / 16
 # Gemm multiplies the first two operands, and may add a third one.
 _GEMM_FACTORS = 2
 _ACTIVATION_ROUNDINGS, _GRID_ROUNDINGS = 8.0, 8.0
@@ -151,6 +157,58 @@ def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
     # Scales are stored as float32, because the scales of all nodes are in memory at once.
     scale = (factor * sums.scale).astype(np.float32)
     return scale if scale.any() else 0.0
+
+
+def cumulative_sum_scale(node: Any, operands: Sequence[Any], _output: Array) -> Any:
+    """Return the scale of the errors of cumulative sums.
+
+    Parallel algorithms add the sums of preceding blocks to the sums within a block, so that an
+    element may have the error of any preceding element. If the terms are similar or sorted, the
+    roundings of a sequential algorithm have the same sign for many elements, and the error of a
+    single element may be small by accident. The scale is therefore the largest error of a
+    sequential float32 algorithm in an element and all preceding elements.
+
+    Args:
+        node: a ``CumSum``, as the evaluator prepares it.
+        operands: its inputs, floats as doubles.
+    """
+    attributes = {item.name: item.i for item in node.onnx_node.attribute}
+    axis = _cumulated_axis(operands)
+    terms = np.moveaxis(operands[0], axis, -1)
+    if attributes.get("reverse"):
+        terms = terms[..., ::-1]
+    with np.errstate(all="ignore"):
+        singles = terms.astype(np.float32)
+        doubles = singles.astype(np.float64)
+        error = np.abs(np.cumsum(singles, axis=-1) - np.cumsum(doubles, axis=-1))
+    error = np.maximum.accumulate(np.where(np.isfinite(error), error, 0.0), axis=-1)
+    if attributes.get("exclusive"):
+        error = np.concatenate((np.zeros_like(error[..., :1]), error[..., :-1]), axis=-1)
+    if attributes.get("reverse"):
+        error = error[..., ::-1]
+    return _CUMULATIVE_SHARE / ROUNDOFF[np.dtype(np.float32)] * np.moveaxis(error, -1, axis)
+
+
+def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
+    """Return the scale of the errors of cumulative products: a rounding for each factor.
+
+    If the factors are equal, the roundings of blocks of equal length are equal, too.
+
+    Args:
+        node: a ``CumProd``, as the evaluator prepares it.
+        operands: its inputs, floats as doubles.
+        output: its output.
+    """
+    axis = _cumulated_axis(operands)
+    reverse = any(item.name == "reverse" and item.i for item in node.onnx_node.attribute)
+    counts = np.arange(1, output.shape[axis] + 1)
+    magnitudes = np.moveaxis(np.where(np.isfinite(output), np.abs(output), 0.0), axis, -1)
+    scale = _FACTOR_SHARE * magnitudes * (counts[::-1] if reverse else counts)
+    return np.moveaxis(scale, -1, axis)
+
+
+def _cumulated_axis(operands: Sequence[Any]) -> int:
+    return int(np.asarray(operands[1]).item())
 
 
 def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
