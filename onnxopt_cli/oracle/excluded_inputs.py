@@ -48,14 +48,16 @@ def excluded_input(
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.
     """
     key = plain_domain(node.domain), node.op_type
-    rule = _RULES.get(key) or (_RULES_OF_ELEMENTS.get(key) if is_model else None)
-    if rule is None or opset < _FIRST_VERSIONS.get(key, 0):
+    tables = (_RULES, _RULES_OF_ELEMENTS) if is_model else (_RULES,)
+    rules = [table[key] for table in tables if key in table]
+    if not rules or opset < _FIRST_VERSIONS.get(key, 0):
         return ""
     attributes = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
     }
     try:
-        fault = rule(attributes, (*operands, *_OMITTED))
+        faults = (rule(attributes, (*operands, *_OMITTED)) for rule in rules)
+        fault = next(filter(None, faults), "")
         if not fault and key == ("", "Split"):
             fault = _number_of_parts(attributes, (*operands, None)[1], len(node.output))
     except Exception:  # noqa: BLE001 - the operands break the operator's signature in another way
@@ -356,6 +358,17 @@ def _slope(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return f"a slope of shape {slope.shape}, which does not broadcast to {data.shape}"
 
 
+def _one_bias_per_feature_map(
+    weights: int, bias: int, _attributes: _Attributes, operands: Sequence[Any]
+) -> str:
+    return _of_other_length("a bias", operands[bias], len(operands[weights]))
+
+
+def _zero_points(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    scales, zero_points = operands[1:3]
+    return _of_other_length("zero points", zero_points, scales.size)
+
+
 def _class_labels(attributes: _Attributes, _operands: Sequence[Any]) -> str:
     labels = [name for name in attributes if name.startswith("classlabels_")]
     if len(labels) > 1:
@@ -513,6 +526,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _window_size for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{("", name): _axis_operand for name in ("CumProd", "CumSum")},
     **{("", name): _normalized_axis for name in ("LayerNormalization", "RMSNormalization")},
+    **{("", name): _zero_points for name in ("DequantizeLinear", "QuantizeLinear")},
     ("", "AffineGrid"): _affine_matrices,
     ("", "Attention"): _unpadded_length,
     ("", "CenterCropPad"): _cropped_shape,
@@ -521,6 +535,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Conv"): _convolved_channels,
     ("", "ConvTranspose"): _transposed_channels,
     ("", "DFT"): _transform_length,
+    ("", "DeformConv"): partial(_one_bias_per_feature_map, 1, 3),
     ("", "DepthToSpace"): _blocks_of_channels,
     ("", "GatherND"): _of_element_paths,
     ("", "LRN"): _normalized_window,
@@ -528,6 +543,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "OneHot"): _depth,
     ("", "PRelu"): _slope,
     ("", "Pad"): _padded_axes,
+    ("", "QLinearConv"): partial(_one_bias_per_feature_map, 3, 8),
     ("", "Range"): _range_step,
     ("", "Reshape"): _new_shape,
     ("", "Resize"): _resized_shape,

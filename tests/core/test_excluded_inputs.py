@@ -161,6 +161,13 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
             {"padding_mode": "reflection"},
             "an infinite coordinate",
         ),
+        ("QuantizeLinear", [X, X[0, 1], np.zeros(2, np.uint8)], {}, "zero points of 2 elements"),
+        (
+            "DeformConv",
+            [IMAGES[:1], IMAGES[:, :, :1, :1], np.zeros((1, 2, 4, 4), np.float32), X[0, :1]],
+            {},
+            "a bias of 1 elements instead of 2",
+        ),
     ],
 )
 def test_inputs_without_a_defined_result_are_excluded(operator, operands, attributes, excluded):
@@ -186,7 +193,10 @@ def test_inputs_without_a_defined_result_are_excluded(operator, operands, attrib
         ("Resize", [IMAGES[:0], None, None, integers([0, 1, 8, 8])], {}),
         ("Div", [integers([]), integers([0])], {}),
         ("QuantizeLinear", [X[:0], np.float32(0)[...]], {}),
+        ("QuantizeLinear", [X, X[0, 1:2], np.zeros((), np.uint8)], {}),
         ("STFT", [IMAGES.reshape(2, 16, 1), integers(4), None, integers(17)], {}),
+        ("GroupNormalization", [IMAGES[:0], X[0, :1], X[0, :1]], {"num_groups": 1}),
+        ("GridSample", [IMAGES, np.full((2, 1, 1, 2), np.inf, np.float32)], {}),
     ],
 )
 def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attributes):
@@ -306,10 +316,8 @@ def test_reference_rejects_operands_that_do_not_fit(operator, operands, attribut
     [
         # An array that exceeds a limit of NumPy.
         ("Expand", [X[:1, :1], integers([2**62, 2])], {}),
-        # A shape from which NumPy cannot infer the length of an axis.
-        ("GroupNormalization", [IMAGES[:0], X[0, :1], X[0, :1]], {"num_groups": 1}),
-        # Coordinates that onnx's reference does not support.
-        ("GridSample", [IMAGES, np.full((2, 1, 1, 2), np.inf, np.float32)], {}),
+        # A sequence without steps, of which NumPy cannot stack the outputs.
+        ("RNN", [SEQUENCES[:0], *WEIGHTS], {"hidden_size": 3}),
     ],
 )
 def test_valid_operands_that_the_reference_cannot_compute_are_not_rejected(

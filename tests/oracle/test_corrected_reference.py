@@ -294,6 +294,14 @@ def test_omitted_intercepts_add_zero():
     verify(model_of([node], {"x": x}, {"y": y}, 3, "ai.onnx.ml"), {"x": x}, [y])
 
 
+@pytest.mark.parametrize(("norm", "divisor"), [("MAX", 4), ("L1", 7), ("L2", 5)])
+def test_normalizer_of_a_vector_or_of_no_rows(norm, divisor):
+    node = helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm=norm)
+    for x in (f32(3, -4), np.zeros((0, 2), np.float32)):
+        y = (x / divisor).astype(np.float32)
+        verify(model_of([node], {"x": x}, {"y": y}, 1, "ai.onnx.ml"), {"x": x}, [y])
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 @pytest.mark.parametrize(
     ("operator", "attributes", "right"),

@@ -31,15 +31,19 @@ def in_single(x: Array) -> Array:
 
 
 @replaces("aionnxml.op_normalizer.Normalizer._run")
-def _normalized(node: Any, original: Any, x: Array, norm: str) -> tuple[Array]:
-    """Normalize with sums that the estimate can compute sequentially, as those of other nodes."""
+def _normalized(_node: Any, _original: Any, x: Array, norm: str) -> tuple[Array]:
+    """Normalize with sums that the estimate can compute sequentially, as those of other nodes.
+
+    A tensor of shape [C] is a single row.
+    """
     x = in_single(x)
-    if norm == "L1":
-        divisor = np.sum(np.abs(x), axis=1, keepdims=True)
-    elif norm == "L2":
-        divisor = np.sqrt(np.sum(np.square(x), axis=1, keepdims=True))
+    axis = 0 if x.ndim == 1 else 1
+    if norm == "MAX":
+        divisor = np.max(np.abs(x), axis=axis, keepdims=True, initial=0)
+    elif norm == "L1":
+        divisor = np.sum(np.abs(x), axis=axis, keepdims=True)
     else:
-        return (in_single(original(node, x, norm=norm)[0]),)
+        divisor = np.sqrt(np.sum(np.square(x), axis=axis, keepdims=True))
     return (in_single(x / np.maximum(divisor, x.dtype.type(_LEAST_DIVISOR))),)
 
 
