@@ -157,13 +157,15 @@ _INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
 # Changes of inputs that are counts, axes or positions, with the name and the description of the
 # mistake; {} is the input.
 _INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
-    "{} one too large": ("The input {} is one too large.", lambda array: array + 1),
-    "{} one too small": ("The input {} is one too small.", lambda array: array - 1),
+    "{} one too large": ("The input {} is one too large.", lambda array: _shifted(array, 1)),
+    "{} one too small": ("The input {} is one too small.", lambda array: _shifted(array, -1)),
     "negative {} one too large": (
-        "Negative values of the input {} are one too large.", lambda array: array + (array < 0)
+        "Negative values of the input {} are one too large.",
+        lambda array: np.where(array < 0, _shifted(array, 1), array),
     ),
     "negative {} one too small": (
-        "Negative values of the input {} are one too small.", lambda array: array - (array < 0)
+        "Negative values of the input {} are one too small.",
+        lambda array: np.where(array < 0, _shifted(array, -1), array),
     ),
 }  # fmt: skip
 
@@ -180,6 +182,12 @@ def _index_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 about.format(formal.name),
                 partial(_with_index, place, change),
             )
+
+
+def _shifted(array: Array, step: int) -> Array:
+    """Add a step to integers, except to the limit of their type, which stands for no limit."""
+    limits = np.iinfo(array.dtype)
+    return np.where(array == (limits.max if step > 0 else limits.min), array, array + step)
 
 
 def _with_index(place: int, change: Callable[[Array], Array], node: BoundNode) -> BoundNode | None:

@@ -592,6 +592,18 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             {"x": np.float32([5, 6, 7]), "i": np.array([-1, 0])},
             [5, 6],
         ),
+        (
+            # The largest integer, which means the end of an axis, has no successor.
+            "Slice",
+            {},
+            "ends one too large",
+            {
+                "x": np.eye(2, dtype=np.float32),
+                "s": np.array([0, 0]),
+                "e": np.array([1, np.iinfo(np.int64).max]),
+            },
+            [[1, 0], [0, 1]],
+        ),
     ],
 )
 def test_mistake_with_attributes_agrees_with_its_description(
