@@ -22,7 +22,7 @@ from onnxopt_cli.analysis.explanation.element_features import (
     is_varied,
     wrong_content,
 )
-from onnxopt_cli.analysis.explanation.features import roundest
+from onnxopt_cli.analysis.explanation.features import LIMIT_DIGITS, number_text, roundest
 from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS
 from onnxopt_cli.core.values import Array
@@ -330,10 +330,12 @@ class ElementConditions:
             below, above = right[right < low], right[right > high]
             if below.size:
                 limit = roundest(np.nextafter(below.max(), np.inf), low)
-                self._add_limit(f"{name} is at least {limit:g}", name, limit, np.inf)
+                text = f"{name} is at least {number_text(limit, LIMIT_DIGITS)}"
+                self._add_limit(text, name, limit, np.inf)
             if above.size:
                 limit = -roundest(np.nextafter(-above.min(), np.inf), -high)
-                self._add_limit(f"{name} is at most {limit:g}", name, -np.inf, limit)
+                text = f"{name} is at most {number_text(limit, LIMIT_DIGITS)}"
+                self._add_limit(text, name, -np.inf, limit)
 
     def _add_limit(self, text: str, name: str, low: float, high: float) -> None:
         for node in self.nodes:

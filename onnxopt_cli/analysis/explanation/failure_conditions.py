@@ -29,7 +29,7 @@ from onnxopt_cli.analysis.explanation.condition_queries import (
     SubmitCall,
     is_narrow,
 )
-from onnxopt_cli.analysis.explanation.features import WRONG, Condition, features
+from onnxopt_cli.analysis.explanation.features import WRONG, Condition, features, number_text
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS, supports_only_where
 from onnxopt_cli.analysis.explanation.samples import (
     ALWAYS_SHARE,
@@ -293,7 +293,7 @@ class _Search(ConditionQueries):
             feature = self._features[part.feature]
             if part.gap and not is_narrow(part, feature):
                 low, high = sorted(part.gap)
-                texts.append(f"the limit is between {low:g} and {high:g}")
+                texts.append(f"the limit is between {number_text(low)} and {number_text(high)}")
         return f" ({' and '.join(texts)})" if texts else ""
 
     def _exceptions(self, conditions: Sequence[Condition]) -> str:

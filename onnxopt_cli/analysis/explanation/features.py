@@ -40,6 +40,10 @@ MAX_COUNT_CUTS = 5
 MAX_COUNT = 1 << 62
 #: The largest exponent whose power of ten, and the reciprocal of that power, are normal doubles.
 MAX_EXPONENT = 300
+#: The number of digits of a limit in a condition, which distinguish all values of float32.
+LIMIT_DIGITS = 9
+# The magnitude up to which an integer may be an element of a tensor of integers.
+_LARGEST_INTEGER = 1 << 64
 #: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35
 NO_ELEMENTS: Mapping[int, Array] = {0: np.empty(0, int)}
@@ -200,7 +204,9 @@ def fitted_conditions(
     if np.isfinite(above) and np.isfinite(high):
         yield _threshold(index, text, above, high, feature.cost + 0.3)
     if low == high and np.isfinite(low) and abs(low) not in (0, 1) and feature.kind == "number":
-        yield Condition(index, f"{text} is {low:g}", feature.cost + 0.4, partial(np.equal, low))
+        yield Condition(
+            index, f"{text} is {number_text(low)}", feature.cost + 0.4, partial(np.equal, low)
+        )
 
 
 def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
@@ -222,7 +228,9 @@ def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -
         (False, False): ("is below", np.greater),
     }[upward, cut == wrong]
     gap = (right, wrong)
-    return Condition(index, f"{text} {words} {cut:g}", cost, partial(test, cut), gap)
+    return Condition(
+        index, f"{text} {words} {number_text(cut, LIMIT_DIGITS)}", cost, partial(test, cut), gap
+    )
 
 
 def _count_conditions(
@@ -273,6 +281,18 @@ def plain_count(right: int, wrong: int) -> int:
     if wrong > 0 and right < power:
         return power
     return max(right + 1, int(roundest(right + 1, wrong)))
+
+
+def number_text(number: float, digits: int = 6) -> str:
+    """Return a number in decimal; an integer of up to 2^64 with all digits.
+
+    Args:
+        number: the number.
+        digits: the number of digits of a fraction or of a larger integer.
+    """
+    text = f"{number:.{digits}g}"
+    is_integer = float(number).is_integer() and abs(number) <= _LARGEST_INTEGER
+    return f"{number:.0f}" if is_integer and float(text) != number else text
 
 
 def roundest(low: float, high: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnxopt_cli.analysis.explanation.features import number_text
 from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeSample, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
@@ -71,7 +72,7 @@ class Hypothesis:
         if not gaps:
             return ""
         subject = "the limit is" if len(gaps) == 1 else "the limits are"
-        intervals = [f"between {low:g} and {high:g}" for low, high in gaps]
+        intervals = [f"between {number_text(low)} and {number_text(high)}" for low, high in gaps]
         return f" ({subject} {', and '.join(intervals)})"
 
     def meets(self, sample: NodeSample) -> bool:

@@ -23,7 +23,12 @@ import onnx
 from onnx import defs
 
 from onnxopt_cli.analysis.explanation.element_features import MAX_OUTPUT_ELEMENTS, ElementFeatures
-from onnxopt_cli.analysis.explanation.features import plain_count, roundest
+from onnxopt_cli.analysis.explanation.features import (
+    LIMIT_DIGITS,
+    number_text,
+    plain_count,
+    roundest,
+)
 from onnxopt_cli.analysis.node_search import (
     EVALUATION_SECONDS,
     TIMEOUT,
@@ -200,10 +205,12 @@ class NumberLimits:
         words = []
         if self.low:
             least = self._least(self.low)
-            words.append(f"more than {least:g}" if least == self.low[0] else f"at least {least:g}")
+            comparison = "more than" if least == self.low[0] else "at least"
+            words.append(f"{comparison} {number_text(least, LIMIT_DIGITS)}")
         if self.high:
             most = self._most(self.high)
-            words.append(f"less than {most:g}" if most == self.high[0] else f"at most {most:g}")
+            comparison = "less than" if most == self.high[0] else "at most"
+            words.append(f"{comparison} {number_text(most, LIMIT_DIGITS)}")
         text = f"{self.number.name} is {' and '.join(words)}"
         cost = self.number.cost + 0.4 * (len(words) - 1)
         return Trait(text, cost, self.number.ignoring, self)
@@ -662,7 +669,9 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
         length = array.size if axis is None else array.shape[axis]
         for place, formal in list(enumerate(node.schema.inputs))[1:]:
             vector = node.operand(place)
-            if vector is not None and vector.ndim == 1:
+            # A single integer, such as K of TopK, is a number rather than a vector.
+            is_number = vector is not None and vector.size == 1 and vector.dtype.kind == "i"
+            if vector is not None and vector.ndim == 1 and not is_number:
                 whole = f"{first}, flattened" if axis is None else f"the axis of {first}"
                 yield from _true(
                     [(vector.size < length, f"{formal.name} is shorter than {whole}", 1.2)]
@@ -730,7 +739,10 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
     if not is_float and value.dtype.kind not in "iu":
         return []
     wide = value.astype(np.float64)
-    numbers = wide[np.isfinite(wide)]
+    is_finite = np.isfinite(wide)
+    numbers = wide[is_finite]
+    # Different integers may have the same value as doubles.
+    finite = numbers if is_float else value[is_finite]
     return [
         (np.isnan(wide).any(), "a NaN", 1.1),
         (np.isinf(wide).any(), "an infinity", 1.1),
@@ -747,7 +759,7 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
         ((wide != 0).any(), "a value other than 0", 1.25),
         ((wide != 1).any(), "a value other than 1", 1.3),
         (not is_float and _reaches_limit(value), "the smallest or largest value of its type", 1.2),
-        (np.unique(numbers).size < numbers.size, "equal values", 1.2),
+        (np.unique(finite).size < finite.size, "equal values", 1.2),
     ]  # fmt: skip
 
 

@@ -771,6 +771,8 @@ def test_condition_of_errors_is_stated(workplace):
         ([0.1, 0.19, 0.15], [0.01, 0.05, 0.2, 1], "alpha is at least 0.1 and less than 0.2", 2),
         ([1.71, 2, 5], [0.1, 1.7], "alpha is more than 1.7", 0),
         ([-3, -2.5, -2], [-1, 0.1], "alpha is less than -1", 1),
+        ([2**24 + 1, 2**25, 2**26], [2**24], "alpha is more than 16777216", 0),
+        ([0.12345678, 0.2, 0.3], [0.12345676], "alpha is more than 0.12345676", 0),
     ],
 )
 def test_condition_limits_a_number_to_an_interval(wrong, right, text, gaps):
@@ -970,6 +972,18 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         whole = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
         bound = BoundNode.of(model, {"x": x, "v": whole})
         assert text not in {trait.text for trait in node_traits(bound, {"y": x})}
+
+
+def test_count_and_equal_doubles_are_not_mistaken_for_vector_and_equal_values():
+    """A count is not a vector, and different integers may be equal as doubles."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 11]> g (int64[2] x, int64[1] k) => (int64[N] y, '
+        "int64[N] i) { y, i = TopK(x, k) }"
+    )
+    x = np.array([2**60, 2**60 + 1])
+    bound = BoundNode.of(model, {"x": x, "k": np.array([1])})
+    texts = {trait.text for trait in node_traits(bound, {"y": x[1:], "i": np.array([1])})}
+    assert not texts & {"K is shorter than the axis of X", "X has equal values"}
 
 
 def test_condition_of_three_parts_is_stated(monkeypatch):
