@@ -104,7 +104,8 @@ class Response:
         message: the reason for the failure; empty for a response with outputs.
         lowered: whether the backend ran primitive operators.
         opset: the older opset in which the backend ran the model; 0 for the model's own.
-        earlier: whether the backend's process had ended before it received the request.
+        earlier: whether an earlier request may have caused the failure, so that a new worker must
+            run the request again.
         changed: names of the inputs that the backend modified.
         leak: a description of leaked resources; empty without a leak.
         seconds: wall time in the backend.

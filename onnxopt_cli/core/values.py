@@ -157,5 +157,13 @@ def structure_of(value: Value) -> Any:
 
 
 def total_bytes(values: Iterable[Value]) -> int:
-    """Return the bytes of all tensors among values, except tensors in sequences and maps."""
-    return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+    """Return the bytes of all tensors among values and in their sequences and maps."""
+    total = 0
+    for value in values:
+        if isinstance(value, np.ndarray):
+            total += value.nbytes
+        elif isinstance(value, list):
+            total += total_bytes(value)
+        elif isinstance(value, dict):
+            total += total_bytes(value.values())
+    return total

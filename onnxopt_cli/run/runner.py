@@ -200,10 +200,11 @@ class _Submission:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the inputs and of the stored outputs."""
+        """The bytes of the inputs and of the expected outputs, as far as they are known."""
         if self.problem is None:
             return 0
-        return total_bytes([*self.problem.inputs.values(), *(self.problem.stored or {}).values()])
+        outputs = _known_outputs(self.problem, self.expected)
+        return total_bytes([*self.problem.inputs.values(), *outputs.values()])
 
 
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
@@ -216,11 +217,9 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     finished = _finished_rows(plan) if plan.remote or parallel_judges else None
     cases = iter(plan.cases)
     window: deque[_Submission | tuple[Result, ...]] = deque()
+    submitted_count = submitted_bytes = 0
     with closing(finished) if finished else nullcontext():
         while True:
-            submissions = [entry for entry in window if isinstance(entry, _Submission)]
-            submitted_count = len(submissions)
-            submitted_bytes = sum(submission.held_bytes for submission in submissions)
             # A submission holds all values of a case in memory, so the pending submissions are
             # limited. Finished rows of results are small.
             while submitted_count <= (ahead := _ahead(plan, submitted_bytes)):
@@ -238,7 +237,11 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
                     submitted_bytes += entry.held_bytes
             if not window:
                 return
-            yield window.popleft()
+            entry = window.popleft()
+            if isinstance(entry, _Submission):
+                submitted_count -= 1
+                submitted_bytes -= entry.held_bytes
+            yield entry
 
 
 def _ahead(plan: Plan, submitted_bytes: int) -> int:
@@ -263,9 +266,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
             expected = () if is_late else _expected(plan, problem)
             if any(isinstance(result, Expected) and result.unusable for result in expected):
                 return _Submission(case, problem, expected)
-            computed = [result.outputs for result in expected if isinstance(result, Expected)]
-            outputs = computed[0] if computed else problem.stored or {}
-            output_bytes = total_bytes(outputs.values())
+            output_bytes = total_bytes(_known_outputs(problem, expected).values())
             responses = tuple(_responses(plan, case, problem, output_bytes))
             if is_late:
                 expected = _expected(plan, problem)
@@ -284,6 +285,14 @@ def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected,
     maths = [executor.specification.math for executor in plan.backends]
     by_math = {math: plan.oracle.expected(problem, math) for math in dict.fromkeys(maths)}
     return tuple(by_math[math] for math in maths)
+
+
+def _known_outputs(
+    problem: Problem, expected: Sequence[Expected | PendingExpected]
+) -> Mapping[str, Value]:
+    """Return the computed outputs, or the stored outputs while the expected result is pending."""
+    computed = [result.outputs for result in expected if isinstance(result, Expected)]
+    return computed[0] if computed else problem.stored or {}
 
 
 def _responses(plan: Plan, case: Case, problem: Problem, expected_bytes: int) -> Iterator[Pending]:

@@ -18,6 +18,7 @@ from onnxopt_cli.backends.host import (
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.errors import (
     BackendUnavailable,
     OnnxoptError,
@@ -31,6 +32,10 @@ from onnxopt_cli.workers.worker import State, Worker
 
 # The number of cases after which a worker is replaced, which limits the effect of slow leaks.
 _CASES_PER_WORKER = 1000
+# The largest number of bytes of outputs that await a reader. Beyond this limit, a pool assigns only
+# the request whose response the runner awaits, because the outputs of many requests that were
+# submitted ahead might exhaust the memory.
+_MAX_UNREAD_BYTES = 64 << 20
 # The number of consecutive workers that did not start, or did not respond to any case, after which
 # the pool gives up.
 _MAX_FAILED_STARTS = 3
@@ -73,12 +78,14 @@ class Job:
     Attributes:
         request: the request.
         result: the response, or the reason why it is missing; None until either is known.
+        unread_bytes: the bytes of the outputs, until they are read.
         earlier_breach: the fault of an earlier worker that had this request, which an earlier case
             may have caused; None without such a fault.
     """
 
     request: Request
     result: Response | str | None = None
+    unread_bytes: int = 0
     earlier_breach: Incident | None = None
 
 
@@ -107,6 +114,8 @@ class Pool:
     _workers: list[Worker] = field(default_factory=list)
     _incidents: list[Incident] = field(default_factory=list)
     _failed_starts: int = 0
+    _unread_bytes: int = 0
+    _awaited: Job | None = None
     _refusal: OnnxoptError | None = None
 
     def __post_init__(self) -> None:
@@ -140,10 +149,13 @@ class Pool:
         self.loop.run_once(0)
 
         def wait() -> Response | str:
+            self._awaited = job
             while job.result is None:
                 if self.interruption.signal:
                     return INTERRUPTED_REASON
                 self.loop.run_once()
+            self._unread_bytes -= job.unread_bytes
+            self._awaited, job.unread_bytes = None, 0
             return job.result
 
         return wait
@@ -170,17 +182,24 @@ class Pool:
             worker.poll()
             self._collect(worker)
         self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
-        while self._queue:
+        while job := self._next_job():
             free = next((worker for worker in self._workers if worker.free), None)
             if free is None:
                 break
-            self._assign(free, self._queue.popleft())
+            self._queue.remove(job)
+            self._assign(free, job)
         if self._refusal is not None:
             for job in self._queue:
                 job.result = f"the backend could not be started again: {self._refusal.message}"
             self._queue.clear()
         if self._queue and not self.interruption.signal:
             self._start_another()
+
+    def _next_job(self) -> Job | None:
+        """Return the queued request to assign next; None if no request may be assigned."""
+        if self._unread_bytes <= _MAX_UNREAD_BYTES:
+            return self._queue[0] if self._queue else None
+        return self._awaited if self._awaited in self._queue else None
 
     def _collect(self, worker: Worker) -> None:
         if worker.version is not None and not self._ready:
@@ -198,6 +217,8 @@ class Pool:
             if breach and not _recurs(breach, worker.response):
                 # A new worker runs the same case without the fault, so an earlier case caused it.
                 self._incidents.append(breach)
+            job.unread_bytes = total_bytes(worker.response.outputs or ())
+            self._unread_bytes += job.unread_bytes
             job.result, worker.response = worker.response, None
             if worker.free and worker.case_count >= _CASES_PER_WORKER:
                 worker.end()
