@@ -5,9 +5,8 @@ Entries decide verdicts, so an entry is read only if onnxopt wrote it on this ma
 - The folder belongs to the user, and other users have no access.
 - Files are written completely or not at all.
 - An index lists the size, mtime, ctime and SHA-256 digest of every entry. An entry that differs
-from its row of the index is computed again. Programs cannot set ctime, so entries that were copied
-or unpacked
-  are also computed again.
+  from its row of the index is computed again. Programs cannot set ctime, so entries that were
+  copied or unpacked are also computed again.
 
 The index is read once, before any backend runs. The cache is not protected against programs of the
 same user, which can forge an index together with its entries.
@@ -165,8 +164,9 @@ class Cache:
         if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
             return
         try:
-            if not self._new:
-                # Other users cannot change the folder once it is private.
+            if not self._new or not self._folder.is_dir():
+                # Other users cannot change the folder once it is private, but the user may remove
+                # it during a run.
                 make_private_folder(self._folder)
             write_cached(self._folder / key, data)
             signature = _signature(self._folder / key)

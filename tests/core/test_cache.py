@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from hashlib import sha256
 
 import pytest
@@ -90,6 +91,16 @@ def test_entries_remain_after_the_removal_of_another_entry(folder):
     (folder / "removed").unlink()
     cache.close()
     assert [opened().get(key) for key in ("removed", "kept")] == [None, b"2"]
+
+
+def test_folder_that_is_removed_during_a_run_is_created_again(folder, caplog):
+    cache = opened()
+    cache.put("removed", b"1")
+    shutil.rmtree(folder)
+    cache.put("kept", b"2")
+    cache.close()
+    assert [opened().get(key) for key in ("removed", "kept")] == [None, b"2"]
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("key", ["../../precious", "index.json", "\\u0000", "\\ud800", ""])
