@@ -347,7 +347,9 @@ def require_backends(
     for specification in specifications:
         require_known_name(specification)
     missing = []
-    for specification in specifications:
+    # If another backend exists, no adapter is installed here, because a failed installation is
+    # repeated when the backends are opened.
+    for specification in sorted(specifications, key=lambda named: bool(named.adapter)):
         try:
             require_plugin_file(specification)
         except BackendUnavailable as error:

@@ -351,6 +351,21 @@ def test_python_that_is_not_installed_is_named(place, onnxopt, monkeypatch):
         assert "needs Python ==3.98.*" in answer.err
 
 
+def test_failed_installation_is_not_repeated_if_another_backend_exists(
+    place, onnxopt, empty_cache, monkeypatch
+):
+    installations = []
+
+    def install(*_):
+        installations.append(1)
+        raise NotInstalled("the index is unreachable")
+
+    monkeypatch.setattr(adapter_environment, "install", install)
+    answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "-b", "numpy")
+    assert "the index is unreachable" in " ".join(answer.out.split())
+    assert installations == [1]
+
+
 def test_installation_without_a_network_names_the_missing_packages(
     place, onnxopt, empty_cache, monkeypatch
 ):
