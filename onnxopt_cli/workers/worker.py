@@ -70,6 +70,7 @@ from onnxopt_cli.workers.worker_messages import (
 )
 
 _NO_REQUEST = Request(onnx.ModelProto(), {})
+_MORE_TIME = "if the backend is slow, allow more time with --startup-timeout"
 _RERUN_NOTE = " (when the case ran again)"
 # Seconds that a worker has to end after a shutdown request.
 _TEARDOWN_SECONDS = 30.0
@@ -252,7 +253,9 @@ class Worker:
                 message += _RERUN_NOTE
             self.response = Response(None, outcome, message, seconds=seconds, printed=printed)
         elif state is State.STARTING:
-            self.refusal = unavailable(self.backend, f" does not start: {message}", printed)
+            advice = _MORE_TIME if outcome is Outcome.TIMEOUT else ""
+            hint = "\n".join(filter(None, (printed, advice)))
+            self.refusal = unavailable(self.backend, f" does not start: {message}", hint)
         else:
             place = "teardown" if state is State.ENDING else "between-cases"
             self.incident = Incident(place, outcome, message)

@@ -229,6 +229,7 @@ def test_backend_whose_import_fails_is_unavailable(demo, source, says):
     run = run_to_end(demo, "python:bad_import.py:Backend", "--startup-timeout", seconds)
     assert run.code == 4
     assert says in run.err
+    assert ("--startup-timeout" in run.err) == ("sleep(300)" in source)
     assert not run.outcomes
     assert run.survivors() == []
 
