@@ -10,7 +10,7 @@ from places import PLUGINS
 from trajectory_files import GRADIENTS, START, trajectory_text
 
 from onnxopt_cli.backends.specification import parse_specification
-from onnxopt_cli.config.run_config import LoweringMode
+from onnxopt_cli.config.run_config import Limits, LoweringMode
 from onnxopt_cli.core.record import result_from_json, result_to_json
 from onnxopt_cli.run.executors import InProcess
 from onnxopt_cli.run.runner import Plan, run
@@ -132,7 +132,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     from onnxopt_cli.suites.collect import collect
 
     specification = parse_specification("onnxruntime")
-    executor = InProcess(specification, LoweringMode.AUTO, Interruption(), None)
+    executor = InProcess(specification, LoweringMode.AUTO, Limits(), Interruption(), None)
     prepared = []
     prepare = executor._host._backend.prepare
     executor._host._backend.prepare = lambda model: prepared.append(model) or prepare(model)
