@@ -403,12 +403,10 @@ def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
 def _result(plan: Plan, submission: _Submission, index: int) -> Result:
     """Judge the response of one backend, and check whether a pass is vacuous."""
     case, problem, executor = submission.case, submission.problem, plan.backends[index]
-    expected = None
     if submission.skipped:
         return unanswered(case, executor.name, submission.skipped, Outcome.SKIP)
     try:
-        with suppress(MemoryError):
-            expected = resolved(submission.expected[index]) if submission.expected else None
+        expected = _resolved(plan, submission.expected[index]) if submission.expected else None
         # Wait for the response even if the case is invalid, because a busy worker cannot be shut
         # down.
         response = submission.responses[index]() if submission.responses else "not submitted"
@@ -428,12 +426,31 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         reason = plan.vacuity.reason(executor, problem, response)
     except MemoryError:
         return out_of_memory_result(case, executor.name)
-    except ProbeNotRunError as stop:
+    except (ProbeNotRunError, _EstimateNotRunError) as stop:
         return unanswered(case, executor.name, str(stop))
     if not reason:
         return result
     content = case_content(case, problem)
     return replace(result, outcome=Outcome.VACUOUS, message=reason, content=content)
+
+
+class _EstimateNotRunError(Exception):
+    """A condition estimate did not run, so its case cannot be judged."""
+
+
+def _resolved(plan: Plan, expected: Expected | PendingExpected) -> Expected | None:
+    """Wait for an expected result; return None if there is not enough memory.
+
+    Raises:
+        _EstimateNotRunError: if a signal may have ended the condition estimate, without which the
+            outputs would be judged by the default tolerance.
+    """
+    result = None
+    with suppress(MemoryError):
+        result = resolved(expected)
+    if plan.interruption.signal and not isinstance(expected, Expected):
+        raise _EstimateNotRunError(INTERRUPTED_REASON)
+    return result
 
 
 def _result_alone(plan: Plan, submission: _Submission, index: int) -> Result:

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import signal
 from hashlib import sha256
 from math import erfc, sqrt
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -12,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxopt_cli.backends.host import Response
-from onnxopt_cli.cases.case import Problem
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.codec import (
@@ -20,8 +24,12 @@ from onnxopt_cli.core.codec import (
     ValueWriter,
     read_json,
 )
-from onnxopt_cli.core.result import Outcome
+from onnxopt_cli.core.result import Location, Outcome
+from onnxopt_cli.core.tolerance import ONNX_DEFAULT
+from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
+from onnxopt_cli.run.runner import Plan, run_case
+from onnxopt_cli.workers.interruption import Interruption
 
 CONDITIONED = ("--tolerance", "conditioned")
 BACKEND = """
@@ -668,3 +676,29 @@ def test_no_distance_in_ulp_is_printed_for_nan(onnxopt, tmp_path, backend):
     assert result.code == 1
     assert "max abs inf, rel inf" in result.out
     assert "0 ulp" not in result.out
+
+
+def test_case_whose_estimate_may_be_interrupted_is_not_run():
+    identity = helper.make_node("Identity", ["x"], ["y"])
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    model = helper.make_model(helper.make_graph([identity], "g", info[:1], info[1:]))
+    values = {name: np.ones(1, np.float32) for name in "xy"}
+    problem = Problem(model, {"x": values["x"]}, {"y": values["y"]})
+    interruption = Interruption()
+
+    class Estimates:
+        def expected(self, *_):
+            return self.interrupted
+
+        def interrupted(self):
+            interruption.signal = signal.SIGINT
+            return Expected({"y": values["y"]}, {"y": ONNX_DEFAULT})
+
+    backend = SimpleNamespace(
+        name="identity",
+        specification=parse_specification("onnx-reference"),
+        submit=lambda _: lambda: Response([values["y"]]),
+    )
+    plan = Plan((), [backend], interruption=interruption, oracle=Estimates())
+    (result,) = run_case(plan, Case("identity", Location(Path("identity")), lambda: problem))
+    assert (result.outcome, result.message) == (Outcome.NOT_RUN, "interrupted")
