@@ -8,7 +8,7 @@ nontrivial inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -77,7 +77,7 @@ class VacuityCheck:
         probe_cases: cases that serve as probes of operators without a formula.
     """
 
-    probe_cases: Sequence[Case] = ()
+    probe_cases: Iterable[Case] = ()
     # The fault of a probe's outputs, by backend and probe; empty if the outputs are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
@@ -192,7 +192,7 @@ def _types(problem: Problem) -> frozenset[np.dtype[Any]]:
 
 
 def _run_probe_cases(
-    executor: Executor, name: str, cases: Sequence[Case], types: frozenset[np.dtype[Any]] | None
+    executor: Executor, name: str, cases: Iterable[Case], types: frozenset[np.dtype[Any]] | None
 ) -> str:
     count = 0
     for problem in _probes(cases, name):
@@ -229,13 +229,17 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
     return "it returns inputs, or outputs that do not depend on them"
 
 
-def _probes(cases: Sequence[Case], name: str) -> Iterator[Problem]:
+def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
     """Yield the cases with a single node of an operator and at least one nontrivial output."""
     # Most cases do not state their operators before they are loaded, and loading all cases takes
     # long.
-    lower_name, operators = name.lower(), (name,)
-    stating = [case for case in cases if case.operators == operators]
-    others = [case for case in cases if not case.operators]
+    stating, others = [], []
+    for case in cases:
+        if not case.operators:
+            others.append(case)
+        elif case.operators == (name,):
+            stating.append(case)
+    lower_name = name.lower()
     rated = [(rating, case) for case in others if (rating := _likelihood(case, lower_name))]
     likely = [case for _, case in sorted(rated, key=itemgetter(0), reverse=True)]
     for case in (*stating, *likely):
