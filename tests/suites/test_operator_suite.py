@@ -133,7 +133,11 @@ def test_nan_is_found_among_the_keys():
     assert problem.stored["Y"][missing].tolist() == ["q"]
 
 
-NARROWED = [(operator, name) for operator, name, _ in boundary_integers()]
+NARROWED = [
+    *((operator, name) for operator, name, _ in boundary_integers()),
+    *(("ReduceL2", "squares_int64"), ("ReduceMean", "large_int64")),
+    ("ReduceSumSquare", "squares_int64"),
+]
 
 
 @pytest.mark.parametrize("bits", [32, 8])
@@ -157,11 +161,32 @@ def test_narrowed_integers_change_the_result(bits):
     assert unchanged == []
 
 
+def test_doubles_rounded_to_float32_change_the_result():
+    unchanged = []
+    for operator in OPERATORS:
+        for name in filter(lambda text: text.startswith("precise"), boundaries(operator)):
+            node = draw_boundary(operator, name)
+            rounded = replace(node, values=[*map(in_single, node.values)])
+            if "float64" in node.tags and all(map(same, outputs(rounded), outputs(node))):
+                unchanged.append((operator, name))
+    assert unchanged == []
+
+
+def in_single(value):
+    """Return a tensor of doubles that are rounded to float32; other values are unchanged."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.float64:
+        return value
+    with np.errstate(over="ignore"):
+        return value.astype(np.float32).astype(np.float64)
+
+
 def outputs(node):
     return node.problem.stored.values()
 
 
 def same(first, second):
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(same, first, second))
     return first.shape == second.shape and np.array_equal(first, second)
 
 

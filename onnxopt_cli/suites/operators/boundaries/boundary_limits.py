@@ -154,6 +154,11 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
         # Numbers whose squares the type can represent.
         roots = x % (20011 if dtype == "int32" else 2**30 + 3)
         yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
+    # The squares fit into int64. Doubles represent the squares of x, whereas float32 represents no
+    # element of x + 100.
+    x = np.array([[3_000_000_000], [-2_500_000_000]], np.int64)
+    yield "ReduceSumSquare", "squares_int64", fixed_node(x, np.array([1]))
+    yield "ReduceL2", "squares_int64", fixed_node(x + 100, np.array([1]))
     powers = np.array([4097, 46340, -46339, 3, -7], np.int32)
     exponents = np.array([2, 2, 2, 19, 11], np.int32)
     yield "Pow", "products_int32", fixed_node(powers, exponents)
@@ -172,6 +177,9 @@ def _means() -> Iterator[tuple[str, str, Generator]]:
     yield "GlobalAveragePool", "large_float16", fixed_node(large)
     yield "AveragePool", "large_float16", fixed_node(large, kernel_shape=[2])
     yield "ReduceMean", "large_float16", fixed_node(large, np.array([2]))
+    for dtype, first in (("int32", 2**24 + 1), ("int64", 2**40 + 1)):
+        integers = np.array([[first, first + 4], [-first, 2 - first]], DTYPES[dtype])
+        yield "ReduceMean", f"large_{dtype}", fixed_node(integers, np.array([1]))
     yield "Mean", "large_float16", fixed_node(large, large[..., ::-1].copy())
     # In float32, the mean of the squares minus the square of the mean loses every digit.
     far = (4096 + np.arange(24) * 7 % 11 / 4).reshape(1, 4, 6).astype(np.float32)

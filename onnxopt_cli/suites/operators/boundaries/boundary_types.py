@@ -173,6 +173,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
         for operator in (*_CHOICES, "Add"):
             yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
     yield from _computed()
+    yield from _parameters()
     yield from _thresholds()
     yield from _extreme_trees()
     yield from _neighbors()
@@ -200,6 +201,11 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     for operator in ("Abs", "Neg"):
         yield operator, "precise_float64", fixed_node(doubles)
     yield "LpNormalization", "precise_float64", fixed_node(np.array([[1 / 3, 0.1]]))
+    for operator in ("ReduceL1", "ReduceL2"):
+        yield operator, "precise_float64", fixed_node(np.array([[1 / 3], [-0.1]]), np.array([1]))
+    # In float32, the limit lies below the fourth element.
+    bounds = [np.array(number) for number in (50000.0005, 50000.0045, 0.00125)]
+    yield "Range", "precise_float64", fixed_node(*bounds)
     wave = np.sin(np.arange(1.0, 25.0)).reshape(1, 1, 4, 6)
     for mode in ("nearest", "linear", "cubic"):
         resize = fixed_node(wave, None, None, np.array([1, 1, 6, 5]), mode=mode)
@@ -228,6 +234,40 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
     yield "DepthToSpace", "precise_int64", fixed_node(integers, blocksize=2)
+
+
+def _parameters() -> Iterator[tuple[str, str, Generator]]:
+    """Yield parameters, and images of integers, whose elements narrower types round."""
+    thirds = np.array([[1 / 3, 0.1], [-0.7, 2 / 7]])
+    yield "MatMul", "precise_float64", fixed_node(thirds, thirds.T.copy())
+    # In float32, the operands are equal.
+    near = np.array([1.0, 1.0, -1.0])
+    neighbors = near + 2.0**-40 * np.array([1, -1, 0])
+    for operator in ("Equal", "GreaterOrEqual"):
+        yield operator, "neighbors_second", fixed_node(near, neighbors)
+    border = np.array([1, 0, 0, 1])
+    yield "Pad", "precise_constant_float64", fixed_node(thirds, border, np.array(1 / 3))
+    integers = np.array([[2**40 + 1, 2], [-3, 2**53 + 1]])
+    yield "Pad", "precise_constant_int64", fixed_node(integers, border, np.array(2**53 + 1))
+    bases, exponents = np.array([2**40 + 1, -3_000_000_000]), np.array([1, 2])
+    yield "Pow", "bases_beyond_32_bits", fixed_node(bases, exponents)
+    slopes = np.array([2**40 + 1, 2**53 + 1])
+    yield "PRelu", "large_slope_int64", fixed_node(np.array([-3, -1]), slopes)
+    # Interpolation in double is exact for these elements.
+    image = np.array([[[[2**40 + 1, 2], [-3, -(2**32) - 5]]]])
+    corners = np.array([[[[1, 1], [-1, -1]]]], np.float32)
+    sample = fixed_node(image, corners, mode="nearest", align_corners=1)
+    yield "GridSample", "precise_int64", sample
+    twice = np.array([1, 1, 2, 2], np.float32)
+    yield "Resize", "precise_int64", fixed_node(image, None, twice, mode="nearest")
+    region, batch = np.array([[0.1, 0.2, 1.7, 0.9]]), np.array([0])
+    wave = np.sin(np.arange(1.0, 13.0)).reshape(1, 1, 3, 4)
+    sizes = {"output_height": 2, "output_width": 2, "sampling_ratio": 2}
+    yield "RoiAlign", "precise_float64", fixed_node(wave, region, batch, **sizes)
+    rows, scale = wave.reshape(1, 4, 3), np.array([1 / 3, 0.7, -0.1, 1.1])
+    stash = {"num_groups": 2, "stash_type": TensorProto.DOUBLE}
+    grouped = fixed_node(rows, scale, scale / 7, **stash)
+    yield "GroupNormalization", "precise_float64", grouped
 
 
 def _thresholds() -> Iterator[tuple[str, str, Generator]]:

@@ -15,7 +15,12 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node, int64s
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
 from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 _INF, _NAN = np.inf, np.nan
@@ -379,6 +384,8 @@ def _normalizer_zeros(draft: NodeDraft, *, norm: str) -> None:
 def boundary_values() -> Iterator[tuple[str, str, Generator]]:
     """Yield operators, each with the name of a boundary and a generator."""
     yield from _arguments()
+    yield from _parameters()
+    yield from _losses()
     yield from _integers()
     yield from _conversions()
     yield from _reductions()
@@ -437,6 +444,50 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     yield "GlobalMaxPool", "infinite_image", fixed_node(images)
 
 
+def _parameters() -> Iterator[tuple[str, str, Generator]]:
+    """Yield scales, matrices, angles and windows with exceptional elements.
+
+    No infinity is multiplied by 0, because correct implementations may leave out the product.
+    """
+    infinities = np.array([_INF, -_INF, 3.0, -2.0], np.float32)
+    # If gamma is above 1, the largest number times gamma is also infinite.
+    yield "Selu", "infinity_small_gamma", fixed_node(infinities, gamma=0.5)
+    rows = np.array([[_INF, 1.0, -2.0], [0.5, 1.5, -1.0]], np.float32)
+    scale = np.array([2.0, -3.0, 0.5], np.float32)
+    yield "RMSNormalization", "infinite_element", fixed_node(rows, scale)
+    # The normalized element is below 1, so that its product with the largest number is finite.
+    infinite_scale = np.array([_INF, -3.0, 0.5], np.float32)
+    yield "RMSNormalization", "infinite_scale", fixed_node(rows[1:], infinite_scale)
+    matrix = np.array([[[7.5, -9.0, 0.5], [0.5, 1.0, _INF]]], np.float32)
+    yield "AffineGrid", "exceptional", fixed_node(matrix, int64s(1, 1, 2, 3), align_corners=1)
+    heads = np.array([[_INF, 1.0, 2.0, -3.0], *[[0.5, 1.5, -1.0, 2.5]] * 3], np.float32)
+    cosines = np.array([[0.5, -0.25], [_INF, _NAN], [0.5, 0.25], [0.0, -1.0]], np.float32)
+    sines = np.array([[0.75, 0.5], [0.5, 0.25], [_INF, _NAN], [-1.0, 0.0]], np.float32)
+    rotation = fixed_node(heads[None, None], cosines[None], sines[None])
+    yield "RotaryEmbedding", "exceptional", rotation
+    signal = (np.arange(1, 9) * 5 % 7 - 2).reshape(1, 8, 1).astype(np.float32)
+    window = np.array([0.0, 0.5, 1.0, 0.25], np.float32)
+    yield "STFT", "window_with_zero", fixed_node(signal, np.array(2), window)
+
+
+def _losses() -> Iterator[tuple[str, str, Generator]]:
+    """Yield negative, infinite and missing weights, and ignored elements that are infinite."""
+    scores = np.array([[-0.5, -1.5, -2.0], [-2.5, -0.25, -1.0], [-1.0, -2.0, -0.75]], np.float32)
+    targets = int64s(0, 1, 2)
+    negative = np.array([-0.5, 2.0, -4.0], np.float32)
+    exceptional = np.array([-_INF, _INF, _NAN], np.float32)
+    ignored = np.array([[-0.5, -1.5, -2.0], [-2.5, -_INF, -1.0]], np.float32)
+    for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        yield operator, "negative_weights", fixed_node(scores, targets, negative)
+        weighted = fixed_node(scores, targets, exceptional, reduction="none")
+        yield operator, "exceptional_weights", weighted
+        yield operator, "ignored_infinity", fixed_node(ignored, targets[:2], ignore_index=1)
+    for dtype in ("float16", "float32"):
+        x = distinct(4, 6).astype(DTYPES[dtype])
+        training = fixed_node(x, np.zeros((), x.dtype), np.array(True), outputs=2)
+        yield "Dropout", f"nothing_dropped_{dtype}", training
+
+
 def _integers() -> Iterator[tuple[str, str, Generator]]:
     for operator in ("Abs", "Neg", "Sign"):
         yield operator, "large_integers", _large_integers
@@ -482,8 +533,11 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield f"Reduce{name}", "empty_axis_int64", partial(_empty_axis, dtype="int64")
     for operator in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin"):
         yield operator, "infinite_rows", _infinite_rows
-    for operator in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"):
-        yield operator, "exceptional_rows", _exceptional_rows
+    for name in ("Sum", "Prod", "L1", "L2", "SumSquare", "LogSum"):
+        yield f"Reduce{name}", "exceptional_rows", _exceptional_rows
+    # No row has infinities of both signs, for which onnx's reference returns NaN.
+    rows = np.array([[_INF, 2.0], [-_INF, 0.5], [_NAN, 1.0], [1.5, -2.0]], np.float32)
+    yield "ReduceLogSumExp", "exceptional_rows", fixed_node(rows, int64s(1))
     for operator in ("ReduceLogSumExp", "Softmax", "LogSoftmax"):
         for dtype in ("float32", "float64"):
             yield operator, f"far_{dtype}", partial(_far_rows, dtype=dtype)
