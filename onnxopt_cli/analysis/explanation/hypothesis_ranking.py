@@ -134,7 +134,9 @@ class HypothesisRanking(NodeExamination):
                 right = [
                     sample.numbers[number]
                     for sample in passing
-                    if number in sample.numbers and sample.effects.get(shown_by) is not Effect.NONE
+                    if number in sample.numbers
+                    and sample.effects.get(shown_by) is not Effect.NONE
+                    and (name is not None or sample.is_telling)
                 ]
                 values = [numbers[number] for numbers in wrong if number in numbers]
                 for limits in fitted_limits(number, np.array(values), np.array(right)):

@@ -725,12 +725,12 @@ def _reused(array: Array, operand: Array) -> Array | None:
 
 def _is_logistic(node: Any) -> bool:
     """Return whether a node of ai.onnx.ml applies the logistic function to its scores."""
-    (transform,) = [
+    transforms = (
         helper.get_attribute_value(attribute)
         for attribute in node.onnx_node.attribute
         if attribute.name == "post_transform"
-    ] or [None]
-    return transform in _LOGISTIC
+    )
+    return next(transforms, None) in _LOGISTIC
 
 
 def _averages(node: Any, node_class: NodeClass) -> bool:

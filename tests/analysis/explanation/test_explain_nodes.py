@@ -1018,6 +1018,19 @@ def test_limits_of_numbers_require_generated_nodes(has_backend):
     assert bool(search._hypotheses()) is has_backend
 
 
+def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
+    number = NodeNumber("alpha", 1.1)
+    samples = [
+        NodeSample("", None, {}, [], [], failed=place > 4, numbers={number: place})
+        for place in range(8)
+    ]
+    for sample in samples[3:5]:
+        sample.outputs = JudgedOutputs([np.zeros(1, np.float32)])
+    search = _NodeSearch("mine", "Abs", [], samples, None, SearchClock(), 60.0)
+    (trait,) = search._limits(samples[5:])
+    assert trait.limits.low == (2, 5)
+
+
 def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
     is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
     samples = [
