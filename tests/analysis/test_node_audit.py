@@ -285,6 +285,16 @@ def test_search_for_a_slow_mutant_ends_after_two_nodes(leaky_search, monkeypatch
     assert (result.nodes, result.examined) == ([1], 2)
 
 
+def test_nodes_that_are_not_judged_are_not_counted_as_examined(leaky_search, monkeypatch):
+    batch, evaluators, _ = leaky_search
+    monkeypatch.setattr(node_search, "_MAX_CONFIRMATIONS", 1)
+    monkeypatch.setattr(node_search, "may_differ", lambda *_: True)
+    same = NodeMutant("same", MutantKind.VALUES, "Is right.", change=lambda node: node)
+    forms = {"same": {variation.opset: same for variation in batch}}
+    (result,) = search_nodes(forms, batch, evaluators, str)
+    assert (result.nodes, result.examined) == ([], 1)
+
+
 def test_keys_of_attention_have_several_elements_in_varied_nodes():
     problem = draw_seeded(defs.get_schema("Attention"), 0).problem
     varied = list(islice(variations([(problem.model, problem.inputs)], 2.0), 3))
