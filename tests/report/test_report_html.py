@@ -226,6 +226,8 @@ def test_origin_date_and_duration_are_stated():
     )
     text = words(rendered("html", run))
     assert "label nightly commit abc 2026-01-31 23:59 UTC 90.0 s, 0.2 s of it in backends" in text
+    clock_set_back = replace(run, ended="2026-01-31T23:58:00Z")
+    assert "of it in backends" not in words(rendered("html", clock_set_back))
 
 
 def test_outputs_with_any_tolerance_have_an_accuracy():
