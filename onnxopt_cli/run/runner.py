@@ -152,18 +152,23 @@ def run(plan: Plan) -> Generator[tuple[Result, ...]]:
 
     Later cases are submitted before the results of earlier cases are yielded, so that no worker is
     idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
-    are yielded as not run. Failures of workers outside of any case are yielded last.
+    are yielded as not run. If the user interrupts, cases that workers have already run are judged.
+    Failures of workers outside of any case are yielded last.
     """
     remaining, failed = deque(plan.cases), plan.failed
     with closing(_submitted_ahead(plan)) as submissions:
         while not (stopped := _reason_to_stop(plan, failed)) and remaining:
-            case, submission = remaining.popleft(), next(submissions)
-            if isinstance(submission, _Submission):
-                results = _judged(plan, submission)
-            else:
-                results = _received(plan, case, submission)
+            submission = next(submissions, None)
+            if submission is None:
+                # A signal has just arrived.
+                continue
+            results = _row(plan, remaining.popleft(), submission)
             failed += _fails(results)
             yield results
+        if stopped == INTERRUPTED_REASON:
+            # The workers may have run cases that were submitted ahead.
+            for submission in submissions:
+                yield _row(plan, remaining.popleft(), submission)
     for case in remaining:
         yield tuple(
             plan.review(unanswered(case, executor.name, stopped), case)
@@ -171,6 +176,14 @@ def run(plan: Plan) -> Generator[tuple[Result, ...]]:
         )
     if not stopped and (incidents := tuple(_incidents(plan))):
         yield incidents
+
+
+def _row(
+    plan: Plan, case: Case, submission: _Submission | tuple[Result, ...]
+) -> tuple[Result, ...]:
+    if isinstance(submission, _Submission):
+        return _judged(plan, submission)
+    return _received(plan, case, submission)
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
@@ -210,6 +223,8 @@ class _Submission:
 def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     """Submit the cases in order, ahead of judging, and yield a submission for each case.
 
+    After an interruption, no further case is submitted.
+
     Yields:
         A submission to the backends of this process, or the results from another process.
     """
@@ -223,6 +238,8 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
             # A submission holds all values of a case in memory, so the pending submissions are
             # limited. Finished rows of results are small.
             while submitted_count <= (ahead := _ahead(plan, submitted_bytes)):
+                if plan.interruption.signal:
+                    break
                 is_waiting = finished and window and isinstance(window[0], _Submission)
                 if len(window) >= (_MAX_CASES_AHEAD if is_waiting else ahead):
                     break

@@ -7,7 +7,6 @@ import signal
 from hashlib import sha256
 from math import erfc, sqrt
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -28,7 +27,7 @@ from onnxopt_cli.core.result import Location, Outcome
 from onnxopt_cli.core.tolerance import ONNX_DEFAULT
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
-from onnxopt_cli.run.runner import Plan, run_case
+from onnxopt_cli.run.runner import Plan, run, run_case
 from onnxopt_cli.workers.interruption import Interruption
 
 CONDITIONED = ("--tolerance", "conditioned")
@@ -678,12 +677,34 @@ def test_no_distance_in_ulp_is_printed_for_nan(onnxopt, tmp_path, backend):
     assert "0 ulp" not in result.out
 
 
+NEGATION = helper.make_model(
+    helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "g",
+        *([helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])] for name in "xy"),
+    )
+)
+NEGATED = np.float32([-2.0, -3.5])
+
+
+def negation(name):
+    problem = Problem(NEGATION, {"x": -NEGATED}, {"y": NEGATED})
+    return Case(name, Location(Path(name)), lambda: problem)
+
+
+class PreparedBackend:
+    """A backend with a function for the response to each case."""
+
+    name, specification, ahead = "neg", parse_specification("onnx-reference"), 4
+
+    def __init__(self, *responses):
+        self._responses = iter(responses)
+
+    def submit(self, _request):
+        return next(self._responses)
+
+
 def test_case_whose_estimate_may_be_interrupted_is_not_run():
-    identity = helper.make_node("Identity", ["x"], ["y"])
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    model = helper.make_model(helper.make_graph([identity], "g", info[:1], info[1:]))
-    values = {name: np.ones(1, np.float32) for name in "xy"}
-    problem = Problem(model, {"x": values["x"]}, {"y": values["y"]})
     interruption = Interruption()
 
     class Estimates:
@@ -692,13 +713,27 @@ def test_case_whose_estimate_may_be_interrupted_is_not_run():
 
         def interrupted(self):
             interruption.signal = signal.SIGINT
-            return Expected({"y": values["y"]}, {"y": ONNX_DEFAULT})
+            return Expected({"y": NEGATED}, {"y": ONNX_DEFAULT})
 
-    backend = SimpleNamespace(
-        name="identity",
-        specification=parse_specification("onnx-reference"),
-        submit=lambda _: lambda: Response([values["y"]]),
-    )
+    backend = PreparedBackend(lambda: Response([NEGATED]))
     plan = Plan((), [backend], interruption=interruption, oracle=Estimates())
-    (result,) = run_case(plan, Case("identity", Location(Path("identity")), lambda: problem))
+    (result,) = run_case(plan, negation("first"))
     assert (result.outcome, result.message) == (Outcome.NOT_RUN, "interrupted")
+
+
+def test_finished_cases_are_judged_after_an_interruption():
+    interruption = Interruption()
+
+    def interrupted():
+        interruption.signal = signal.SIGINT
+        return "interrupted"
+
+    responses = interrupted, lambda: Response([NEGATED]), lambda: "interrupted"
+    backend = PreparedBackend(*responses)
+    cases = [negation(name) for name in ("running", "finished", "queued")]
+    rows = run(Plan(cases, [backend], interruption=interruption))
+    assert [(result.case, result.outcome.value) for (result,) in rows] == [
+        ("running", "not-run"),
+        ("finished", "pass"),
+        ("queued", "not-run"),
+    ]
