@@ -364,6 +364,10 @@ def _one_bias_per_feature_map(
     return _of_other_length("a bias", operands[bias], len(operands[weights]))
 
 
+def _padding(attributes: _Attributes, _operands: Sequence[Any]) -> str:
+    return _outside("the padding", attributes.get("pads"), 0)
+
+
 def _zero_points(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     scales, zero_points = operands[1:3]
     return _of_other_length("zero points", zero_points, scales.size)
@@ -530,6 +534,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "AffineGrid"): _affine_matrices,
     ("", "Attention"): _unpadded_length,
     ("", "CenterCropPad"): _cropped_shape,
+    ("", "Col2Im"): _padding,
     ("", "Compress"): _selected_slices,
     ("", "ConstantOfShape"): _dimensions,
     ("", "Conv"): _convolved_channels,

@@ -161,6 +161,12 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
             {"padding_mode": "reflection"},
             "an infinite coordinate",
         ),
+        (
+            "Col2Im",
+            [X.reshape(1, 4, 3)[..., :1], integers([4, 4]), integers([2, 2])],
+            {"pads": [0, 0, -1, -1]},
+            "the padding -1",
+        ),
         ("QuantizeLinear", [X, X[0, 1], np.zeros(2, np.uint8)], {}, "zero points of 2 elements"),
         (
             "DeformConv",
