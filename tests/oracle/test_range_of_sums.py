@@ -142,6 +142,13 @@ def test_terms_that_overflow_with_both_signs_may_become_nan():
     assert accepts("ReduceSum", inputs, {}, results) == [True, True, True, True]
 
 
+@pytest.mark.parametrize("factor", [3, 1])
+def test_infinite_sum_may_be_nan_if_a_finite_product_overflows(factor):
+    inputs = {"a": row(np.inf, HUGE), "b": row(-1, factor).T}
+    results = [[[-np.inf]], [[np.nan]], [[np.inf]], [[0]]]
+    assert accepts("MatMul", inputs, {}, results) == [True, factor == 3, False, False]
+
+
 def test_spectra_and_tiles_may_overflow():
     """A transform, which adds all elements of an image, may overflow for that image alone."""
     x = np.stack([row(HUGE, HUGE, -HUGE, -HUGE), row(1, 1, 1, 1)])

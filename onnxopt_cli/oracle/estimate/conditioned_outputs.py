@@ -214,26 +214,26 @@ def _float_output(
             if lost.any():
                 alternatives.append((np.where(lost, value, exact), _OUT_OF_RANGE))
         unit = _bounded(unit, evaluations[0])
-        for distance, value in _distances(
-            [v for evaluation in evaluations for v in evaluation.out_of_range], exact
-        ):
-            different = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
-            if different.any():
-                alternatives.append((np.where(different, value, exact), _OUT_OF_RANGE))
-        for distance, value in _distances(
-            [v for evaluation in evaluations for v in evaluation.sequential], exact
-        ):
-            # The error of a normalized element is relative to the mean, so it may exceed 2^14
-            # roundings of the element. The error of a sequential sum is therefore also compared
-            # with the unit and with the largest output.
-            share = np.minimum(
-                _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
-            )
-            close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * rounding, share)
-            different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
-            if different.any():
-                alternatives.append((np.where(different, value, exact), _SEQUENTIAL))
-            unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
+    for distance, value in _distances(
+        [v for evaluation in evaluations for v in evaluation.out_of_range], exact
+    ):
+        different = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
+        if different.any():
+            alternatives.append((np.where(different, value, exact), _OUT_OF_RANGE))
+    for distance, value in _distances(
+        [v for evaluation in evaluations for v in evaluation.sequential], exact
+    ):
+        # The error of a normalized element is relative to the mean, so it may exceed 2^14
+        # roundings of the element. The error of a sequential sum is therefore also compared
+        # with the unit and with the largest output.
+        share = np.minimum(
+            _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
+        )
+        close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * rounding, share)
+        different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
+        if different.any():
+            alternatives.append((np.where(different, value, exact), _SEQUENTIAL))
+        unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
     tolerance = units * unit
     # A device may flush an element that may be subnormal.
     tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
