@@ -44,6 +44,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.report import terminal
 from onnxopt_cli.report.artifacts import check_folder, write_artifacts
 from onnxopt_cli.report.report_files import (
+    STDOUT,
     SUMMARY,
     parse_reports,
     require_apart,
@@ -72,10 +73,22 @@ _UNDECIDED = frozenset({Outcome.ERROR, Outcome.SKIP, *NOT_ITS_FAULT})
 
 
 class Display:
-    """Prints the run to standard output, with a progress bar if standard output is a terminal."""
+    """Prints the run to a console, with a progress bar if the console is a terminal.
+
+    Args:
+        session: the run.
+        targets: the targets of the run.
+        cluster: the machines on which backends run; None for this one.
+        to_stderr: whether the console is that of standard error, instead of standard output.
+    """
 
     def __init__(
-        self, session: api.Session, targets: Sequence[str], cluster: Cluster | None
+        self,
+        session: api.Session,
+        targets: Sequence[str],
+        cluster: Cluster | None,
+        *,
+        to_stderr: bool,
     ) -> None:
         self._plan = session.plan
         self._found = len(session.ids)
@@ -84,7 +97,7 @@ class Display:
         self._options = config.to_json()
         self._targets = targets
         self._verbose, self._quiet = config.verbose, config.quiet
-        self._console = stdout()
+        self._console = stderr() if to_stderr else stdout()
         self.print = self._console.print_line
         self._id_width = self._room_for_ids() if self._verbose or config.rerun else 0
         self._nonconforming = self._done = 0
@@ -281,7 +294,9 @@ def execute(config: RunConfig) -> int:
         )
         if reports:
             require_apart(reports, files_of(session.plan.cases))
-        display = Display(session, targets, cluster)
+        # A program that reads a report from a pipe receives the report alone.
+        has_report_on_stdout = any(str(path) == STDOUT for _, path in reports)
+        display = Display(session, targets, cluster, to_stderr=has_report_on_stdout)
         display.begin()
         with display.progress:
             for row in session.rows():

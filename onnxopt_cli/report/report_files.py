@@ -14,7 +14,8 @@ from onnxopt_cli.errors import OnnxoptError, UsageError
 from onnxopt_cli.report.view.result_view import ELSEWHERE
 from onnxopt_cli.report.view.run_view import RunView
 
-_STDOUT = "-"
+#: The path of a report that is written to standard output.
+STDOUT = "-"
 #: The name of the Markdown report that is appended to the summary of a GitHub step; not a value of
 #: FORMAT.
 SUMMARY = "step summary"
@@ -39,7 +40,7 @@ def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
                 hint = nearest(name, REPORT_FORMATS, hint)
             raise UsageError(f"--report takes FORMAT=PATH, not {request!r}", hint=hint)
         path = Path(target)
-        if target != _STDOUT:
+        if target != STDOUT:
             require_writable_file("--report", path)
         reports.append((name, path))
     return reports
@@ -60,7 +61,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
         (
             (f"--report {name}={path}", path)
             for name, path in reports
-            if name != SUMMARY and str(path) != _STDOUT and (path.is_file() or not path.exists())
+            if name != SUMMARY and str(path) != STDOUT and (path.is_file() or not path.exists())
         ),
         files,
     )
@@ -91,7 +92,7 @@ def write_report(name: str, path: Path, view: RunView) -> None:
     """
     if name == SUMMARY:
         _append_summary(path, view)
-    elif str(path) != _STDOUT:
+    elif str(path) != STDOUT:
         write_atomically(path, map(str.encode, render(name, view)))
     else:
         sys.stdout.flush()
