@@ -294,7 +294,7 @@ class _AnyOperand(Joining):
 
 
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
-    """Return the error about a function outside the vocabulary; None if there is none.
+    """Return the error about a function outside the vocabulary; None if all functions are in it.
 
     A function outside the vocabulary that is called with plain numbers may raise an error that does
     not name the function, for example about an axis that is out of bounds.

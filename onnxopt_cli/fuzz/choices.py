@@ -171,7 +171,7 @@ _COUNTS = (
 # of operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
-# Ranks of scalars: a tensor with one element is a valid scalar, whatever its rank.
+# Ranks of scalars: a tensor with one element is a valid scalar for any rank.
 _RANKS = (0, 0, 0, 1, 2)
 
 

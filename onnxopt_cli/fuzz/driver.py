@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    There are so few invalid nodes that every invalid node is tried.
+    Every invalid node is tried, because there are only a few.
     """
     for operator in operators:
         node = draw_node(Source(), operator)

@@ -765,7 +765,7 @@ _UNCHANGED_TYPES = {
     "outputs in float32": {"float32"},
     "in 32 bits": {"int32", "uint32"},
 }
-# Types of at most this number of bytes have so few values that all are tried.
+# The largest number of bytes of a type of which all values are tried.
 _TRIED_BYTES = 2
 
 

@@ -194,8 +194,8 @@ class ElementConditions:
         ])  # fmt: skip
         # Of traits that hold for the same nodes, only the simplest is kept.
         _, first = np.unique(holds, axis=0, return_index=True)
-        kept = np.sort(first)
-        groups, holds = [groups[place] for place in kept], holds[kept]
+        places = np.sort(first)
+        groups, holds = [groups[place] for place in places], holds[places]
         conditions = [
             *self._of_elements(groups, holds),
             *self._of_contents(groups, holds),
@@ -233,9 +233,9 @@ class ElementConditions:
             columns = self._paired(counts, holds[group])
             # Two limits describe any interval of values, often by accident.
             pairs = [
-                (texts[one], texts[two])
-                for one, two in combinations(columns, 2)
-                if not (" is at " in texts[one] and " is at " in texts[two])
+                (texts[first], texts[second])
+                for first, second in combinations(columns, 2)
+                if not (" is at " in texts[first] and " is at " in texts[second])
             ]
             if not pairs:
                 continue
@@ -291,8 +291,8 @@ class ElementConditions:
         valid = (is_necessary | is_sufficient) & (covered > 0)
         valid &= evidence >= _MIN_CANDIDATE_EVIDENCE
         trait_costs = np.array([_TRAIT_COST * trait.cost if trait else 0.0 for trait in groups])
-        left = np.minimum(_MAX_LEFT_COST, _CASE_COST * (cases.sum() - covered))
-        total = trait_costs[:, None] + left + _SHARE_COST * (1 - share)
+        left_costs = np.minimum(_MAX_LEFT_COST, _CASE_COST * (cases.sum() - covered))
+        total = trait_costs[:, None] + left_costs + _SHARE_COST * (1 - share)
         total = total - np.minimum(evidence, _MAX_EVIDENCE) / _MAX_EVIDENCE
         total = total + _SUFFICIENT_COST * is_sufficient
         return np.where(valid, total, np.inf), share, is_sufficient
@@ -446,13 +446,13 @@ class ElementConditions:
         of_output = f" of {output}" if output else ""
         if not condition.parts and not condition.content:
             meeting = [node for node in nodes_with_trait if not node.sample.case]
-            others = sum(not node.sample.case for node in self.nodes) - len(meeting)
+            other_nodes = sum(not node.sample.case for node in self.nodes) - len(meeting)
             # The condition concerns one output; in other nodes, other outputs may also be wrong.
             subject = f"{output} " if output else ""
             return (
                 f"{subject}wrong only where {condition.trait.text if condition.trait else ''} "
                 f"({len(generated_failures)} of {len(meeting)} generated nodes, "
-                f"0 of {others} others)"
+                f"0 of {other_nodes} others)"
             )
         if not condition.parts:
             is_of_elements = _is_of_elements(condition.content)
@@ -465,7 +465,7 @@ class ElementConditions:
             return f"{subject} {condition.content}{where} {evidence}"
         counts = np.array([_counts(node, [condition.parts])[0] for node in nodes_with_trait])
         met, wrong_met = int(counts[:, 0].sum()), int(counts[:, 1].sum())
-        others = sum(node.features.size for node in nodes_with_trait) - met
+        other_elements = sum(node.features.size for node in nodes_with_trait) - met
         wrong = sum(
             node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
         )
@@ -477,7 +477,7 @@ class ElementConditions:
             content = f"; {subject} {condition.content}"
         return (
             f"elements{of_output} wrong {quantifier} {parts}{where}{content} "
-            f"({wrong_met} of {met} such elements, {wrong - wrong_met} of {others} others)"
+            f"({wrong_met} of {met} such elements, {wrong - wrong_met} of {other_elements} others)"
         )
 
 
