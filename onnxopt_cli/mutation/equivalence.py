@@ -32,13 +32,13 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Relative tolerance by item size. Another order of operations in the wide type, with one rounding
-#: of the result, has a far smaller error.
+#: Relative tolerance by item size. The error of a formula that is computed in another order in the
+#: wide type, and rounded once, is far smaller.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: The relative difference from which an example is clear. The smallest clear example is preferred.
+#: The smallest relative difference of a clear example. The smallest clear example is preferred.
 _CLEAR_DIFFERENCE = 0.1
-#: The largest residue of a cancellation that would be exact without roundings, relative to the
-#: largest input.
+#: The largest result, relative to the largest input, that may be due to roundings where terms
+#: cancel.
 _RESIDUE = 1e-15
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
@@ -152,7 +152,7 @@ def _agrees(differences: list[Array] | None) -> bool:
 
 
 def _differences(probe: _Probe, outputs: list[Array]) -> list[Array] | None:
-    """Return each output's relative differences, 0 where it agrees; None for a wrong structure."""
+    """Return relative differences of outputs, 0 if they agree; None for a wrong structure."""
     same = len(outputs) == len(probe.expected) and all(
         output.dtype == expected.dtype and output.shape == expected.shape
         for output, expected in zip(outputs, probe.expected, strict=True)
@@ -208,7 +208,7 @@ class _Probe:
 
 @cache
 def _probes(operator: Operator) -> tuple[_Probe, ...]:
-    """Return the operator's probes, equal at each call; the first probe reveals most mistakes.
+    """Return the operator's probes; the first probe reveals most mistakes.
 
     Large probes come last, because a smaller probe usually reveals a mistake.
     """
@@ -333,7 +333,7 @@ class _Draw:
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw sets of attributes: complete, only the required ones, or with one extreme value."""
+        """Draw sets of all attributes, of required attributes, or with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

@@ -1,10 +1,10 @@
 """Known mistakes that any operator can have, as rows with a name and a change.
 
-A change concerns operands or results of the formula (for each group, in the wide type), inputs or
-outputs of the node, or the types of the computation. A group is a tensor with its gradient and its
-states; a node has one group for each tensor that it updates. The tables come first, followed by the
-hooks, which turn changes at one place into implementations. A row may be equivalent to the formula
-for some operators.
+A change applies to operands or results of the formula, to inputs or outputs of the node, or to the
+types of the computation. The formula is evaluated in the wide type for each group. A group is a
+tensor with its gradient and its states; a node has one group for each tensor that it updates. The
+tables come first, followed by the hooks, which turn changes at one place into implementations. A
+row may be equivalent to the formula for some operators.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _index_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _shifted(array: Array, step: int) -> Array:
-    """Add a step to integers, except to the limit of their type, which stands for no limit."""
+    """Add a step to integers, except where the sum would leave the range of their type."""
     limits = np.iinfo(array.dtype)
     return np.where(array == (limits.max if step > 0 else limits.min), array, array + step)
 
@@ -216,7 +216,7 @@ def _text(value: Any) -> str:
 
 
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return a wrong default of an attribute; None without a default or another choice."""
+    """Return a wrong default of an attribute; None if it has no default or no other choice."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None

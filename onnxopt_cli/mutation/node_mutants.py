@@ -759,7 +759,8 @@ def _coarse(misreading: _Misreading, outputs: Sequence[Value]) -> list[Value]:
 # --- proofs ---
 
 _NO_CHANGE = "The mutant changes no value of any type that the schema allows."
-# Misreadings through a type, and the wide types of which they change no value.
+# Misreadings that convert values to a narrower type. For each misreading, the types with more than
+# 16 bits whose values the conversion preserves.
 _UNCHANGED_TYPES = {
     "rounded to float32": {"float32"},
     "outputs in float32": {"float32"},

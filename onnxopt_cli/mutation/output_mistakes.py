@@ -320,8 +320,8 @@ def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | No
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 
 
-# Mistakes in outputs. The key ends the name of a mistake; the values are the end of its
-# description, and the change.
+# Mistakes in outputs. Each key is the end of a mistake's name. Each value consists of the end of
+# the description, and the change.
 _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "without sign": ("the magnitudes of the correct values", _magnitude),
     "negated": ("the right values with the opposite sign", _negated),

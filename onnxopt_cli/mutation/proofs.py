@@ -60,7 +60,7 @@ _MATRICES = frozenset({
     "RNN.X", "RoiAlign.X", "RotaryEmbedding.X", "RotaryEmbedding.position_ids", "STFT.signal",
     "TensorScatter.update",
 })  # fmt: skip
-# Inputs of several axes that are positions.
+# Inputs that contain positions and have several axes.
 _MATRIX_PARAMETERS = frozenset({"MaxUnpool.I", "RotaryEmbedding.position_ids"})
 # Inputs that may not be negative.
 _COUNTS = frozenset({
@@ -121,7 +121,7 @@ def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
 
 
 def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition that the first group of the match is one of the names of inputs."""
+    """Return a condition that the first group of the match names one of the given inputs."""
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)

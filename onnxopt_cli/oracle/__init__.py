@@ -1,1 +1,1 @@
-"""Expected results: from formulas, from onnx's reference with condition estimates, or stored."""
+"""Expected results: computed by formulas or onnx's reference, or read from stored outputs."""

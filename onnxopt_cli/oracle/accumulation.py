@@ -58,12 +58,12 @@ _MIN_ELEMENTS = 256
 _MAX_PRODUCTS = 1 << 24
 # The smallest nonzero magnitude and the largest magnitude of examined operands.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
-# The share of distinct elements from which the digits of an operand appear random; in float32, the
-# same share must have a nonzero last byte.
+# The digits of an operand appear random if at least this share of its elements is distinct and, in
+# float32, at least this share of the elements has a nonzero last byte.
 _RANDOM_SHARE = 0.9
 # The largest factor by which the terms of an examined 16-bit element cancel.
 _MAX_CANCELLATION = 64.0
-# The number of unit roundoffs of a sum below which a term may be lost systematically.
+# A term may be lost systematically if it is less than _SMALL_TERM unit roundoffs of its sum.
 _SMALL_TERM = 8.0
 # The number of randomly drawn products from which the loss of small terms is estimated.
 _DRAWN_TERMS = 4096
@@ -71,8 +71,8 @@ _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# The number of standard errors from which a message about an excessive mean square error also
-# states the mean error.
+# A message about an excessive mean square error also states the mean error if the mean error
+# exceeds _SIGNIFICANT standard errors.
 _SIGNIFICANT = 7.0
 
 
@@ -327,7 +327,7 @@ def _tested(
     of_elements = f"over {errors.size} elements"
     most_square = (sqrt(_largest_ratio(independent) * variance) + lost) ** 2
     if square > most_square:
-        # A sequential sum of positive terms has a variance of n / 9.
+        # The error of a sequential sum of n positive terms has a variance of n / 9.
         typical = 1 / 3 if short else max(1.0, _VARIANCE_OF_SUM * sample.count)
         deviation = sqrt(max(0.0, square - largest**2))
         bits = max(1, round(_SINGLE_BITS - log2(sqrt(square / typical))))
@@ -365,7 +365,7 @@ def _has_random_digits(array: Array) -> bool:
     numbers = wide[wide > 0]
     if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:
         return False
-    # If all terms are equal, they are all rounded in the same direction.
+    # If all terms of a sum are equal, its partial sums may all be rounded in the same direction.
     if array.dtype != _SINGLE:
         return np.unique(array).size > 1
     if np.unique(array).size < _RANDOM_SHARE * array.size:

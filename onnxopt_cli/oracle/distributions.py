@@ -178,9 +178,10 @@ def _test_continuous(
     """Test a sample of a continuous distribution.
 
     The distribution function maps the numbers of the sample to levels, which are then uniform from
-    0 to 1. The test bounds the distance of their empirical distribution from the uniform one
-    (Dvoretzky, Kiefer, Wolfowitz). The test also transforms the levels to a standard normal
-    distribution, and bounds the mean and the mean square of the transformed levels (Chernoff).
+    0 to 1. The test bounds the distance between the empirical distribution of the levels and the
+    uniform distribution (Dvoretzky, Kiefer, Wolfowitz). The test also transforms the levels to a
+    standard normal distribution, and bounds the mean and the mean square of the transformed levels
+    (Chernoff).
 
     Args:
         law: the distribution function of (x - origin) / scale.
@@ -292,7 +293,7 @@ def _test_dropout(x: Array, keep: float, sample: Array) -> str:
 
 
 def _decisive(x: Array) -> Array:
-    """Return a mask of the elements that show whether they are dropped: finite, not flushed."""
+    """Return a mask of finite, normal elements, whose outputs show whether they are dropped."""
     return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 

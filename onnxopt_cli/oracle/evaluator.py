@@ -43,7 +43,7 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 # products would take many seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
 # The largest number of terms of a short sum. The error of a sum of n equal terms reaches n / 9
-# roundings, which exceeds the usual tolerance of 4 sqrt(n) roundings only if n is larger.
+# roundings. Only in longer sums does this error exceed the usual tolerance of 4 sqrt(n) roundings.
 _SHORT_SUM = 1 << 10
 # The largest number of multiplications of a matrix product whose short sums are sequential too.
 _CHEAP_PRODUCTS = 1 << 26
@@ -272,8 +272,8 @@ class Visits:
                 sizes[name] = getattr(value, "nbytes", 0)
                 self.live_bytes += sizes[name]
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            # An unnamed output has an empty name, which denotes an omitted operand if it is the
-            # name of an input.
+            # An omitted output has an empty name. As the name of an input, the empty name denotes
+            # an omitted operand.
             values[""] = None
             for name in released:
                 values.pop(name, None)
@@ -479,7 +479,7 @@ def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
 def _without_initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> onnx.ModelProto:
-    """Return a model without the dense initializers of its graph, and with bound functions."""
+    """Return a model without dense initializers, whose functions have their attributes bound."""
     if like and wide and not like.wide:
         return widened(like.proto)
     bare = model

@@ -76,7 +76,7 @@ class Expected:
 
     @property
     def unusable(self) -> str:
-        """Why no output can be compared with this result; empty if outputs are comparable."""
+        """The reason why no output can be compared with this result; empty if there is none."""
         return self.invalid or self.unknown
 
     def in_order(self, names: Iterable[str]) -> Expected:
@@ -239,8 +239,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # If the bound, because of rounding, follows another branch of a choice than the
-            # formula, the value on the bound's branch is expected.
+            # Because of rounding, the error bound and the formula may follow different branches of
+            # a choice. In this case, the value on the branch of the error bound is expected.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 

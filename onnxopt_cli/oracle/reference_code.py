@@ -13,8 +13,7 @@ from onnxopt_cli.oracle import patching
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.patching import replaced, replacements
 
-# Modules that compute operators. All other modules of onnx's reference evaluate graphs or check
-# types.
+# Modules that compute operators, in contrast to modules that evaluate graphs or check types.
 _COMPUTING = (
     "onnx.reference.ops.",
     "onnxopt_cli.oracle.corrections.",
@@ -41,8 +40,8 @@ _UNJUDGED = {
 _DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
 # Names by which a method calls the methods of base classes.
 _BASES = frozenset({"__class__", "super"})
-# The name of a correction's parameter for the original function if the correction calls that
-# function; otherwise the parameter is named "_original".
+# A correction receives the original function as a parameter. The parameter has this name if the
+# correction calls the function; otherwise, the parameter is named "_original".
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",
@@ -81,13 +80,13 @@ def reference_functions(domain: str, op_type: str, opset: int) -> tuple[Function
 
 @cache
 def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[FunctionType]:
-    """Return those of the functions that compute an operator which no judged node calls.
+    """Return the functions of an operator's computation that no judged node calls.
 
     A function may be uncalled because a correction replaces its only caller, or because a derived
-    class overrides it. A function counts as called if onnx's reference calls a function of its name
-    in every operator, if a function that counts as called contains its name, or if Python calls it
-    implicitly. Functions that only describe objects in messages count as not called. The arguments
-    are those of :func:`reference_functions`.
+    class overrides it. A function counts as called in three cases: onnx's reference calls a
+    function of this name in every operator, a function that counts as called contains the name, or
+    Python calls the function implicitly. Functions that only describe objects in messages count as
+    not called. The arguments are those of :func:`reference_functions`.
     """
     functions = reference_functions(domain, op_type, opset)
     with replaced(*replacements()):
@@ -127,7 +126,7 @@ def _is_special(name: str) -> bool:
 
 
 def _is_readable(implementation: type) -> bool:
-    """Return whether all bases of a class are computing classes, or bases of every operator."""
+    """Return whether all bases of a class belong to :data:`_COMPUTING` or to every operator."""
     return all(
         base.__module__.startswith(_COMPUTING) or base.__module__ == _INFRASTRUCTURE
         for base in implementation.__mro__[:-1]
@@ -181,7 +180,7 @@ def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
 
 
 def _names_from(function: FunctionType, implementation: type) -> set[str]:
-    """Return the names that the code of a function contains, and those of functions in its data."""
+    """Return the names in the code of a function, and the names of functions in its data."""
     names = {*_texts(function.__code__)}
     for value in _referenced(function):
         items = value.values() if isinstance(value, dict) else value
@@ -259,7 +258,7 @@ def _calls_original(correction: Any) -> bool:
 
 
 def _called(function: FunctionType) -> Iterator[FunctionType]:
-    """Yield the functions of computing modules that a function may call."""
+    """Yield the functions in modules of :data:`_COMPUTING` that a function may call."""
     for value in _referenced(function):
         if getattr(value, "__module__", None) is not None or isinstance(value, partial):
             for called in _unwrapped(value):

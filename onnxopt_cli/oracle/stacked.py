@@ -257,7 +257,7 @@ def _in_channels(value: Any, count: int) -> Any:
 
 
 def _from_channels(images: Array, count: int) -> Array:
-    """Return the values of a tensor in all runs, given those from :func:`_in_channels`."""
+    """Return the values of a tensor in all runs, given the result of :func:`_in_channels`."""
     channels = images.shape[1] // count
     return np.moveaxis(images.reshape(len(images), count, channels, *images.shape[2:]), 1, 0)
 

@@ -425,7 +425,7 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
     ],
 )
 def test_known_mistake_computes_with_a_wrong_update_count(name, count, seen):
-    # In Adagrad, every wrong T changes the decay. Momentum only compares T with 0.
+    # In Adagrad, every wrong T changes the decay. Momentum uses T only for a comparison with 0.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
     assert wrong == evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": seen}, decay))

@@ -97,7 +97,7 @@ def test_every_proof_is_examined():
         ("TreeEnsembleRegressor", "outputs in float32", True),
         ("Add", "outputs in float32", False),
         ("Add", "integer outputs in 8 bits", False),
-        # The mutant exchanges elements, whose values all types hold.
+        # The mutant exchanges elements, and all types can represent the elements.
         ("ConvInteger", "x last axes exchanged", False),
     ],
 )

@@ -325,7 +325,7 @@ def test_correct_output_passes_and_similar_wrong_output_fails(name):
     assert not passes_estimate(model, inputs, wrong)
 
 
-# Outputs of graphs of several nodes, each with whether it passes.
+# Graphs of several nodes: nodes, inputs, and outputs with a flag whether they pass.
 GRAPHS = {
     # Near zero, the error of exp(x) - 1 is that of exp(x): one rounding of a number close to 1.
     "a small exponential minus one": (

@@ -197,7 +197,7 @@ EXAMPLES = {
         22,
         [f32([[1, 2]]), f32([[1, 10, 100]])],
         {"strides": [2], "output_shape": [4]},
-        # The full output, 1 10 102 20 200, has one element too many; it is cut off at the front.
+        # The full output, 1 10 102 20 200, has one element too many; its first element is cut off.
         [f32([[10, 102, 20, 200]])],
     ),
     "Resize along negative axes": (
@@ -230,7 +230,8 @@ EXAMPLES = {
     "DeformConv of a line": (
         "DeformConv",
         22,
-        # The offset is half a pixel to the right: the mean of the pixel and a zero of the padding.
+        # At an offset of half a pixel to the right, the result is the mean of the pixel and a zero
+        # of the padding.
         [f32([[[2], [4]]]), f32([[[3]]]), f32([[[0], [0]], [[0.5], [0.5]]])],
         {"kernel_shape": [1, 1]},
         [f32([[[3], [6]]])],

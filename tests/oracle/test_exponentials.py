@@ -114,6 +114,7 @@ def test_logarithm_of_a_sum_may_be_added_to_the_largest_operand(operator, opset,
         exact = np.exp(exact)
     model = model_of(operator, inputs, opset=opset, **attributes)
     assert error_shares(model, inputs, value).max() <= 1
-    # Even correct errors are large: computing exp(x) as a power of two rounds each scaled operand.
+    # Even correct algorithms have large errors: computing exp(x) as a power of two rounds each
+    # scaled operand.
     error = 50 * np.abs(value - exact).max()
     assert (error_shares(model, inputs, exact + error) > 1).mean() >= 0.95

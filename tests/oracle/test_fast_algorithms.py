@@ -13,7 +13,7 @@ from onnx import ModelProto, helper
 
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
-# Lavin and Gray 2016, section 4, and their wincnn: the matrices A^T, G and B^T.
+# The matrices A^T, G and B^T from Lavin and Gray 2016, section 4, and from their program wincnn.
 F2 = (
     [[1, 1, 1, 0], [0, 1, -1, -1]],
     [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
@@ -146,7 +146,7 @@ def direct(x, w, group, places):
 
 
 def orders(w):
-    """Return two orders of the places of a kernel."""
+    """Return two orders in which the elements of a kernel are added."""
     places = list(np.ndindex(*w.shape[1:]))
     return {"direct": places, "direct, backwards": places[::-1]}
 

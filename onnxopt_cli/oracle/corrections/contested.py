@@ -215,7 +215,7 @@ def _has_signs(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: in
 def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tuple[Array]:
     """Divide each row by its signed maximum or sum.
 
-    For L2, return the roots of the squares divided by their sum.
+    For L2, divide the square of each element by the sum of the squares, and take the root.
     """
     x = in_single(x)
     rows = x.reshape(-1, x.shape[-1])

@@ -261,7 +261,7 @@ def _softsign(_node: Any, _original: Any, x: Array) -> tuple[Array]:
     "op_reduce_sum_square.ReduceSumSquare_1._run", "op_reduce_sum_square.ReduceSumSquare_18._run"
 )
 def _sum_of_squares(node: Any, original: Any, x: Array, *args: Any, **kwargs: Any) -> tuple[Array]:
-    """Return the type of the input. The reference sums integers in wider types."""
+    """Return the sum in the type of the input. The reference sums integers in wider types."""
     (total,) = original(node, x, *args, **kwargs)
     return (np.asarray(total).astype(x.dtype),)
 
@@ -309,7 +309,7 @@ def _grid(node: Any, original: Any, theta: Array, *args: Any, **kwargs: Any) -> 
 def _normalized_by_early_version(
     node: Any, _original: Any, *operands: Array, epsilon: float, spatial: int = 1, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """Normalize by the given statistics: per channel or, if not spatial, per activation."""
+    """Normalize by given statistics of each channel or, if ``spatial`` is 0, of each activation."""
     opset = node.run_params["opsets"][""]
     training = opset < _INFERENCE_VERSION and not kwargs.get("is_test")
     if training or len(node.onnx_node.output) > 1:
@@ -415,7 +415,7 @@ def _global_maximum(_original: Any, x: Array) -> Array:
 
 @accelerates("_op.OpRun._check_and_fix_outputs")
 def _checked(node: Any, original: Any, outputs: Any) -> Any:
-    """Skip the reference's slow check if all outputs are arrays, of one run or of several."""
+    """Skip the reference's slow check of outputs if all outputs are arrays or stacked arrays."""
     if type(outputs) is tuple and outputs and all(type(v) in _ARRAYS for v in outputs):
         return outputs
     return original(node, outputs)

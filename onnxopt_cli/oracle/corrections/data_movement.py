@@ -29,7 +29,7 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
 
 @replaces("op_flatten.Flatten._run")
 def _flattened(node: Any, _original: Any, x: Array, **_: Any) -> tuple[Array]:
-    """Flatten the axes before ``axis``, and all later axes, also of empty tensors."""
+    """Flatten the axes before ``axis`` into one axis, and the other axes into another axis."""
     return (x.reshape(prod(x.shape[: node.axis]), prod(x.shape[node.axis :])),)
 
 

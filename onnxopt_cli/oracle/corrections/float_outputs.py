@@ -32,7 +32,7 @@ def in_single(x: Array) -> Array:
 
 @replaces("aionnxml.op_normalizer.Normalizer._run")
 def _normalized(_node: Any, _original: Any, x: Array, norm: str) -> tuple[Array]:
-    """Normalize with sums that the estimate can compute sequentially, as those of other nodes.
+    """Normalize by NumPy's sums, which the condition estimate can compute sequentially.
 
     A tensor of shape [C] is a single row.
     """

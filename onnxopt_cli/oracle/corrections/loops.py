@@ -141,7 +141,7 @@ def _scanned(
 
 
 def _slices(value: Any, axis: int) -> list[Any]:
-    """Return the slices of a tensor along an axis; slice a stacked tensor in each run."""
+    """Return the slices of a tensor along an axis; each slice of a stacked tensor is stacked."""
     if isinstance(value, Stacked):
         runs_first = value.array
         along = np.moveaxis(runs_first, axis if axis < 0 else 1 + axis, 0)
@@ -160,7 +160,8 @@ def _mapped(
 ) -> tuple[list[Any], ...]:
     """Run the body for the elements at each position of the sequences; pass tensors unchanged.
 
-    The reference takes elements of an additional sequence only if it is the only additional input.
+    The reference takes the elements of an additional sequence only if there is no other additional
+    input.
     """
     mapped: list[list[Any]] = [[] for _ in body.output_names]
     for place, item in enumerate(items):

@@ -69,7 +69,8 @@ def convolved_in_blocks(
 ) -> Array:
     """Convolve parts of the output one after the other if all windows would take much memory.
 
-    The output is divided along its longest axis. A sum over a window is the same in each part.
+    The output is divided along its longest axis. The division does not change the sum over a
+    window.
 
     Args:
         convolve: the implementation of onnx's reference, which takes the other arguments.
@@ -184,7 +185,7 @@ def summed_columns(
     images = columns.shape[:-2]
     padded = np.zeros((*images, *sizes), columns.dtype)
     if prod(images) * columns.shape[-1] > _FEW_WINDOWS:
-        # The elements at one place of all windows are added at once.
+        # All elements that have the same position within their windows are added at once.
         for index, place in enumerate(np.ndindex(*kernel_shape)):
             start = np.array(place) * dilation
             target: Any = (..., *map(slice, start, start + stride * count, stride))
@@ -410,7 +411,7 @@ class _Geometry:
         return self.windows(inside)
 
     def _inside(self, *, padding: bool) -> list[Array]:
-        """Return, for each axis, a mask of the places in the input or in the padded input."""
+        """Return, for each axis, a mask of the indices that belong to the input or its padding."""
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
         return [
@@ -419,7 +420,7 @@ class _Geometry:
         ]
 
     def _elements(self) -> list[Array]:
-        """Return, for each axis, the places of the elements of each window, one row per window."""
+        """Return, for each axis, the indices of the elements of each window, one row per window."""
         return [
             np.add.outer(np.arange(count) * stride, np.arange(0, extent, dilation))
             for count, stride, extent, dilation in zip(

@@ -96,16 +96,16 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: The beginning of the reason for a missing estimate if onnx's reference lacks an operator.
+#: The reason for a missing estimate begins with this text if onnx's reference lacks an operator.
 UNIMPLEMENTED = "onnx's reference does not implement"
-#: The beginning of the reason for a missing estimate if a node of onnx's corrected reference
-#: rejects its operands.
+#: The reason for a missing estimate begins with this text if onnx's corrected reference rejects the
+#: operands of a node.
 REJECTED = "onnx's corrected reference rejects the operands"
 # Matches the messages of NumPy about arrays that exceed a limit of NumPy. Such arrays are valid.
 _BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
 _FLUSHED = "the result with zeros for subnormal numbers"
-# The largest number of contested questions of a model whose second readings are also combined. If a
-# model has more, each second reading is tried alone.
+# If a model has at most this number of contested questions, combinations of their second readings
+# are also tried; otherwise, each second reading is tried alone.
 _MAX_COMBINED_QUESTIONS = 2
 # Names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
@@ -162,7 +162,7 @@ def all_readings(
 def _with_confirmed_derivatives(
     model: onnx.ModelProto, inputs: Mapping[str, Value], readings: list[Reading]
 ) -> list[Reading]:
-    """Return readings in which the unconfirmed elements of derivatives are inconclusive."""
+    """Return readings in which elements of derivatives that are not confirmed are inconclusive."""
     if not has_gradient(model):
         return readings
     try:
@@ -405,7 +405,7 @@ def _evaluate_bodies(
         model: the model.
         inputs: its inputs.
         shared: the state that evaluations share.
-        evaluations: the evaluations of the model itself, the expected values, one entry per output.
+        evaluations: the evaluations of the model itself, one per output.
 
     Returns:
         One evaluation per output; none if no node has an accepted body.
@@ -446,8 +446,8 @@ def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. A body that
     overflows loses all digits of a result that onnx's reference computes, so the body is not an
-    accepted reformulation for its operands. An overflow of the reference itself in the model's own
-    types is accepted.
+    accepted reformulation for these operands. An overflow of the reference itself in the model's
+    own types is accepted.
 
     Args:
         body: the evaluation of an output by the published body.
@@ -539,7 +539,7 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs rounded down or up after errors of coordinates.
+    """Return outputs that are rounded down or up after errors are added to the coordinates.
 
     The result is empty if no coordinate has an error.
 

@@ -26,8 +26,8 @@ from onnxopt_cli.oracle.rounding.injection import (
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# The largest difference from y, in units, at which the error of a reformulation measures the
-# condition. If a reformulation overflows, its value is an alternative.
+# The error of a reformulation widens the tolerance if it is at most this number of units. If a
+# reformulation overflows, its value is an alternative.
 _REFORMULATION_UNITS = 64.0
 # The unit is _REFORMULATION_SHARE times the error of a reformulation, so that a tolerance of 16
 # units is four times the error.

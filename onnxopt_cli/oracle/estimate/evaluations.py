@@ -137,7 +137,7 @@ class FirstRun:
         """Compute a node and record it.
 
         Raises:
-            NoReferenceError: if its inputs are excluded, or if too many nodes run.
+            NoReferenceError: if the inputs of the node are excluded, or if too many nodes run.
         """
         is_complete = not node.has_linked_attribute
         if is_complete:
@@ -301,7 +301,7 @@ def _perturbed_outputs(
 def _sequential_algorithms(
     sites: Sequence[RoundingSite],
 ) -> dict[str, AbstractContextManager[None]]:
-    """Return context managers that make sums sequential, by algorithm; empty without long sums."""
+    """Return, by algorithm, context managers that make sums sequential; none without long sums."""
     if not any(map(has_long_sums, sites)):
         return {}
     operators = {site.op_type for site in sites}
@@ -404,7 +404,7 @@ def _spreading(visitor: Visitor, special: float) -> Visitor:
 
 
 def _overflowing(visitor: Visitor, sites: Sequence[RoundingSite], special: float) -> Visitor:
-    """Return a visitor in which sums that may overflow result in a special value."""
+    """Return a visitor that replaces the results of sums that may overflow by a special value."""
 
     def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
         outputs = visitor(node, compute, operands, index)

@@ -95,7 +95,7 @@ def _depends_on_unconfirmed(model: onnx.ModelProto, name: str, masks: Mapping[st
 def _wide_values(
     model: onnx.ModelProto, inputs: Mapping[str, Value], functions: Sequence[_Function]
 ) -> dict[str, Any]:
-    """Return the tensors of the functions and of their derivatives, in double."""
+    """Return, in double, the tensors that the functions read, and the functions' derivatives."""
     names = list(dict.fromkeys(name for function in functions for name in function.tensors))
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
@@ -134,7 +134,7 @@ class _Function:
             graph.y,
             *(n for node in graph.nodes for n in node_inputs(node)),
         ]
-        # A function without nodes returns its input, so the input is also read.
+        # The result y counts as a read value, because a function without nodes returns its input.
         self._free = [name for name in dict.fromkeys(read) if name not in computed]
         self._graph, self._model, self._gradient = graph, model, gradient
         constant_tensors = [name for name in self._free if name not in graph.substitutes]
@@ -178,7 +178,7 @@ class _Function:
 
 
 def _directions(name: str, x: Array, nodes: int) -> Iterator[_Direction]:
-    """Yield the directions in which a tensor moves: each element, or random ones."""
+    """Yield a direction for each element of a tensor or, for large tensors, random directions."""
     finite = np.where(np.isfinite(x), np.abs(x), 0.0)
     typical = float(finite.max(initial=0.0)) or 1.0
     sizes = np.where(finite > 0, finite, typical)

@@ -24,7 +24,7 @@ _PI = 3.1415926
 
 
 def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return an error that is given in ulps as a function of the operand."""
+    """Return the absolute error of a function whose error in ulps depends on the operand."""
     return lambda y, x: ulps(x) * _ULP * np.abs(y)
 
 

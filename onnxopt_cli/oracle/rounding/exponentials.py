@@ -93,7 +93,7 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
 
 
 def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
-    """Return a context manager for each algorithm that computes :func:`summed` in one pass.
+    """Return context managers that replace :func:`summed` by algorithms that need one pass.
 
     Args:
         of_logarithms: whether an operator returns the logarithm of a sum of exponentials.

@@ -81,8 +81,8 @@ from onnxopt_cli.oracle.stacked import (
 )
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
-#: The unit roundoff by declared arithmetic: for tf32 and bf16, that of the operands of products;
-#: for float16-sums, that of sums.
+#: The unit roundoff by declared arithmetic. The unit roundoff of tf32 and bf16 applies to the
+#: operands of products, and the unit roundoff of float16-sums to sums.
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units, where a unit is the movement by one rounding.
 UNITS = 16.0
@@ -94,8 +94,8 @@ DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 # A model of doubles is perturbed by 2^27 roundings of double, that is, by 2^-26. The roundings of
 # the runs themselves would hide the effect of a single rounding of double.
 _DOUBLE_STEP = 2.0**27
-# The unit is one of the following shares of a rounding where a tolerance of 16 roundings would be
-# too wide.
+# If a tolerance of 16 roundings would be too wide, the unit is one of the following shares of a
+# rounding.
 #
 # For the mean and the variance of terms, a tolerance of 16 units is 8 roundings, because the errors
 # of all observed reformulations are below 4 roundings.
@@ -127,7 +127,8 @@ _SMALLEST_NORMAL = {
 _VISIBLE = 2.0**60
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
-# The values of post_transform that stand for the logistic function; TreeEnsemble has the number.
+# The values of post_transform for the logistic function. In TreeEnsemble, the attribute is a
+# number.
 _LOGISTIC = (b"LOGISTIC", 2)
 _SCALES_OF_OPERATORS = {
     "CumProd": cumulative_product_scale,

@@ -85,8 +85,8 @@ DEFINED = frozenset(
 # slow. docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # Most nodes of networks have one of the following operators. Determining the kinds of these
-    # operators by running the nodes would give the same result, but take long.
+    # Most nodes of networks have one of the following operators. Running the nodes would determine
+    # the same kinds, but would take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT
@@ -357,7 +357,7 @@ def _terms(
 
 
 def _row_or_column(inputs: Sequence[Array], place: int, element: int) -> tuple[list[Array], int]:
-    """Return the operands of the part of a matrix product that depends on an element of an operand.
+    """Reduce a matrix product to the row or column that depends on one element of an operand.
 
     Args:
         inputs: two matrices.

@@ -32,8 +32,8 @@ NORMALIZE = frozenset(
 _FLOAT32_BYTES = 4
 # The ratio of the allowed error to the error of sequential algorithms.
 _OBSERVED_FACTOR = 2.0
-# The unit is _SHIFTED_SHARE times the error of a shifted sum, so that the tolerance of 8 roundings
-# is 5 standard deviations.
+# The unit is _SHIFTED_SHARE times the error of a sum from whose terms the first element is
+# subtracted, so that the tolerance of 8 roundings is 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
 # Number of sums that a vector unit accumulates side by side.
 _LANES = 8
@@ -103,7 +103,7 @@ class ErrorModel:
     step: float
 
     def bound(self, size: Array) -> Array:
-        """Return the allowed errors of averages, given products of their sizes and roundings."""
+        """Return the allowed errors of averages, given the errors in units of the unit roundoff."""
         return np.asarray(np.where(np.isfinite(size), self.roundoff * size, 0.0))
 
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:

@@ -84,8 +84,7 @@ def identities_in(model: onnx.ModelProto) -> list[OperatorIdentity]:
 def identities() -> Mapping[str, onnx.FunctionProto]:
     """Return the identities as functions, by operator.
 
-    The nodes are named :data:`WITHIN`, except for the last node, which rounds to the operator's
-    type.
+    All nodes except the last are named :data:`WITHIN`. The last node rounds to the operator's type.
     """
     return {entry.operator: _function(entry) for entry in IDENTITIES}
 

@@ -29,7 +29,7 @@ from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 # deviations are computed with roundings of the largest size. Actual roundings are uniformly
 # distributed, so that the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
-# The least number of partial sums from which the error of a long sum is computed.
+# The error of a long sum is computed from at least this number of partial sums.
 _PARTIAL_SUMS = 16
 # The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
 _TRANSFORM_STAGE = 1 / 3
@@ -369,7 +369,8 @@ class _Convolution:
 
     def output(self) -> Array:
         """Return the output."""
-        # An attribute of the module: a correction limits the memory of large convolutions.
+        # The function is looked up in its module, because a correction that limits the memory of
+        # large convolutions may have replaced it.
         convolve = reference_modules().op_conv._conv_implementation  # noqa: SLF001
         ones, zeros = [1] * len(self.sizes), [0, 0] * len(self.sizes)
         kernel = self.w.shape[2:]
