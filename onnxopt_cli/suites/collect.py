@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from onnxopt_cli.cases.case import Case
+from onnxopt_cli.cases.onnx.bare_model import require_settings_of_models
 from onnxopt_cli.cases.onnx.directory import (
     MAX_ENTRIES,
     find_directories,
@@ -126,11 +127,14 @@ def collect(
         model_inputs: the inputs of model files without test data.
 
     Raises:
-        UsageError: if a target does not exist, two different cases have the same id, or an id is
-            reserved for results outside of cases.
+        UsageError: if a target does not exist, ``model_inputs`` does not fit the models, two
+            different cases have the same id, or an id is reserved for results outside of cases.
         NothingSelected: if the targets contain neither a case nor a fault.
     """
     targets = targets or default_targets()
+    models = [path for path in map(Path, targets) if path.suffix == ".onnx" and path.is_file()]
+    if models and (model_inputs.dims or model_inputs.inputs):
+        require_settings_of_models(models, model_inputs)
     cases: dict[str, Case] = {}
     problems: list[Fault] = []
     suites: _Suites = {}

@@ -113,10 +113,10 @@ def test_inputs_come_from_files(tmp_path):
         ),
     ],
 )
-def test_wrong_input_files_are_invalid(tmp_path, arrays, message):
+def test_wrong_input_files_are_rejected(tmp_path, arrays, message):
     model = save_sum(tmp_path / "m.onnx", ["n"], ["n"])
     np.savez(tmp_path / "inputs.npz", **arrays)
-    with pytest.raises(InvalidCase, match=message):
+    with pytest.raises(UsageError, match=message):
         load(model, inputs=tmp_path / "inputs.npz")
 
 
@@ -133,9 +133,36 @@ def test_inputs_beyond_the_limit_are_not_drawn(tmp_path, shapes_of_inputs):
         load(model)
 
 
-def test_unknown_symbol_is_invalid(tmp_path):
-    with pytest.raises(InvalidCase, match="no symbolic dimension is called m, only n"):
-        load(save_sum(tmp_path / "m.onnx", ["n"]), dims=("m=3",))
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (
+            "run",
+            ("--dim", "bach=3"),
+            "error: --dim: no symbolic dimension is called bach; the inputs have batch, n\n"
+            "  did you mean batch?\n",
+        ),
+        (
+            "locate",
+            ("--inputs", "wrong.npz"),
+            "error: --inputs does not fit m.onnx: wrong.npz: holds y; the model's inputs are x0\n",
+        ),
+    ],
+)
+def test_names_that_no_input_has_are_usage_errors(
+    tmp_path, monkeypatch, onnxopt, command, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    save_sum(tmp_path / "m.onnx", ["batch", "n"])
+    np.savez("wrong.npz", y=np.zeros(3, np.float32))
+    answer = onnxopt(command, "m.onnx", "-b", "numpy", *options)
+    assert (answer.code, answer.out, answer.err) == (2, "", message)
+
+
+def test_each_dimension_needs_to_exist_in_one_model(tmp_path, onnxopt):
+    models = [save_sum(tmp_path / f"{name}.onnx", [name]) for name in ("m", "n")]
+    options = ("-b", "onnx-reference", "--isolation", "none")
+    assert onnxopt("run", *models, "--dim", "m=2", "--dim", "n=3", *options).code == 0
 
 
 def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):

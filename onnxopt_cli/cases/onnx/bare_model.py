@@ -28,14 +28,14 @@ from onnxopt_cli.cases.tensors.proto_values import check_type, describe_type
 from onnxopt_cli.cases.tensors.tensor_file import array_names, declare_file
 from onnxopt_cli.config.run_config import ModelInputs
 from onnxopt_cli.core.result import Location
-from onnxopt_cli.core.text import listed, printable
+from onnxopt_cli.core.text import listed, nearest, printable
 from onnxopt_cli.core.untrusted_files import (
     MAX_CASE_BYTES,
     Malformed,
     reading_at_most,
 )
 from onnxopt_cli.core.values import Array, Value, random_state
-from onnxopt_cli.errors import Fault, InvalidCase
+from onnxopt_cli.errors import BeyondLimit, Fault, InvalidCase, UsageError
 from onnxopt_cli.operators.native_onnx import OnnxRefusal, infer_shapes
 
 # Sizes that are tried for symbolic dimensions, in order.
@@ -82,6 +82,60 @@ def _files(path: Path, settings: ModelInputs) -> dict[str, tuple[()]]:
     return {str(file): () for file in files}
 
 
+def require_settings_of_models(paths: Sequence[Path], settings: ModelInputs) -> None:
+    """Require that the settings of inputs fit the models.
+
+    Invalid models are not considered, because the run reports them.
+
+    Args:
+        paths: the models.
+        settings: sizes of symbols, each of which some model must have; values, which must belong to
+            the inputs of every model.
+
+    Raises:
+        UsageError: if the settings do not fit.
+    """
+    symbols: dict[str, None] = {}
+    for path in paths:
+        try:
+            with reading_at_most(MAX_CASE_BYTES):
+                graph = _read_model(path).graph
+        except InvalidCase:
+            return
+        sizes = (size for info in fed_inputs(graph) for size in _sizes(info))
+        symbols |= {size: None for size in sizes if isinstance(size, str)}
+        if settings.inputs is None:
+            continue
+        try:
+            with reading_at_most(MAX_CASE_BYTES):
+                _values_of_file(settings.inputs, graph)
+        except BeyondLimit:
+            return
+        except InvalidCase as error:
+            message = f"--inputs does not fit {printable(str(path))}: {error.message}"
+            raise UsageError(message, hint=error.hint) from error
+    for name in settings.sizes:
+        if name not in symbols:
+            existing = f"the inputs have {listed(symbols)}" if symbols else "all sizes are stated"
+            hint = "--dim takes a name, or INPUT:AXIS for a dimension without a name"
+            raise UsageError(
+                f"--dim: no symbolic dimension is called {printable(name)}; {existing}",
+                hint=nearest(name, symbols, hint),
+            )
+
+
+def _read_model(path: Path) -> onnx.ModelProto:
+    """Read a valid model.
+
+    Raises:
+        InvalidCase: if the file is invalid.
+    """
+    model = read_model(path)
+    if fault := model_fault(model):
+        raise InvalidCase([Fault(str(path), f"does not pass onnx's check: {fault}")])
+    return model
+
+
 def _read(path: Path, settings: ModelInputs) -> Problem:
     """Read the model, and read or draw its inputs.
 
@@ -89,26 +143,34 @@ def _read(path: Path, settings: ModelInputs) -> Problem:
         InvalidCase: if a file is invalid, or inputs cannot be drawn.
     """
     with reading_at_most(MAX_CASE_BYTES):
-        model = read_model(path)
-        if fault := model_fault(model):
-            raise InvalidCase([Fault(str(path), f"does not pass onnx's check: {fault}")])
+        model = _read_model(path)
         if settings.inputs:
-            inputs = _values_of_file(settings.inputs, fed_inputs(model.graph))
+            inputs = _values_of_file(settings.inputs, model.graph)
         else:
             inputs = _drawn_inputs(model, settings, str(path))
-    if fault := symbol_fault(model.graph, inputs, {}):
-        raise InvalidCase([Fault(str(settings.inputs or path), fault)])
     return Problem(model, inputs, None)
 
 
-def _values_of_file(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict[str, Value]:
+def _values_of_file(path: Path, graph: onnx.GraphProto) -> dict[str, Value]:
     """Read the inputs of a model from a data set directory, or a .npz, .npy or .pb file.
+
+    Raises:
+        InvalidCase: if a value is missing, is not of the declared type, or belongs to no input, or
+            the values contradict each other's shapes.
+    """
+    declared = fed_inputs(graph)
+    values = read_inputs(path, declared) if path.is_dir() else _read_arrays(path, declared)
+    if fault := symbol_fault(graph, values, {}):
+        raise InvalidCase([Fault(str(path), fault)])
+    return values
+
+
+def _read_arrays(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict[str, Value]:
+    """Read the inputs of a model from a .npz, .npy or .pb file.
 
     Raises:
         InvalidCase: if a value is missing, is not of the declared type, or belongs to no input.
     """
-    if path.is_dir():
-        return read_inputs(path, declared)
     real = Path(os.path.realpath(path))
     names = [info.name for info in declared]
     try:
@@ -150,15 +212,15 @@ def _drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> 
         where: the location of the model, for messages.
 
     Raises:
-        InvalidCase: if an input is not a tensor, a dimension of ``--dim`` does not exist, or
-            the inputs would have more than 2^26 elements together.
+        InvalidCase: if an input is not a tensor, or the inputs would have more than 2^26 elements
+            together.
     """
     declared = fed_inputs(model.graph)
     for info in declared:
         if not info.type.tensor_type.elem_type:
             kind = describe_type(info.type)
             raise InvalidCase([Fault(where, f"the input {info.name!r} is {kind}")], hint=_HINT)
-    shapes = _shapes(model, declared, settings, where)
+    shapes = _shapes(model, declared, settings)
     _require_few_elements(shapes, where)
     limits = _index_limits(model.graph)
     values: dict[str, Value] = {}
@@ -216,19 +278,11 @@ def _shapes(
     model: onnx.ModelProto,
     declared: Sequence[onnx.ValueInfoProto],
     settings: ModelInputs,
-    where: str,
 ) -> dict[str, tuple[int, ...]]:
     """Return a shape for each input in which every symbol is replaced with a size."""
-    symbols = {info.name: [*_symbols(info)] for info in declared}
+    symbols = {info.name: [*_sizes(info)] for info in declared}
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes
-    if unknown := [name for name in stated if name not in every]:
-        existing = f", only {listed(every)}" if every else ": the model states all sizes"
-        message = f"no symbolic dimension is called {unknown[0]}{existing}"
-        raise InvalidCase(
-            [Fault(where, message)],
-            hint="--dim takes a name, or INPUT:AXIS for a dimension without a name",
-        )
     usual: dict[str, int] = {}
     for sizes in symbols.values():
         for axis, size in enumerate(sizes):
@@ -251,7 +305,7 @@ def _shapes(
     return next(fitting, None) or shapes_of(_SIZES[0])
 
 
-def _symbols(info: onnx.ValueInfoProto) -> Iterator[str | int]:
+def _sizes(info: onnx.ValueInfoProto) -> Iterator[str | int]:
     """Yield the sizes of an input's dimensions; symbolic dimensions have names instead."""
     for axis, dimension in enumerate(info.type.tensor_type.shape.dim):
         if is_symbol(dimension.dim_param):
