@@ -139,8 +139,10 @@ def test_inputs_beyond_the_limit_are_not_drawn(tmp_path, shapes_of_inputs):
         (
             "run",
             ("--dim", "bach=3"),
-            "error: --dim: no symbolic dimension is called bach; the inputs have batch, n\n"
-            "  did you mean batch?\n",
+            (
+                "error: --dim: no symbolic dimension is called bach; the inputs have batch, n\n"
+                "  did you mean batch?\n"
+            ),
         ),
         (
             "locate",
