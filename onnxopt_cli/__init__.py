@@ -114,9 +114,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The class of this package, which ensures that ``run`` and ``fuzz`` remain functions.
+    """Keeps the names ``run`` and ``fuzz`` of this package bound to functions.
 
-    Otherwise, importing the subpackage of the same name would replace the function.
+    Python would otherwise replace a function when it imports the subpackage of the same name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -6,7 +6,7 @@ import os
 
 
 def main() -> None:
-    """Run the command line and exit; signals are handled before anything else is imported."""
+    """Install handlers of signals, then import and run the command line, and exit."""
     _end_at_signals()
     try:
         from onnxopt_cli.cli import main as command

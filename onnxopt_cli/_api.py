@@ -1,4 +1,4 @@
-"""The commands as functions: the Python API, and functions for the command line.
+"""Functions that do the work of the commands: the Python API, and functions for the command line.
 
 The names in :data:`onnxopt_cli.__all__` are public.
 """
@@ -138,7 +138,7 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
-# The least number of operators of a model in which the first wrong node is sought.
+# The first wrong node is sought only in models with at least this number of operators.
 _MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
@@ -171,7 +171,7 @@ def _cases(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 def _backends(backends: Iterable[str]) -> tuple[str, ...]:
-    return _all(str, backends, "a backend as a string, as after -b")
+    return _all(str, backends, "a backend as text, in the form of the option -b")
 
 
 def _several(items: Any) -> tuple[Any, ...]:
@@ -250,8 +250,8 @@ def run(
         backends: specifications as for ``-b``; by default ``numpy``.
         execution: where and within which limits backends run.
         judging: how outputs are judged.
-        expect: expectation files; later files take precedence. With expectation files, results have
-            a standing.
+        expect: expectation files; later files take precedence. With expectation files, each result
+            states whether it was expected.
 
     Raises:
         UsageError: if a backend, an expectation file or a setting is invalid.
@@ -391,8 +391,8 @@ def explain_session(
             progress=progress,
             ask=ask,
         )
-        # A backend that declares reduced-precision arithmetic receives only cases of the run.
-        # Generated nodes would be judged as if the backend had declared nothing.
+        # A backend that declares reduced-precision arithmetic runs no generated nodes, because they
+        # would be judged as if the backend had declared nothing.
         declaring = [backend.name for backend in plan.backends if backend.specification.math]
         explanations += explain_nodes(
             results,
@@ -575,7 +575,7 @@ def fuzz(
     seconds: float | None = None,
     execution: Execution = _EXECUTION,
 ) -> Iterator[Finding]:
-    """Yield one failure of each kind of a backend, with a random example that was shrunk.
+    """Search for failures of a backend; yield one failure of each kind, with a minimal example.
 
     Args:
         backend: specification as for ``-b``.

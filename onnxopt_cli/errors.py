@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Beginning of the message about a MemoryError, which continues with the purpose of the memory.
+#: Beginning of a message about a MemoryError; the caller appends what the memory was needed for.
 OUT_OF_MEMORY = "there is not enough memory"
 
 

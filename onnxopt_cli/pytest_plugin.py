@@ -12,7 +12,7 @@ from importlib import import_module
 
 import pytest
 
-#: The pytest marker of tests that are cases.
+#: The pytest marker of all tests that run a case.
 MARKER = "onnxopt"
 
 

@@ -6,11 +6,11 @@
 Each operator's result is a file in the folder. An operator that has a file is not audited again, so
 an interrupted audit continues where it ended. The first suite determines the rows of the table;
 each further suite adds a column with its mutation score. By default, all operators of the suite
-``operators`` are audited. Mutants without a proof that no node distinguishes are in the column
-"equivalent" if they ran on at least 10,000 nodes, and in the column "unresolved" otherwise. The
-column "inputs" states the least and the largest number of nodes on which an unresolved mutant ran:
-the search for an operator ends at a limit on the number of nodes or on the processor time. The
-column "least score" counts unresolved mutants as surviving.
+``operators`` are audited. A mutant that no node distinguishes, and whose equivalence is not proven,
+is in the column "equivalent" if it ran on at least 10,000 nodes, and otherwise in the column
+"unresolved". The column "inputs" states the least and the largest number of nodes on which an
+unresolved mutant ran: the search for an operator ends at a limit on the number of nodes or on the
+processor time. The column "least score" counts unresolved mutants as surviving.
 """
 
 from __future__ import annotations

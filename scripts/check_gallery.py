@@ -35,9 +35,9 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
     runtimes,
 )
 
-# The largest distance between a returned value and the wrong value with which they count as equal,
-# as a share of the distance between the wrong and the right value; other processors round
-# differently.
+# A returned value counts as the wrong value of a row if their distance is at most this share of the
+# distance between the wrong and the right value. The values may differ because other processors
+# round differently.
 _MAX_DISTANCE = 0.1
 _MAX_MESSAGE_CHARS = 100
 

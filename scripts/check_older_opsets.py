@@ -31,7 +31,7 @@ RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomUniform"
 
 
 def computed_by(backend: str) -> Callable[[onnx.ModelProto, Any], list[Any] | None]:
-    """Return a function that computes a model; it returns None if the backend cannot."""
+    """Return a function that computes a model on a backend; its result is None after an error."""
     wrapped = resolve_backend(backend)
 
     def compute(model: onnx.ModelProto, inputs: Any) -> list[Any] | None:

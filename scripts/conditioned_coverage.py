@@ -23,7 +23,7 @@ TYPES = ("float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 
 
 def main(corpus: str = "onnx-node") -> None:
-    """Print the numbers of cases, and the reasons for which cases are not counted."""
+    """Print the numbers of cases, and the reasons why cases are not counted."""
     cases = onnxopt.load_cases(corpus)
     judging = onnxopt.Judging(tolerance=onnxopt.ToleranceRule.CONDITIONED)
     totals: defaultdict[str, int] = defaultdict(int)

@@ -309,7 +309,7 @@ OPERATORS: Mapping[str, Callable[..., Exact]] = {
 def is_possible_dropout(
     x: Array, ratio: Any = None, *_: Any, at: Index, value: Any, output: str
 ) -> bool:
-    """Return whether an element is 0 or scaled, or belongs to the mask."""
+    """Return whether an element is 0 or the scaled input; accept every element of the mask."""
     scaled = mpf(float(x[at])) / (1 - mpf(float(0.5 if ratio is None else ratio)))
     return output == "z" or value == 0 or abs(value - scaled) <= mpf(2) ** -22 * abs(scaled)
 

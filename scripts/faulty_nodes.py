@@ -581,7 +581,8 @@ def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
     """Return the outputs of a fused kernel that leaves out a node.
 
-    The kernel leaves out the first inner node that keeps shape and type, or the first node of two.
+    In a chain of two nodes, the kernel leaves out the first node; in a longer chain, the first
+    inner node that keeps shape and type.
     """
     inner_places = range(1, len(steps) - 1)
     for place in inner_places or [0]:

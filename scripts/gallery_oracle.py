@@ -42,7 +42,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _require(attributes: Attributes, **implemented: Any) -> None:
-    """Check that attributes have the only values that a function of this module implements."""
+    """Raise an error unless the attributes have the values that the calling function implements."""
     for name, value in implemented.items():
         if attributes[name] != value:
             raise NotImplementedError(f"{name}={attributes[name]}")

@@ -258,7 +258,7 @@ def cosine_series(x: Array) -> Array:
 
 
 def sin_of(x: Array, first: int = 0) -> Array:
-    """Compute sin; with a first quadrant of 1, compute cos."""
+    """Compute the sine, or the cosine if ``first`` (the quadrant at x = 0) is 1."""
     remainder, quadrant = reduced_angle(x)
     quadrant = (quadrant + first) % 4
     value = np.where(quadrant % 2, cosine_series(remainder), sine_series(remainder))
@@ -703,7 +703,7 @@ class Staged:
     form: Callable[..., list[Array]]
 
     def storing(self, dtype: np.dtype[Any]) -> Callable[..., list[Array]]:
-        """Return the form for a type."""
+        """Return the form, which then stores its results in the given type."""
         return partial(self.form, lambda x: x.astype(dtype).astype(x.dtype))
 
 

@@ -72,7 +72,7 @@ PLUGINS = {
     "mistaken": ("Right", "Refusing", "InsideTheRoot", "InManyWays", "OnlyAtTwo", "Strange"),
     "elsewhere": ("Copies", "WritesIntoItsInput", "ReturnsLists", "LacksAKernel"),
 }
-# Largest number of moved outcomes that are listed.
+# Largest number of changed outcomes that are listed.
 MAX_MOVED_LINES = 400
 
 

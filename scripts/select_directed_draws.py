@@ -73,10 +73,10 @@ MAX_SELECTED = 2
 # The least number of further mutants that a selected draw kills, unless it is the first case of the
 # type.
 MIN_KILLS = 3
-# The number of cases of an operator from which the operator gets at most one draw of a type.
+# An operator with at least this number of cases gets at most one draw of each type.
 MAX_CASES = 30
-# Lengths of a long axis. The first length with which the node is computed in time is used. For each
-# operator, only one axis has the first length.
+# Lengths of a long axis. The first of these lengths with which the node is computed within the time
+# limit is used. After the first draw of an operator, the longest is not tried again.
 LENGTHS = (1031, 259, 67)
 # The largest number of elements of an axis that does not count as long.
 BLOCK = 64
@@ -96,7 +96,7 @@ RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
 # Types for which correct runtimes convert numbers beyond the range to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# The number of distinct elements above which a node is not preferred to others.
+# Among nodes with at least this number of distinct elements, none is preferred.
 MAX_DISTINCT = 12
 
 
@@ -471,7 +471,7 @@ def types_at(
     place: int,
     count: int,
 ) -> set[str]:
-    """Return the element types of the parameter at a place, one of ``count``.
+    """Return the element types of the parameter at ``place``, if the node has ``count`` parameters.
 
     The last parameter may be variadic, so it includes all further values.
     """

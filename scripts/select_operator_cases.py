@@ -86,7 +86,7 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seed
 FIRST_SEED = 1000
 # Number of nodes drawn for the newest version of an operator.
 CANDIDATES = 300
-# The factor by which the number of nodes drawn for each older version is smaller.
+# The number of nodes drawn for each older version is smaller by this factor.
 OLDER_SHARE = 5
 # The reciprocal of the share of nodes with exceptional values: NaN, infinities or integers that
 # overflow.

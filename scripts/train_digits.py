@@ -52,8 +52,8 @@ BATCH, EXPORTED_BATCH = 32, 16
 TRAINING_IMAGES = 1437
 #: Factor of ADMM's penalty, which was chosen on a validation set with the epochs of FULL.
 RHO = 0.03
-#: Percentage of pruned weights from which ADMM with finetuning must be better than one-shot pruning
-#: without finetuning.
+#: From this percentage of pruned weights on, ADMM with finetuning must be better than one-shot
+#: pruning without finetuning.
 DEMANDING_PERCENT = 80
 
 Tensors = Mapping[str, Array]

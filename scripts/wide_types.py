@@ -63,12 +63,12 @@ def count_differences(counts: Counter[str], long_double: Branch, quad: Branch) -
 
 
 def differing_verdicts(first: Branch, second: Branch, values: Array) -> int:
-    """Return the number of values that only one of two branches accepts."""
+    """Return the number of values that only one of two expected results accepts."""
     return int(np.count_nonzero(is_accepted(first, values) != is_accepted(second, values)))
 
 
 def is_accepted(branch: Branch | None, values: Array) -> Any:
-    """Return a mask of the values that a branch or one of its alternatives accepts."""
+    """Return a mask of the values that an expected result or one of its alternatives accepts."""
     if branch is None:
         return False
     near = np.abs(values - branch.expected) <= branch.limit

@@ -37,7 +37,7 @@ class Backend:
         executor = TorchExecutor(graph, fp16_mode=False, device="cpu")
         arguments = {name: to_torch(value) for name, value in inputs.items()}
         names = [output.name for output in model.graph.output]
-        # The parser may remove a last Identity, and rename the output.
+        # The parser may remove an Identity node at the end of the graph, and rename the output.
         requested = names if len(names) > 1 else None
         try:
             return from_torch(executor.forward(arguments, requested))

@@ -29,7 +29,7 @@ _UNSIGNED = {"uint8", "uint16", "uint32", "uint64", "bool"}
 
 
 def _array(result, declared):
-    """Return an output with the sign that the model declares."""
+    """Return an output as the signed or unsigned type that the model declares."""
     array = result.to_host()
     dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.type.tensor_type.elem_type)
     same_bits = dtype.name in _UNSIGNED and array.dtype.itemsize == dtype.itemsize

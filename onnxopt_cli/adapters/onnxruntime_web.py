@@ -9,8 +9,8 @@
 # ///
 """ONNX Runtime Web in Node.js, which runs on the CPU by WebAssembly with one thread.
 
-``onnxruntime_web.cjs`` implements the protocol of commands, and its process replaces the process of
-this file.
+``onnxruntime_web.cjs`` implements the protocol of commands. This file replaces its own process with
+Node.js, which runs ``onnxruntime_web.cjs``.
 """
 
 import os

@@ -204,7 +204,7 @@ def has_settings(path: Path) -> bool:
 
 
 def _require_own(file: Path, configuration: Path) -> None:
-    """Reject a file if another user may have written it, or code that it names.
+    """Reject a configuration file or a file of code that another user may have written.
 
     Raises:
         UsageError: naming the file and its owner.
@@ -221,7 +221,7 @@ def _require_own(file: Path, configuration: Path) -> None:
 
 
 def require_installed(backend: str, place: str) -> None:
-    """Reject an adapter that is not installed yet and that a configuration file chooses.
+    """Reject an adapter that a configuration file names but that is not installed yet.
 
     A file that ``ONNXOPT_CONFIG`` names may choose every adapter.
 
@@ -250,8 +250,9 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: listing all errors of the file; or if a user other than this one and root may
-            have written it or code that it names, unless ``ONNXOPT_CONFIG`` names the file.
+        UsageError: listing all errors of the file. Also if a user other than the current user and
+            root may have written the file or code that the file names, unless ``ONNXOPT_CONFIG``
+            names the file.
     """
     path = find_configuration()
     if path is None:
@@ -396,7 +397,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
 
 
 def _option_fault(key: str, value: object) -> str:
-    """Return the reason why an option is invalid; a value, which may be a secret, is left out."""
+    """Return the reason why an option is invalid, without its value, which may be a secret."""
     if "=" in key:
         return "with = in its name"
     if not isinstance(value, (str, int, float)):

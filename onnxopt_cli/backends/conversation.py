@@ -63,7 +63,8 @@ class Conversation:
         reading: the descriptor from which responses are read.
         writing: a different descriptor, to which requests are written.
         finish: closes the writing end, so that the process sees the end of its requests.
-        selector: has the descriptors registered while data may arrive or remains to be sent.
+        selector: the selector with which the descriptors are registered while data may arrive or
+            remains to be sent.
         open: True until the process has closed its channel.
         pending: number of the request that awaits its response; 0 if no request does.
         reader: parses the responses.
@@ -226,7 +227,7 @@ class Conversation:
         if not self.pending:
             raise ProtocolBreach("sent a message that was not requested")
         if type(number) is not int or number != self.pending:
-            # As JSON, because a text differs from the integer with the same digits.
+            # The number is shown as JSON, which distinguishes the text "1" from the integer 1.
             given = printable(clipped(json.dumps(number), _MAX_SHOWN_CHARS))
             raise ProtocolBreach(f"responded to the request {given} instead of {self.pending}")
         if self._unsent:

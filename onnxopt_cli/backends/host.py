@@ -330,7 +330,8 @@ class ModelRunner:
             NotApplicable: if the model is a node that breaks its operator's signature, and has to
                 be lowered.
             UnusableOutput: if the backend returned an invalid value.
-            BaseException: any other exception that the backend raises is passed on, as its failure.
+            BaseException: any other exception that the backend raises, which counts as a failure of
+                the backend.
         """
         self.lowered, self.opset = False, 0
         kept_model, forms = self._kept

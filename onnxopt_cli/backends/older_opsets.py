@@ -47,8 +47,8 @@ _BEHAVIOUR_CHANGES: Mapping[str, set[int]] = {
         ),
         _NEGATIVE_AXES,
     ),
-    # Before version 14, the number of outputs of BatchNormalization selected the training mode. For
-    # versions before 14, onnx's reference always trains.
+    # Before version 14, the number of outputs of BatchNormalization selected the training mode.
+    # onnx's reference evaluates versions of BatchNormalization before 14 in training mode.
     "BatchNormalization": {14},
     # Version 9 of Cast added conversions from and to strings. Version 13 of Cast defined the
     # conversion of values out of range.

@@ -3,9 +3,9 @@
 ONNX Runtime's Python interface supports NumPy arrays of NumPy's own types. Tensors of other types
 (bfloat16, float8, int4, ...) are passed as OrtValue, whose bytes this module writes and reads.
 
-Status codes do not identify unsupported features: an unknown operator is a generic FAIL, or an
-INVALID_GRAPH. An error means an unsupported feature only if its message is listed in this module;
-every other error is a failure.
+Status codes do not identify unsupported features: for an unknown operator, the status is FAIL,
+which has many causes, or INVALID_GRAPH. An error means an unsupported feature only if its message
+is listed in this module; every other error is a failure.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _MESSAGES = {
     + r".*?model_load_utils\.h:\d+ .* ONNX Runtime only \*guarantees\* support for models "
     r"stamped with official released onnx opset versions\. (?P<words>Opset \d+ is under "
     r"development and support for this is limited\.) .*",
-    "a kernel for an operator's version or element types, or a mode of it": (
+    "a kernel for a version, the element types or a mode of an operator": (
         r"\[ONNXRuntimeError\] : 9 : NOT_IMPLEMENTED : (?P<words>.*)"
     ),
-    "a mode, rank or element type that a kernel refuses when it is made or run": (
+    "a mode, rank or element type that a kernel refuses when it is created or run": (
         r"\[ONNXRuntimeError\] : (?:1 : FAIL|2 : INVALID_ARGUMENT|6 : RUNTIME_EXCEPTION) : "
         r"(?:Exception during initialization: |Non-zero status code returned while running \w+ "
         r"node\. Name:'[^']*' Status Message: )"
@@ -156,7 +156,7 @@ class OnnxRuntimeBackend(Backend):
         )
 
     def _probe(self) -> None:
-        """Check that a session has its providers, since ONNX Runtime drops some without error."""
+        """Check that a session has all providers; ONNX Runtime omits some without an error."""
         session = self._open(parser.parse_model(_PROBE))
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
@@ -243,7 +243,7 @@ def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Convert results of :func:`_argument` to OrtValues; None unless all are numeric tensors."""
+    """Convert arguments of a session to OrtValues; None unless all are numeric tensors."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}

@@ -109,7 +109,7 @@ class _RunPlugin(Backend):
         self.version = version
         self._plugin = plugin
         stated = getattr(plugin, "unsupported", None)
-        # The attribute of a plugin may be a method for another purpose.
+        # A method `unsupported` of a plugin has another purpose and is ignored.
         self.unsupported = None if callable(stated) else stated
 
     def prepare(self, model: onnx.ModelProto) -> Prepared:
@@ -155,7 +155,7 @@ def _takes_two(function: FunctionType) -> bool:
 
 
 def _instance(plugin: object, method: str) -> object:
-    """Return an instance if the plugin is a class with an ordinary method; else the plugin."""
+    """Return an instance of a plugin that is a class with an instance method; else the plugin."""
     plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
     return plugin() if isinstance(plugin, type) and plain else plugin
 
@@ -244,7 +244,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Imports the module with the name of a plugin's file, but not from the file's folder.
+    """Finds a module with the name of a plugin's file in a folder other than the file's.
 
     Args:
         path: the plugin's file.
@@ -256,7 +256,7 @@ class _FinderElsewhere:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of the module of the plugin's name in another folder.
+        """Return the specification of the module, found in another folder.
 
         If the plugin's folder were searched, the plugin's file would import itself.
 
@@ -309,6 +309,6 @@ def _import_module(backend: str, name: str) -> ModuleType:
         # If a dependency of the plugin is missing, the plugin is at fault.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        hint = "is it installed here? a file is written python:path/to/file.py:attribute"
+        hint = "is it installed here? for a file, write python:path/to/file.py:attribute"
         description = f": no module named {printable(error.name)}"
         raise unavailable(backend, description, hint) from error

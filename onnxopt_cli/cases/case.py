@@ -142,7 +142,7 @@ class Case:
         suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
             version.
         files: function that returns the files of the case by path. The signature of a file is empty
-            if the file is read only when the case is loaded.
+            if the file is not read before the case is loaded.
     """
 
     id: str
@@ -179,7 +179,7 @@ def files_of(cases: Iterable[Case]) -> set[Path]:
 
 
 def unanswered(case: Case, backend: str, reason: str, outcome: Outcome = Outcome.NOT_RUN) -> Result:
-    """Return a case's result that has no response of the backend."""
+    """Return the result of a case to which the backend has given no response."""
     operators = case.operators or ()
     return Result(case.id, case.location, operators, backend, outcome, message=reason)
 

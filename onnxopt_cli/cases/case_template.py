@@ -85,7 +85,7 @@ class Author:
         return least + (largest - least) * fraction
 
     def slot_name(self, tensor: str, group: int, groups: int) -> str:
-        """Return the operator's name for a tensor of a group, such as ``X2`` for group 1 of 2."""
+        """Return the name of a tensor in a group; groups are counted from 0, names from 1."""
         position = self.operator.tensors.index(tensor) * groups + group
         return self.operator.input_names(groups)[len(self.operator.scalars) + position]
 
@@ -95,9 +95,10 @@ class Author:
         return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
-        """Return the value of :meth:`within` as float32, between its two neighbours in float32.
+        """Return a value within an attribute's limits as float32, and its two float32 neighbours.
 
-        The neighbours do not exceed the limits of the attribute.
+        The value is between the two neighbours in the list. The neighbours do not exceed the
+        limits.
         """
         middle = np.float32(self.within(name, fraction))
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
@@ -147,7 +148,7 @@ class Author:
         return {name: tensor[~inconclusive] for name, tensor in tensors.items()}
 
     def judgeable(self, templates: Iterable[CaseTemplate]) -> CaseTemplate:
-        """Return the first case template with a conclusive element in every output, or the last."""
+        """Return the first template with a conclusive element in every output, or else the last."""
         for template in templates:
             if all(
                 derived_output.inconclusive < derived_output.value.size
@@ -343,7 +344,7 @@ def _check_returned(operator: Operator, setting: dict[str, str]) -> None:
     if not all(
         known_mistake.replace or known_mistake.defaults for known_mistake in operator.known_mistakes
     ):
-        # The name of a known mistake without a replacement must be the name of a generated mistake.
+        # A known mistake without a replacement must have the name of a generated mistake.
         all_known_mistakes(operator)
     replacements = {
         known_mistake.name: known_mistake.replace for known_mistake in operator.known_mistakes

@@ -47,10 +47,9 @@ _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
 # The largest number of existing tags or operators in the hint about an unknown one.
 _MAX_SHOWN_NAMES = 8
-# The number of folders that the file of the last failures keeps, the most recently used ones.
+# The file of the last failures keeps this number of folders: the most recently used.
 _MAX_FOLDERS = 20
-# The number of backends that the file of the last failures keeps for each folder, the most recently
-# used ones.
+# For each folder, the file keeps this number of backends: the most recently used.
 _MAX_BACKENDS = 10
 
 #: For each backend, the ids of the cases that failed in their last run.
@@ -132,7 +131,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run, followed by all others unless excluded.
+    """Return the cases that failed in their last run and, unless excluded, all others after them.
 
     If none of the cases failed, or a backend has no earlier run, all cases and the reason are
     returned.

@@ -56,8 +56,8 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# Commands that the module of a related command defines: the name of that module, and the name of
-# the function in it.
+# Commands that are defined in the module of a related command: the module's name, and the name of
+# the function.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),

@@ -99,7 +99,7 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
 @click.argument("new", metavar=_SAVED, type=PATH)
 @option("--old-again LOG", "A repeat of the old run.", type=PATH, multiple=True)
 @option("--new-again LOG", "A repeat of the new run.", type=PATH, multiple=True)
-@option("--accuracy", "Exit with 1 also if only the error of an output grew.", is_flag=True)
+@option("--accuracy", "Also exit with 1 if only the error of an output grew.", is_flag=True)
 def diff(
     old: Path,
     new: Path,

@@ -586,7 +586,7 @@ class RunConfig(Settings):
     artifacts: Path | None = setting(
         None,
         "--artifacts DIR",
-        "Write each failing case as an ONNX test directory, with what the backend returned.",
+        "Write each failing case as an ONNX test directory, with the outputs of the backend.",
         File(),
         may_differ=True,
     )

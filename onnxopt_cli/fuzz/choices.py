@@ -236,8 +236,8 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # If the formula is undefined for every number of an attribute, another attribute makes it
-    # undefined, and all numbers are kept.
+    # If the formula is undefined for every number, the attribute is not the cause, and all numbers
+    # are kept.
     return tuple(defined) or _FRACTIONS
 
 

@@ -53,7 +53,7 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# Numbers of nodes from which the number for a model with several nodes is drawn.
+# The number of nodes of a model with several nodes is drawn from these numbers.
 _NODE_COUNTS = (2, 2, 3)
 #: Chains of primitive nodes that may connect two nodes. A node of a chain is an operator and the
 #: name of its second input, if any. Every chain preserves the shape.
@@ -67,15 +67,14 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 #: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: The largest relative error bound that rtol allows.
+#: Relative error bounds up to this limit determine rtol; larger ones determine atol.
 _LARGEST_RTOL = 1e-3
-# Types of ordinary inputs. The type of an input is a trait of the node if it is not an ordinary
-# type.
+# Types of ordinary inputs. Any other type of an input is a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# Numbers of groups of tensors from which the number for a node is drawn.
+# The number of groups of tensors of a node is drawn from these numbers.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
 # The reciprocal of the share of examples that violate the signature of their operator.
 _EXAMPLES_PER_BREACH = 8
@@ -91,8 +90,8 @@ class NodeExample:
         operator: the node's operator.
         attributes: attributes of the node.
         inputs: inputs by the operator's names.
-        breach: the key in :func:`breaches` of the way to break this node's signature; empty for a
-            valid node.
+        breach: the description, a key of :func:`breaches`, of how the node violates its signature;
+            empty for a valid node.
     """
 
     operator: Operator
@@ -334,8 +333,8 @@ class GraphExample:
     bound of the next node's inputs, and the error bounds of the model's outputs follow from the
     error bounds of all nodes. For each output, a case file states the smallest rtol and atol that
     allow the error bounds of all elements. A value is not an output of the model if its error bound
-    is infinite, if an element is close to the threshold of a choice, or if the result of a correct
-    reformulation is NaN.
+    is infinite, if an element is so close to a threshold that rounding may carry it across, or if
+    the result of a correct reformulation is NaN.
 
     Attributes:
         operators: names of the operators under test, one per node.
@@ -377,7 +376,7 @@ class GraphExample:
         }
 
 
-#: A model with the inputs of the model.
+#: An example of any kind.
 Example: TypeAlias = NodeExample | GeneratedExample | GraphExample | RandomGraph
 
 

@@ -52,8 +52,8 @@ VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# The number of passing examples, the latest of the operator, with which a known mistake must agree
-# to explain a failure.
+# A known mistake explains a failure only if it agrees with this number of passing examples, the
+# latest of the operator.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -254,8 +254,8 @@ class Findings:
         if description != VALUES:
             return FailureKind(example.subject, description)
         if isinstance(example, _ESTIMATED):
-            # An example with all traits of the shrunk example of a kind most likely fails for the
-            # same reason.
+            # Each kind has a shrunk example. An example that shares all traits (types, attributes,
+            # inputs) of a shrunk example most likely fails for the same reason.
             for kind in known_kinds:
                 if self._traits.get(kind, frozenset()) <= example.traits:
                     return kind

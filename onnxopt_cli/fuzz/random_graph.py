@@ -300,9 +300,9 @@ class _Drawing:
         return self.constant(self._elements(shape, special=False))
 
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
-        """Choose an earlier value with a rank from least to most; late values are preferred.
+        """Choose an earlier value with a rank from least to most; recent values are preferred.
 
-        The result is None if no earlier value has a rank in the range.
+        The result is None if no value has a rank in the range.
         """
         names = [
             name

@@ -73,7 +73,7 @@ T = TypeVar("T")
 _PORTION_EXAMPLES = 200
 #: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
-#: The number of failures with a restart of the worker after which shrinking ends.
+#: Shrinking ends after this number of failures that require a restart of the worker.
 _MAX_COSTLY_FAILURES = 30
 #: The number of failures of an example after which hypothesis considers the failure reproducible.
 #: Once a failure is reproducible, single nodes and random graphs are shrunk by smaller(), which
@@ -151,8 +151,8 @@ class _Portions:
         if task.shard:
             first, step = task.shard.index, task.shard.count
             # The first shard tries all invalid nodes before other examples. The first shard may
-            # skip the invalid nodes of some operators, whereas all shards must divide the examples
-            # in the same way. The count of tried examples therefore includes the skipped nodes.
+            # skip the invalid nodes of some operators. All shards must divide the examples in the
+            # same way, so the count of tried examples includes the skipped nodes.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -315,7 +315,7 @@ class Search:
         return is_new
 
     def _may_have_new(self, _portions: _Portions) -> Iterator[bool]:
-        """Yield for each portion, until the search ends, whether it may have a new failure.
+        """Yield, until the search ends, whether the next portion may contain a new failure.
 
         On a single machine, the presence of a new failure is unknown, so the result is always True.
         """
@@ -468,8 +468,8 @@ class _ClusterSearch(Search):
 class _Requests(Sequence[dict[str, Any]]):
     """The requests to search the portions of a task.
 
-    A request is created when it is sent, and contains the failures that are known and the time that
-    is left then.
+    A request is created when it is sent. The request contains the failures that are known at that
+    moment, and the remaining time.
     """
 
     def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:
@@ -531,8 +531,8 @@ def smaller(example: Example) -> Iterator[Example]:
     Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
     hypothesis cannot remove elements or nodes. The function ``smaller`` removes elements and nodes.
 
-    A chain of examples, each of which is a smaller example of its predecessor, is finite. For
-    examples of several nodes of operators with a formula, no smaller examples are yielded.
+    Repeated reduction of an example ends after finitely many steps. For examples of several nodes
+    of operators with a formula, no smaller examples are yielded.
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())

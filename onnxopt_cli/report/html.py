@@ -56,12 +56,13 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# The error / tolerance at which bars of larger values end, a little above the limit of 1.
+# Bars of larger values of error / tolerance end at this value, a little above the limit of 1.
 _MAX_DRAWN_SHARE = 1.15
 # The largest number of bits of a distance in ulp that is labelled with its value; larger distances
 # are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
-# The least number of bars for which a chart has room, so that the bars of a small chart are narrow.
+# A chart has room for at least this number of bars, so that the bars of a chart with few bars are
+# not too wide.
 _MIN_BARS = 8
 _MAX_TICKS = 8
 # The range to which values of error / tolerance are clipped.

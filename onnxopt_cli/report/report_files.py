@@ -16,8 +16,8 @@ from onnxopt_cli.report.view.run_view import RunView
 
 #: The path of a report that is written to standard output.
 STDOUT = "-"
-#: The name of the Markdown report that is appended to the summary of a GitHub step; not a value of
-#: FORMAT.
+#: Stands for the Markdown report that is appended to the summary of a GitHub step, in lists of
+#: requested reports. Users cannot request this report by name.
 SUMMARY = "step summary"
 #: The largest number of bytes of a step's summary; GitHub discards a longer summary.
 _MAX_SUMMARY_BYTES = 1 << 20
@@ -114,7 +114,7 @@ def render(name: str, view: RunView) -> Iterable[str]:
 
 
 def _append_summary(path: Path, view: RunView) -> None:
-    """Append the Markdown report to a GitHub step's summary, or the verdict if that is full.
+    """Append the Markdown report to a GitHub step's summary, or only the verdict if it is full.
 
     Raises:
         UsageError: if the file cannot be written.

@@ -39,7 +39,7 @@ from onnxopt_cli.report.view.verdict import (
     is_expected_failure,
 )
 
-#: Styles of outcomes. Outcomes without a style are failures of the backend.
+#: Styles of outcomes; all other outcomes are failures of the backend.
 STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
@@ -148,9 +148,10 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     """Yield the number of failures, and a table of causes with their counts.
 
     Args:
-        groups: the failures by cause; if there are many groups, the smallest are only counted.
-        examples: number of groups, at the beginning, for which an example is shown elsewhere. The
-            row of each later group names an example.
+        groups: the failures by cause; if there are many groups, the table counts the smallest
+            without listing them.
+        examples: the report shows an example of this number of groups, from the first on, below the
+            table. The row of each later group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)

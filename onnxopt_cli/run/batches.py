@@ -136,7 +136,7 @@ class BatchExecutor:
         response = pending()
         if isinstance(response, str):
             if not response.startswith(NOT_SENT):
-                # The run or the backend has ended, so no half can run.
+                # The run or the backend has ended, so no request can run again.
                 return [response] * len(requests)
         elif parts := _parts(requests, response):
             return [*parts]
@@ -149,7 +149,8 @@ class BatchExecutor:
         failure = _failure(response)
         is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
         if is_limit and failure not in map(_failure, responses):
-            # No case exceeds the limit alone, so the batch was too large.
+            # The batch was too large: it exceeded a limit of time or memory, but no smaller part
+            # did.
             self._size = min(self._size, middle)
         return responses
 

@@ -96,7 +96,7 @@ class Executor(Protocol):
         """Start to run a case."""
 
     def renew(self) -> None:
-        """Restart the backend, to discard the state of earlier cases; none may be pending."""
+        """Restart the backend, to discard the state of earlier cases; no case may be pending."""
 
     def finish(self) -> list[Incident]:
         """Shut the backend down, and return its failures outside of any case."""
@@ -347,8 +347,8 @@ def require_backends(
     for specification in specifications:
         require_known_name(specification)
     missing = []
-    # If another backend exists, no adapter is installed here, because a failed installation is
-    # repeated when the backends are opened.
+    # Adapters come last: if a backend of another kind exists, no adapter is installed here. A
+    # failed installation would be repeated when the backends are opened.
     for specification in sorted(specifications, key=lambda named: bool(named.adapter)):
         try:
             require_plugin_file(specification)
@@ -423,7 +423,8 @@ def _open_remote(
 def _limits_of(specification: Specification, limits: Limits) -> Limits:
     """Return the limits of a backend's workers, which its option ``timeout`` can only raise.
 
-    The option also limits each response of the backend, which may be shorter than a case.
+    The option also limits the time of each response of a command; several responses may belong to
+    one case.
     """
     seconds = specification.timeout or 0
     return replace(
@@ -466,7 +467,7 @@ class NotStarted:
 
     def submit(self, _: Request) -> Pending:
         """Return the reason why the case does not run."""
-        # The result contains the backend's name, so the reason need not.
+        # The result contains the backend's name, so the name is removed from the reason.
         problem = start_problem(self._error, self.name, self.specification.text)
         return lambda: f"{NOT_STARTED}{problem}"
 
@@ -555,7 +556,7 @@ class InProcess:
     def renew(self) -> None:
         """Create the backend again.
 
-        State that the backend has stored in imported modules remains.
+        The new backend shares imported modules, and any state in them, with the previous backend.
         """
         self._host = self._start()
         if self._pool is not None:

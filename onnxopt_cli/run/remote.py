@@ -148,9 +148,9 @@ class Remote:
 
 
 def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return the id and the file of each case, and the paths of all files that the case needs.
+    """Return the id and the file's path of each case, and the paths of all files that it needs.
 
-    The file is empty for a case of a built-in suite, because each worker has the built-in suites.
+    For a case of a built-in suite, the path is empty, because each worker has these suites.
     """
     files = [sorted(map(real_place, case.files())) for case in cases]
     references = [

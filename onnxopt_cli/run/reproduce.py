@@ -68,8 +68,8 @@ WITHOUT_FORMULA = "without formula"
 MIN_ELEMENTS_ALIKE = 3.0
 # Limits of the process that computes a mistake.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# The largest difference, as a share of the error of a backend's wrong element, with which a mistake
-# reproduces the element.
+# A mistake reproduces a wrong element of a backend if the two differ by at most this share of the
+# element's error.
 _NEAR_SHARE = 0.02
 # Mistakes that compute in a coarser type than the types of the tensors, by name, with the coarser
 # type.

@@ -65,8 +65,8 @@ _CHUNK_COUNT = 1000
 _MAX_CHUNK_GROUPS = 32
 # The largest number of cases that wait for an earlier case while a worker is starting.
 _MAX_CASES_AHEAD = 500
-# The largest total number of bytes, and of cases, with which submitted cases wait for an earlier
-# case, so that a slow case does not leave other workers idle.
+# While an earlier case is running, later cases are submitted up to these limits on their total
+# bytes and their number, so that a slow case does not leave other workers idle.
 _MAX_BYTES_AHEAD, _SMALL_CASES_AHEAD = 32 << 20, 100
 # The largest number of bytes of a case in a forked process; larger cases run in the main process,
 # one at a time.
@@ -571,7 +571,7 @@ def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case on behalf of another process; return None if that process must run it."""
+    """Run a case for another process; return None if the other process must run the case itself."""
     try:
         results = run_case(plan, case)
     except NeedsWorkersError:

@@ -189,8 +189,8 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # Record the ids, because other cases may be the last failures by the time the log is
-            # resumed.
+            # Record the ids of the selected cases: by the time the log is resumed, --lf would
+            # select other cases.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)

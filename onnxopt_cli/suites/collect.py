@@ -152,7 +152,7 @@ def collect(
                 raise UsageError(
                     f"two cases have the id {printable(case.id)}: "
                     f"{earlier.location} and {case.location}",
-                    hint="run them one after the other, or rename the suite of one, or its folder",
+                    hint="run them one after the other, or rename a suite or a folder",
                 )
     if not cases and not problems:
         raise NothingSelected(

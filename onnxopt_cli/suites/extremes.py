@@ -36,12 +36,12 @@ _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: Values of T that double represents exactly, including their parity, because an implementation may
 #: compute powers in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
-#: Number of _PARITIES, one odd and one even, that suites which run in seconds use.
+#: Suites that run in seconds use only this number of _PARITIES: one odd and one even.
 _FEW_PARITIES = 2
 #: Values of T for which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
-#: Names and values of an attribute, each with a magnitude of tensors with which an error of the
-#: attribute is detectable.
+#: Names and values of an attribute. The last number is a magnitude of tensors for which an error of
+#: the attribute is detectable.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
@@ -51,7 +51,7 @@ PAGES: Shapes = (
     (512,), (1000,), (2048,), (4096,), (8193,), (4095,), (8192,), (16383,), (4097,),
 )  # fmt: skip
 BETWEEN_PAGES: Shapes = ((4160,), (5003,), (7013,), (9001,), (14009,), (4603,), (12289,))
-#: Number of shapes of BETWEEN_PAGES and of HIGH_RANKS that suites which run in seconds use.
+#: Suites that run in seconds use only this number of the shapes of BETWEEN_PAGES and of HIGH_RANKS.
 _FIRST_SHAPES = 5
 MATRICES: Shapes = ((3, 1500), (1500, 3), (2, 4099), (64, 64), (16, 16), (17, 9, 23))
 HIGH_RANKS: Shapes = tuple(

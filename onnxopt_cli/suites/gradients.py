@@ -75,8 +75,8 @@ class GradientCase:
         about: what the case tests, in one sentence.
         inputs: the inputs of the model.
         steps: its nodes: operator, inputs, outputs, attributes. An input that begins with ``=`` is
-            a constant of one axis, or with a final ``!`` a scalar, as in ``=1,2`` and ``=0.5!``.
-            Numbers with a decimal point have the type ``dtype``, others are int64.
+            a constant: a vector such as ``=1,2``, or a scalar such as ``=0.5!`` if it ends in
+            ``!``. Numbers with a decimal point have the type ``dtype``, others are int64.
         xs: tensors by which y is differentiated.
         zs: the other variables of the Gradient node.
         feeds: the inputs of the Gradient node if they are not the tensors that it names.

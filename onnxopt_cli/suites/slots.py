@@ -35,7 +35,7 @@ _UNFIT_SHAPES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "transposed": ((3, 4), (4, 3)),
     "flat": ((3, 4), (12,)),
 }
-#: The shapes that suites which run in seconds use for operands that cannot be broadcast.
+#: Keys of _UNFIT_SHAPES: suites that run in seconds use only these shapes.
 _BRIEF_UNFIT_WORDS = ("enlarges_scalar", "enlarges_axis", "too_long")
 #: Shapes of a first tensor, each with the shapes of two operands that are broadcast to it in
 #: different ways.

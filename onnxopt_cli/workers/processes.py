@@ -302,7 +302,7 @@ def allowed_memory(size: int) -> int:
 
 
 def can_mark() -> bool:
-    """Return whether this process can mark its children, by setting its limit to the same value."""
+    """Return whether this process can mark its children."""
     with suppress(*_LIMIT_ERRORS):
         import resource
 

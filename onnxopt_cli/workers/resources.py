@@ -48,8 +48,8 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# The largest growth of a worker's resources in one run of a case that is not examined. Memory is in
-# bytes.
+# The growth of a worker's resources that one run of a case may cause without being checked for
+# leaks. Memory is in bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,

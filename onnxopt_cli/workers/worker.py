@@ -76,8 +76,7 @@ _RERUN_NOTE = " (when the case ran again)"
 _TEARDOWN_SECONDS = 30.0
 # Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
-# The largest share of the time that memory checks take, so that checks which take long are less
-# frequent.
+# Memory checks take at most this share of the time; slow checks are made less often.
 _MEMORY_CHECK_SHARE = 0.1
 # Texts that programs print when they end because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
@@ -244,7 +243,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; record the reason as the result of its case, start or end."""
+        """Kill the worker; record why: for its case, its start or its end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
@@ -501,9 +500,9 @@ def _start(
 
 
 def forks() -> bool:
-    """Return whether closed workers are forked, which requires control of all threads.
+    """Return whether workers that other processes must not inspect are forked.
 
-    Only the command controls all threads of its process.
+    Forking is safe only in the command, which controls all threads of its process.
     """
     return sys.platform == "linux" and claimed()
 

@@ -112,11 +112,11 @@ MESSAGES = {
     ],
     "an IR version": [(node("Relu", ir_version=99), ONES, "")],
     "an opset": [(node("Relu", opset=99), ONES, "")],
-    "a kernel for an operator's version or element types, or a mode of it": [
+    "a kernel for a version, the element types or a mode of an operator": [
         (node("Max", TensorProto.INT16), {"x": np.ones(3, np.int16)}, ""),
         (node("Relu", opset=1), ONES, ""),
     ],
-    "a mode, rank or element type that a kernel refuses when it is made or run": [
+    "a mode, rank or element type that a kernel refuses when it is created or run": [
         (gru(layout=1), cell_inputs(), ""),
         (gru(TensorProto.DOUBLE), cell_inputs(np.float64), ""),
         (

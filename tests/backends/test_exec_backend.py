@@ -370,7 +370,7 @@ def test_command_that_does_not_end_is_killed(monkeypatch):
     assert children() <= before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_command_does_not_survive_its_parent():
     started = subprocess.run(
         [sys.executable, "-c", DIES_AFTER_STARTING],

@@ -139,7 +139,7 @@ def test_small_model_with_huge_demands_affects_only_its_case(
 @pytest.mark.slow
 def test_case_with_the_maximum_of_elements_stays_within_the_memory_limit(tmp_path):
     memory = 1 << 30
-    # Only X is large, and the types differ.
+    # Only X is large, and the element types of the tensors differ.
     small_tensors = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
     text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *small_tensors)
     (tmp_path / "c.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""Logs over the size limit are rejected, and audits work without shared memory."""
+"""Limits of onnxopt and the system: logs that are too large, audits without shared memory."""
 
 from __future__ import annotations
 

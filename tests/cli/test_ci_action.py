@@ -66,8 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # click keeps the names of the help option of the first context, so the names of the group are
-    # stated here.
+    # A subcommand inherits the names of its help option from the context of the command group,
+    # which does not exist here, so the names are stated.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
@@ -191,8 +191,8 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # No job runs "newest", because it is part of the matrix, or "coverage", because it checks
-    # nothing.
+    # No job runs the session "newest", because the matrix already contains the newest Python. No
+    # job runs "coverage", because this session checks nothing.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

@@ -335,8 +335,8 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     assert list(temporary.iterdir()) == []
 
 
-# onnx makes its cases so fast that no signal can arrive meanwhile. The corpus therefore replaces
-# them with cases without end.
+# onnx makes its cases so fast that no signal can arrive meanwhile. The corpus is therefore replaced
+# by an endless sequence of cases.
 NEVER_ENDING_CORPUS = """\
 from itertools import count
 from pathlib import Path

@@ -145,8 +145,8 @@ def run_in_turn(
 ) -> Run:
     """Run one backend that misbehaves in many ways, which is faster than a run for each way.
 
-    The cases are ``first`` and, for each way, a case of its name and an ordinary case with the
-    prefix ``after_``.
+    The first case, ``first``, is ordinary. For each way, a case with the name of the way and an
+    ordinary case with the prefix ``after_`` follow.
     """
     rates = {"first": 0.25}
     for number, way in enumerate(ways, start=1):

@@ -46,7 +46,7 @@ HOSTILE = (
 
 
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
-    """Return the diff of an output with two elements, of which by default the second is wrong."""
+    """Return the diff of an output with two elements; by default, the second element is wrong."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
     error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
     returned = np.array(actual, dtype=np.float32)

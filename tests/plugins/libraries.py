@@ -94,7 +94,7 @@ class PyTorchAdam(_Library):
 
 
 class ApexAdam(PyTorchAdam):
-    """``csrc/multi_tensor_adam.cu``, mode 0: a corrected moment over a corrected root."""
+    """``csrc/multi_tensor_adam.cu``, mode 0: both moments are corrected before the division."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p

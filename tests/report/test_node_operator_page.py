@@ -44,7 +44,7 @@ def test_accelerations_of_the_reference_are_not_called_corrections(onnxopt):
 @pytest.mark.slow
 def test_every_operator_of_onnx_has_a_page(onnxopt):
     names = {schema.name for schema in onnx.defs.get_all_schemas()}
-    # A ninth of the operators, to keep the test short.
+    # Every ninth operator is tested, to keep the test short.
     for name in sorted(names)[::9]:
         answer = onnxopt("show", name)
         assert answer.code == 0, name

@@ -111,7 +111,8 @@ def several():
         result("demo/adam/b", "other", Outcome.FAIL),
         result("demo/adam/a", "numpy"),
         result("demo/adam/a", "other"),
-        # A backend that did not start does not differ from the others.
+        # The result of a backend that did not start does not count as a difference between
+        # backends.
         result("demo/adam/a", "gone", Outcome.NOT_RUN),
         result("demo/momentum/c", "numpy", Outcome.ERROR, message="no", **MOMENTUM),
         result("demo/momentum/c", "other", **MOMENTUM),

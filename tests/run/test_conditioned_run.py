@@ -423,8 +423,8 @@ def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, c
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # Nobody but the user could sign a changed entry. The test itself signs the entry, to show that
-    # a signed entry is used.
+    # Only the user could sign a changed entry. The test signs the entry itself, to show that a
+    # signed entry is used.
     widen(cache())
     sign(cache())
     assert onnxopt(*run).code == 0

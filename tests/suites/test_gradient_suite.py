@@ -218,7 +218,7 @@ def mean_of_y(self, backward, nodes, y, variables, values):
 
 
 def test_substituted_values_are_used(monkeypatch):
-    """A backend fails if it differentiates at the values of the graph."""
+    """A backend fails if it differentiates at values other than the given ones."""
 
     def at_the_values_of_the_graph(_self, function):
         return function.nodes, function.y, {name: name for name in function.xs}

@@ -111,8 +111,9 @@ def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-# A shell script that starts children and then becomes the command, so that the command has children
-# that it did not start. One of the children starts more processes, which become orphans.
+# A shell script that starts children and then executes the command in its own process. The command
+# thus has children that it did not start. One of the children starts more processes, which become
+# orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '

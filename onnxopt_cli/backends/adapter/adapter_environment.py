@@ -166,7 +166,7 @@ class AdapterEnvironment:
 
     @property
     def install_hint(self) -> str:
-        """The advice to install the adapter, with the command."""
+        """A hint with the command that installs the adapter."""
         text = self.specification.text.partition(",")[0]
         return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
 

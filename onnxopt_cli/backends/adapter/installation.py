@@ -210,7 +210,8 @@ def install(
     _run(make, work, tick)
     if requirements:
         _run(add, work, tick)
-    # The list is not progress, which would appear to begin again.
+    # The list of packages is read without reporting progress, because the progress display would
+    # start again from zero.
     return json.loads(_run([python, "-I", "-c", _LIST], work, lambda _: None)[-1])
 
 

@@ -247,7 +247,7 @@ class Refusal:
 
 
 def refusal(run: Callable[[Problem], object], problem: Problem) -> Refusal | None:
-    """Return a backend's refusal of a problem; None if the backend returns outputs."""
+    """Run a problem; return the backend's refusal, or None if the backend returns outputs."""
     try:
         run(problem)
     except (RuleBroken, *BREAKDOWNS):

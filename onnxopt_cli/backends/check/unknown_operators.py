@@ -1,9 +1,9 @@
 """Check that a backend reports unknown operators as unsupported, or propose a pattern.
 
 Every runtime has its own error message for an unknown operator. A pattern identifies the message of
-a runtime. The check submits nonexistent operators and training operators, and compares the
-resulting messages with messages for invalid models of a supported operator: a pattern that matches
-a message of the latter kind does not identify unknown operators.
+a runtime. The check submits nonexistent operators, training operators, and invalid models of a
+supported operator. A pattern that matches a message about an invalid model does not identify
+unknown operators.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
         patterns = [*(longer for longer in patterns if pattern not in longer), pattern]
     errors = _unmatched_errors(training, patterns)
     if len(errors) > 1 and subject.supported is not None:
-        # If each message names its operator, the messages are not about a defect of a single
-        # operator.
+        # The messages may report an invalid node instead of an unknown operator. Messages that name
+        # the operator and are otherwise equal are about unknown operators.
         pattern = _proposal(errors, TRAINING, contrasts, texts, named=True)
         if pattern:
             failure = failure or f"it fails instead: {_excerpt(errors, pattern)}"
@@ -197,9 +197,9 @@ def _proposal(
 ) -> str:
     """Return a regular expression that matches the errors about unknown operators.
 
-    The candidate that matches most of ``texts`` is chosen; of several such candidates, words beside
-    the operator's name are preferred, then the longest pattern. The result is empty if no candidate
-    is valid.
+    The candidate that matches most of ``texts`` is chosen. If several candidates match equally
+    many, a candidate of words beside the operator's name is preferred, then the candidate with the
+    most letters. The result is empty if no candidate is valid.
 
     Args:
         errors: the errors, by operator; the pattern matches every error.
@@ -226,7 +226,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns for the first error, each with whether it consists of words beside the name.
+    """Yield patterns for the first error, and True for a pattern of words beside the name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """

@@ -148,7 +148,7 @@ def _origin() -> tuple[str, frozenset[str]]:
 
 
 def _write_cases() -> bytes:
-    """Return all node cases as a line of JSON (names, operators, sizes), followed by problems."""
+    """Serialize all node cases: a line of JSON (names, operators, sizes), then the problems."""
     rows, problems = [], []
     for name, problem in node_contents():
         request, values = run_request(problem.model.SerializeToString(), problem.inputs)

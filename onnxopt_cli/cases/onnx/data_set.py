@@ -216,8 +216,8 @@ def find_numbers(
 ) -> list[int]:
     """Return the sorted numbers in the names that have the prefix and the suffix.
 
-    Faults are added to `problems` for names in which another text replaces the number, and for
-    missing numbers.
+    A fault is added to `problems` for each name with other text in place of the number, and for
+    each missing number.
     """
     numbers = []
     for name in names:

@@ -136,8 +136,8 @@ def _check_opsets(model: onnx.ModelProto) -> None:
         is_standard = domain in {"", "ai.onnx.ml"} and defs.has(function.name, version, domain)
         if is_standard and not function.overload:
             raise Malformed(
-                f"defines a function {function.name}, which is also an operator of onnx; onnx "
-                "leaves to runtimes which of the two a node calls"
+                f"defines a function {function.name}, which is also an operator of onnx; "
+                "runtimes may choose which of the two a node calls"
             )
 
 

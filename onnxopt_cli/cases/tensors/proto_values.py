@@ -54,7 +54,7 @@ Message: TypeAlias = TensorProto | SequenceProto | OptionalProto | MapProto
 
 # Least number of bytes of a file whose raw data are read separately.
 _LARGE_BYTES = 1 << 20
-# The largest offset in bytes at which raw data are read separately from their file.
+# The raw data of a message are read separately only if they begin within this number of bytes.
 _HEAD_BYTES = 1 << 16
 
 # Matches the beginning of a field: its key, followed by its value or the length of its data. The
@@ -604,7 +604,7 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
         raise Malformed(f"has a negative dimension: {list(shape)}")
     if len(shape) > MAX_RANK:
         raise Malformed(f"has {len(shape)} dimensions; at most {MAX_RANK} were expected")
-    # NumPy rejects huge dimensions even if another dimension of zero makes the tensor empty.
+    # NumPy rejects huge dimensions even in an empty tensor, which has a dimension of zero.
     if math.prod(filter(None, shape)) > _MAX_ELEMENTS:
         raise Malformed(f"has impossible dimensions: {list(shape)}")
     return shape
@@ -649,7 +649,7 @@ def _layout(
 
 
 def _check_entries(tensor: onnx.TensorProto, storage: _Storage) -> None:
-    """Check that entries are values of an integer type or bit patterns of another type."""
+    """Check that the entries of an integer field are in the range of the tensor's element type."""
     unsigned = storage.field == "uint64_data"
     numbers = np.array(getattr(tensor, storage.field), np.uint64 if unsigned else np.int64)
     bits = 1 if storage.name == "bool" else storage.bits * storage.entries

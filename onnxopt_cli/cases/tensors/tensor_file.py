@@ -87,7 +87,8 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> Pr
             data, raw_data = read_message(path, MAX_BYTES, links=False)
             return array_of(parse_message(data, TensorProto), raw_data)
 
-        # A message must be read completely to be validated, after which its data are discarded.
+        # Only a complete read can validate the message. The array is then discarded, and is read
+        # again on demand.
         array = read()
         if dtype is not None and array.dtype != dtype:
             raise Malformed(f"holds {dtype_name(array.dtype)}; {dtype_name(dtype)} was expected")

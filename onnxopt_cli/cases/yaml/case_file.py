@@ -190,7 +190,7 @@ def _cases(
     outputs: set[str] = set()
     incomplete = False
     common = root.field("tolerance")
-    # All cases without data files share the function.
+    # All cases without data files share this function, to save memory.
     only_file: Callable[[], dict[str, Signature | tuple[()]]] = partial(dict, file)
     for item in items:
         fields = CaseFields(item, path.parent, broken, memory)

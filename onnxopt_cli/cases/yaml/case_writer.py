@@ -41,7 +41,7 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0"
 
 @dataclass(frozen=True, slots=True)
 class TypedAttribute:
-    """An attribute of a case with ``rejects`` whose type differs from the type in the signature.
+    """An attribute, in a case with ``rejects``, whose type differs from the type in the signature.
 
     Attributes:
         type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...
@@ -430,8 +430,8 @@ def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
 def _digits(value: float, dtype: np.dtype[Any]) -> int:
     """Return the least number of significant digits from which a reader recovers the value."""
     max_digits = 17
-    # Readers reject numbers above the largest number of a type without infinity, even numbers that
-    # would round to it. Write all digits.
+    # If a type has no infinity, readers reject every number above its largest number, although some
+    # of these numbers would round to the largest. Write all digits.
     if dtype_name(dtype).endswith(("fn", "fnuz", "fnu")):
         return len(repr(value).partition("e")[0].replace(".", "").strip("-0")) or 1
     with np.errstate(over="ignore", under="ignore"):

@@ -245,7 +245,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problem, by case suffix: step by step and as a loop."""
+    """Return functions that create the problem step by step and as a loop, by suffix of the id."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

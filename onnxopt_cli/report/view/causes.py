@@ -76,8 +76,8 @@ _WORD = re.compile(r"\w+")
 # tensors.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
-# The least number of different words at the same position of otherwise equal patterns with which
-# all of the words are considered names.
+# If otherwise equal patterns have at least this number of different words at one position, the
+# words are considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Element types whose names contain no digit.
@@ -367,12 +367,12 @@ def _without_enclosed_text(text: str) -> str:
 
 
 def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
-    """Return for each pattern the common pattern of all patterns that differ only in names.
+    """Merge the patterns that differ only in names; return the common pattern for each pattern.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
     one word are merged if at least three different words occur, or if one of the words is a
-    placeholder. A pattern that differs from other patterns in several places belongs to the largest
-    group.
+    placeholder. If a pattern fits several groups, which differ in the place of the word, the
+    largest group is chosen.
     """
     by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
     for pattern in set(patterns):

@@ -34,7 +34,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
 #: The words with which a shortened report refers to the complete reports, at the end of a sentence.
-ELSEWHERE = "the JSON, JUnit and HTML reports have all"
+ELSEWHERE = "the JSON, JUnit and HTML reports are complete"
 # The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
 # The largest number of characters of a message's first line, and of its last line, that a headline
@@ -373,7 +373,7 @@ def _target(result: Result) -> list[str]:
 
 
 def _is_packaged(result: Result) -> bool:
-    """Return whether the case belongs to a suite of onnx or onnxopt, and its id selects it."""
+    """Return whether the case is part of onnx or onnxopt, so that its id alone selects it."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     path, suite = result.location.path, result.case.split("/", 1)[0]

@@ -58,8 +58,7 @@ _TOP = re.compile(r"[A-Za-z-]+\s*:")
 #: a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# The largest number of separators in an id from which globs are derived; the number of globs grows
-# quadratically.
+# No globs are derived from an id with more separators, because their number grows quadratically.
 _MAX_SEPARATORS = 24
 
 
@@ -340,7 +339,7 @@ class _Update:
         return replace(self.expectations, layers=(*self.other_layers, self.layer))
 
     def _is_unexpected(self, result: Result, current: Expectations) -> bool:
-        """Return whether a result does not conform, and an entry could change that."""
+        """Return whether a result does not conform, but would conform with a suitable entry."""
         if current.must_pass(result.case):
             return False
         return not self._review(current, result).conforms

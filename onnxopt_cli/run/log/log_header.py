@@ -141,8 +141,9 @@ class FileSnapshot:
         if size > min(self._left, _MAX_FILE_BYTES):
             if not self._unread:
                 logging.getLogger(__name__).warning(
-                    "%s has %d bytes: the log identifies it by size and time, and likewise further "
-                    "large files and all files after the first %d bytes",
+                    "%s has %d bytes: the log identifies the file by size and time, not by "
+                    "content; the same applies to further large files, and to all files after the "
+                    "first %d bytes",
                     *(printable(shown_path(Path(path))), size, MAX_HASHED_BYTES),
                 )
             self._unread.add(path)

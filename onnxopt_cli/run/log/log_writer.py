@@ -27,7 +27,7 @@ _SYNCHRONISE_SECONDS = 1.0
 _CHUNK_BYTES = 1 << 20
 #: The largest number of bytes of a log that is written or read, since readers keep a log in memory.
 MAX_BYTES = 256 << 20
-#: The bytes with which every line of a log, and no report, begins.
+#: Every line of a log begins with these bytes; no report does.
 LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"

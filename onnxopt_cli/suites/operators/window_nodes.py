@@ -254,7 +254,8 @@ def _max_unpool(draft: NodeDraft) -> None:
     count, space = prod(lengths), prod(full)
     draft.require(count <= space)
     random = draft.state()
-    # An index numbers the elements of all batches and channels.
+    # Indices are counted through all batches and channels, so each channel begins at a multiple of
+    # the number of its elements.
     offsets = range(shape[0] * shape[1])
     picked = [random.permutation(space)[:count] + space * place for place in offsets]
     draft.set("kernel_shape", sizes)

@@ -179,7 +179,7 @@ class Sidecar:
         self.close()
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Pickle as an empty string, since a retiring worker sends its objects to other workers."""
+        """Pickle as an empty string; a Dask worker that retires sends its objects to others."""
         return str, ()
 
 

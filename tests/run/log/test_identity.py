@@ -101,7 +101,7 @@ def copy_of_run(finished_run, workplace):
 
 FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
 ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
-# A run without a process, which is faster, for tests that need no plugin.
+# For tests that need no plugin: these runs start no process, so they are faster.
 WITHOUT_PLUGIN = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 

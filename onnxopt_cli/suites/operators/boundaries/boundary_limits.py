@@ -299,7 +299,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a fixed node for all versions that allow a type for the input at a position."""
+    """Return a generator of a fixed node, for versions that allow a type for one of the inputs."""
     return partial(_add_typed, place=place, dtype=dtype, inputs=inputs, attributes=attributes)
 
 

@@ -37,8 +37,8 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
 def _truths(draft: NodeDraft, shape: Shape) -> Array:
     """Draw Booleans.
 
-    A scalar gets the value that changes the other operand. A tensor of one element gets the value
-    that leaves the other operand of And and Or unchanged.
+    For And and Or, a scalar is the operand that determines the result (False and True), and a
+    tensor of one element is the neutral operand.
     """
     if not shape:
         return np.array(draft.schema.name != "And")

@@ -349,7 +349,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for limits of a type, which follow numbers equal to them in float32."""
+    """Yield searches for the limits of a type beside numbers that float32 rounds to the limits."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]
@@ -362,7 +362,7 @@ def _smallest() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _ranges() -> Iterator[tuple[str, str, Generator]]:
-    """Yield conversions to the limits of integer types, and limits of box selection."""
+    """Yield conversions near the limits of integer types, and NonMaxSuppression without output."""
     ends = {
         "uint8": (200.75, 255.0, 128.5, 0.25),
         "int8": (-128.0, 127.75, -100.5, 0.0),

@@ -27,8 +27,8 @@ _INF, _NAN = np.inf, np.nan
 # For float32 and float64, numbers whose squares exceed the range of the type.
 _HUGE = (1e20, 1e200)
 _FAR_ARGUMENTS = (100.0, 1000.0, _INF)
-# For float16, float32 and float64, numbers whose exponentials exceed the range of the type, whereas
-# half of each exponential does not.
+# For float16, float32 and float64, a number whose exponential exceeds the range of the type,
+# although half of the exponential is in the range.
 _NEAR_OVERFLOW = (11.5, 89.0, 710.0)
 _ROUNDED = (
     *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
