@@ -140,7 +140,7 @@ class Verdict:
 
     @property
     def unresolved(self) -> bool:
-        """Whether a mutant of a node counts as equivalent after too few inputs to be resolved."""
+        """Whether a mutant of a node counts as equivalent although it ran on few inputs."""
         return self.equivalent and bool(self.mutant_kind) and self.inputs < RESOLVING_INPUTS
 
     @property
@@ -208,12 +208,12 @@ class MutationScore:
 
     @property
     def unresolved(self) -> list[Verdict]:
-        """Mutants that count as equivalent after too few inputs to be resolved."""
+        """Mutants that count as equivalent although they ran on few inputs."""
         return [verdict for verdict in self.automatic if verdict.unresolved]
 
     @property
     def proven(self) -> Mapping[str, str]:
-        """Proofs of equivalence by the names of mutants, which do not run on the cases."""
+        """Proofs of equivalence by mutant; a mutant with a proof does not run on the cases."""
         if isinstance(self.operator, Operator):
             return {}
         return proven_mutants([trial for trial in self.trials if isinstance(trial, NodeTrial)])

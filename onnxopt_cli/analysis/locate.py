@@ -71,7 +71,7 @@ _LIMITS = Limits()
 # The time limit of each phase of the search, as a multiple of the time limit of a case.
 _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
-# The least share of a contribution that is named.
+# Contributions with a share below _LEAST_SHARE are not named.
 _LEAST_SHARE = 0.05
 # Seconds that the nodes may take when each runs alone again to measure its contribution to the
 # error.
@@ -270,8 +270,7 @@ class _Search:
         max_bytes: int,
         seconds: float,
     ) -> None:
-        # Limits on the number and on the bytes of further problems that are kept for test
-        # directories.
+        # The number and the bytes of problems that may still be kept for test directories.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress, self._seconds = open_progress, seconds

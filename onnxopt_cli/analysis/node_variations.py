@@ -41,8 +41,7 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# The number of nodes of which the operator's generator draws one; all other nodes result from
-# changes.
+# The operator's generator draws one of this number of nodes; all other nodes result from changes.
 _GENERATED_PERIOD = 3
 # The number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600

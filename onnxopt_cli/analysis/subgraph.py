@@ -88,7 +88,7 @@ def _smallest_subset(
 def _reduced(
     failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
 ) -> tuple[list[NodeRun], bool] | None:
-    """Return a smaller failing part, one piece or all pieces but one; None if all pass."""
+    """Return a failing part of one piece, or of all pieces but one; None if no part fails."""
     size = -(-len(failing) // pieces)
     subsets = [failing[start : start + size] for start in range(0, len(failing), size)]
     for subset in subsets:

@@ -272,7 +272,7 @@ class MessageReader:
             raise ProtocolBreach(f"sent {printable(str(error))}, in {quoted(line)}") from None
         size = message.get("bytes", 0)
         if type(size) is not int or not 0 <= size <= LARGEST_PAYLOAD:
-            # As JSON, because a text differs from the integer with the same digits.
+            # JSON distinguishes a text from the integer with the same digits.
             given = printable(json.dumps(size)[:_MAX_SHOWN_BYTES])
             raise ProtocolBreach(
                 f"sent a message whose number of bytes is {given}, expected an integer from 0 to "

@@ -389,7 +389,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers: the given shares and zeros. Reorder the shares."""
+    """Return the median of ``size`` numbers, the shares and zeros; reorder the shares."""
     zeros = size - shares.size
     middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])
@@ -471,7 +471,7 @@ class _Statistics:
         )
 
     def _raise(self, **numbers: Array) -> None:
-        """Raise maxima to the largest of some numbers."""
+        """Update the maximum of each field with the largest of its numbers."""
         for name, array in numbers.items():
             self.largest[name] = max(array.max().item(), self.largest.get(name, 0))
 

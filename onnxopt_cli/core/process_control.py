@@ -111,7 +111,7 @@ def fork_helper(work: Callable[[], object]) -> int:
     Ctrl-C, and cannot be inspected by backends.
 
     Args:
-        work: the function; the helper ends when it returns or raises.
+        work: the function; the helper ends when the function returns or raises an exception.
 
     Raises:
         OSError: if the system allows no more processes.
@@ -153,7 +153,7 @@ def plain_signals() -> None:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Block SIGNALS during a fork. The child unblocks them by calling :func:`plain_signals`."""
+    """Block SIGNALS during a fork. The child unblocks SIGNALS by calling :func:`plain_signals`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -151,7 +151,7 @@ _MAX_KINDS = 4
 
 
 def _listed(kinds: Mapping[str, int]) -> str:
-    """Return counts as text, ``1 large, 6 trajectories``; the rarest of many kinds are added."""
+    """Return counts as text, ``1 large, 6 trajectories``; rare kinds are ``2 others``."""
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     named = ordered if len(ordered) <= _MAX_KINDS else ordered[: _MAX_KINDS - 1]
     remaining = sum(count for _, count in ordered[len(named) :])
@@ -333,7 +333,7 @@ def _content_from_json(data: Any) -> CaseContent | None:
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
-    """Return an explanation as a JSON object, with derived fields for other readers."""
+    """Return an explanation as a JSON object, with derived fields for other programs."""
     derived = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
     # asdict is not used, because it would convert a Counter to a Counter of its pairs.
     other_counts = {reason: dict(kinds) for reason, kinds in explanation.others.items()}

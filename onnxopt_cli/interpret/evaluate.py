@@ -101,7 +101,7 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor for which a few NumPy functions that fail or are wrong are replaced.
+    """A tensor whose NumPy functions are replaced where they fail or return wrong results.
 
     The replaced functions are reductions of empty tensors, and clip and matmul in quadruple
     precision.

@@ -241,7 +241,7 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
-    """Return a sum or difference with one operand as an unrounded product, if there is one.
+    """Return a sum or difference, computed from the unrounded product if an operand is a product.
 
     If both operands are products, only the first product is unrounded, as in a fused multiply-add.
     """

@@ -12,7 +12,7 @@ Workers use no helper either: a worker itself may crash, and its helper would co
 that the backend has left behind.
 
 All other code calls onnx's checker, shape inference and inliner through this module;
-``tests/test_architecture.py`` checks that.
+``tests/test_architecture.py`` checks this rule.
 """
 
 from __future__ import annotations

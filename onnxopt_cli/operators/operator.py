@@ -123,8 +123,9 @@ class Reformulation:
         seen_in: public implementations that compute this way.
         accurate: Python expression of the attributes that is true if the reformulation is as
             accurate as the formula for all finite inputs. Empty if the reformulation is as accurate
-            for all attributes, :data:`NOWHERE` if it is as accurate for none. If ``accurate`` is
-            neither empty nor NOWHERE, ``replace`` must not contain statements.
+            as the formula for all attributes, :data:`NOWHERE` if it is less accurate for all
+            attributes. If ``accurate`` is neither empty nor NOWHERE, ``replace`` must not contain
+            statements.
     """
 
     name: str
@@ -251,8 +252,9 @@ class Operator:
         name: the node's op_type.
         domain: the node's domain.
         version: the version of the domain that defines the operator.
-        formula: a plain NumPy function, written as in the specification. For each group it is
-            called as ``formula(*scalars, *tensors, **attributes)`` and returns the outputs.
+        formula: a plain NumPy function, written as in the specification. For each group, the
+            function is called as ``formula(*scalars, *tensors, **attributes)`` and returns the
+            outputs.
         scalars: inputs that all groups share.
         tensors: names of a group's tensors; the second and later tensors broadcast to the shape of
             the first.

@@ -37,7 +37,7 @@ def percentile(values: Any, percent: Any) -> Any:
     """
     if hasattr(values, "__array_function__") and not isinstance(values, (np.ndarray, np.generic)):
         return values.__array_function__(percentile, (type(values),), (values, percent), {})
-    if not 0 <= percent <= 100:  # noqa: PLR2004 - what percent means
+    if not 0 <= percent <= 100:  # noqa: PLR2004 - the largest percent
         raise ValueError(f"the percent is {percent}; expected a number from 0 to 100")
     elements = np.ravel(values)
     if elements.size == 0 or np.isnan(elements).any():

@@ -137,7 +137,7 @@ class Registry:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this registry in this process, and in processes that it starts in this context."""
+        """Use this registry in this process, and in processes that start within the context."""
         global _in_use  # noqa: PLW0603 - one registry is in use at a time
         before, variable = _in_use, os.environ.get(VARIABLE)
         _in_use = self

@@ -106,8 +106,8 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # By the dump of each old node: the text of the old node in `replace`, and the new node or
-        # nodes.
+        # The key is the dump of an old node. The value is the text of the old node in `replace`,
+        # and the new node or nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)

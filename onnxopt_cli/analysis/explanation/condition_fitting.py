@@ -216,7 +216,7 @@ class ConditionFitting:
     def _joined(
         self, samples: Sequence[Sample], chosen: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
-        """Return the features of selected elements, and the number of the sample of each."""
+        """Return the features of selected elements, and the number of each element's sample."""
         tables = [np.empty((len(self._features), 0))]
         owners = [np.empty(0, int)]
         for number, each in enumerate(samples):
@@ -273,7 +273,7 @@ def _cost(conditions: Sequence[Condition]) -> float:
 def meeting_columns(
     conditions: Sequence[Condition], table: Array | Mapping[int, Array], columns: int | None = None
 ) -> Array:
-    """Return for each condition a mask of the columns of a table of features that meet it.
+    """Return for each condition a mask of the table columns in which the condition holds.
 
     Args:
         conditions: the conditions.
@@ -302,7 +302,7 @@ def meeting_elements(
 
 
 def _met(holds: Array, owners: Array) -> Array:
-    """Return for each row and each owner whether any column of the owner is true in the row."""
+    """Return for each condition and sample whether any element meets the condition."""
     if not owners.size:
         return np.zeros((len(holds), 0), bool)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))

@@ -30,8 +30,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 
 #: A proof requires MIN_FAILING failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
-#: A condition requires that the probability of all confirming elements meeting it by chance is at
-#: most MAX_CHANCE.
+#: The probability that all confirming elements meet a condition by chance must be at most
+#: MAX_CHANCE.
 MAX_CHANCE = 1e-6
 #: At least MIN_WRONG_SHARE of the elements that meet a condition must be wrong.
 MIN_WRONG_SHARE = 0.2
@@ -77,7 +77,7 @@ _MAX_LEFT_COST = 3.0
 _MAX_PAIRED = 14
 # Number of ranked conditions.
 _MAX_RANKED = 30
-# The evidence of a single node assumes a probability of chance of at least _LEAST_CHANCE.
+# The evidence of a single node assumes that chance has a probability of at least _LEAST_CHANCE.
 _LEAST_CHANCE = 1e-2
 # Number of traits for which pairs are tried.
 _MAX_PAIRED_TRAITS = 5
@@ -512,9 +512,10 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         conditions: the features of each condition.
 
     Returns:
-        For each condition, the number of elements that meet it, the number of these that are wrong,
-        the evidence that wrong elements meet it, as a decimal exponent, 1 if a wrong element does
-        not meet it, and the evidence that elements that meet it are wrong.
+        For each condition, five numbers: the number of elements that meet the condition; the number
+        of wrong elements among them; the evidence that wrong elements meet the condition; 1 if a
+        wrong element does not meet the condition, else 0; and the evidence that elements which meet
+        the condition are wrong. Evidence is a decimal exponent.
     """
     counts = np.zeros((len(conditions), 5))
     counts[:, 3] = node.failed
@@ -552,8 +553,9 @@ def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
 def _chance(first: Array, second: Array | float) -> Array:
     """Return a bound of the probability that the elements of a set all have a feature.
 
-    The bound considers a single element, because the elements of a node depend on each other: one
-    element of the set, or one element without the feature, which must not belong to the set.
+    The elements of a node depend on each other, so the bound is a probability for a single element:
+    that an element of the set has the feature, or that an element without the feature does not
+    belong to the set.
 
     Args:
         first: the share of the elements that have the feature.

@@ -30,7 +30,7 @@ _FLOAT32_INTEGERS = 1 << 24
 _SPATIAL = 2
 # The axes of an output that are named by their place.
 _PLACES = {0: "first", 1: "second", -1: "last"}
-# Operators whose elements have windows of a kernel, and those that add a border.
+# Operators that compute each element from a window of the input.
 _WINDOWED = frozenset({
     "AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool", "QLinearConv",
 })  # fmt: skip
@@ -42,7 +42,8 @@ class ElementFeatures:
 
     Attributes:
         size: the number of elements.
-        flags: for each statement, the flat positions at which it holds as a boolean array.
+        flags: for each statement, a boolean array with the flat positions at which the statement
+            holds.
         numbers: for each description of a number, the values of the elements; NaN for elements
             without a value.
         operands: the elements of the inputs that belong to the elements of the output, by name.
@@ -354,8 +355,8 @@ WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
 # elements.
 _CONTENT_ROUNDINGS = 64
-# The largest number of different values of an output in which the right elements in another order
-# may be a coincidence.
+# If the right output has at most this number of different values, an output with the right elements
+# in another order may be a coincidence.
 _MIN_DISTINCT = 3
 
 

@@ -76,8 +76,8 @@ MAX_OTHER_SHARE = 0.1
 #: not meet the condition may fail, if it is improbable that all nodes that meet the condition fail
 #: by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: A condition of one part without limits requires that the probability of all its nodes failing by
-#: chance is at most MAX_CHANCE.
+#: For a condition of one part without limits, the probability that all nodes which meet the
+#: condition fail by chance must be at most MAX_CHANCE.
 MAX_CHANCE = 1e-9
 #: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
 #: this part.
@@ -105,7 +105,8 @@ _ELEMENT_ROUNDS = 5
 _MAX_OUTPUTS = 2
 # The number of best conditions on elements that determine which nodes are generated.
 _MAX_TESTED = 4
-# The interval of the values of an integer on which a condition depends.
+# If a condition depends on an integer attribute, some generated nodes have a value of the attribute
+# from this interval.
 _TRIED_INTEGERS = (0.0, 6.0)
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5

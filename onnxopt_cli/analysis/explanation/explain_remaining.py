@@ -470,7 +470,7 @@ def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) ->
 
 
 class _ContradictedError(Exception):
-    """Raised if a backend returns other wrong elements than a mistake."""
+    """Raised if the wrong elements of a backend differ from those of a mistake."""
 
 
 def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[bool]) -> SubmitCall:

@@ -64,10 +64,10 @@ MIN_FAILING_WITHOUT_QUERIES = 4
 _MAX_INPUTS_SHARE = 0.9
 #: A part belongs to a condition only if MIN_PASSING inputs that lack only this part pass.
 MIN_PASSING = 5
-#: At most MAX_FAILING_SHARE of the inputs that meet all parts of a condition but one may fail.
+#: At most MAX_FAILING_SHARE of the inputs that lack only one part of a condition may fail.
 MAX_FAILING_SHARE = 0.1
-# If failures may have several reasons, up to _MAX_OTHER_REASONS of the inputs that meet all parts
-# of a condition but one may fail.
+# If failures may have several reasons, up to _MAX_OTHER_REASONS of the inputs that lack only one
+# part of a condition may fail.
 _MAX_OTHER_REASONS = 0.4
 # At most _MAX_PASSING_SHARE of the passing cases may meet the condition of an "only where"
 # statement.
@@ -151,7 +151,7 @@ class _Search(ConditionQueries):
         return for_all or self._necessary_condition()
 
     def _attempt(self) -> FailureCondition | None:
-        """Fit conditions, and refute them by generated inputs, until one survives a proof."""
+        """Fit conditions, and refute them by generated inputs, until a condition is proven."""
         self._fit()
         if self._submit is None:
             return self._statement() if self._paths else None
@@ -238,7 +238,7 @@ class _Search(ConditionQueries):
         return bool(np.nanmean(shares) > _MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
-        """Return whether a condition explains enough failures, if it need not explain all."""
+        """Return whether a condition explains enough failures to be reported."""
         if not self._partial:
             return True
         reached = {*met}

@@ -33,14 +33,15 @@ MAX_ELEMENTS = 100
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
-#: The number of smallest and of largest values of wrong elements with which a count is compared.
+#: A count is compared with this number of the smallest values of wrong elements, and with the same
+#: number of the largest values.
 MAX_COUNT_CUTS = 5
 #: The largest count that a threshold excludes. Larger counts are near the ends of int64, where
 #: arithmetic overflows.
 MAX_COUNT = 1 << 62
-#: The largest exponent whose power of ten, and the reciprocal of that power, are normal doubles.
+#: The largest exponent of a power of ten. The power and its reciprocal are normal doubles.
 MAX_EXPONENT = 300
-#: The number of digits of a limit in a condition, which distinguish all values of float32.
+#: The number of digits of a limit in a condition. This number distinguishes all float32 values.
 LIMIT_DIGITS = 9
 # The magnitude up to which an integer may be an element of a tensor of integers.
 _LARGEST_INTEGER = 1 << 64

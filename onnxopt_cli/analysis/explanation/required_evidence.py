@@ -6,10 +6,10 @@ from __future__ import annotations
 #: fail. If the backend passed a quarter of all inputs that meet the condition, 11 inputs would all
 #: fail with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING = 11
-# Required numbers of inputs for which a changed formula is wrong. The first number applies if the
-# backend agrees with the changed formula for all inputs, and the second if it agrees for all but
-# one. If the backend returned other outputs for a tenth of all inputs, the required agreement would
-# have a probability below 5 %.
+# Required numbers of inputs for which a changed formula is wrong: the first number if the backend
+# agrees with the changed formula for all inputs, and the second number if the backend disagrees for
+# one input. If the backend returned other outputs for a tenth of all inputs, the required agreement
+# would have a probability below 5 %.
 _MIN_ALIKE = (29, 46)
 # An "only where" statement requires that at least _MIN_FAILURE_RATE of the inputs that meet the
 # condition fail.

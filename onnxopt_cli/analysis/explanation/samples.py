@@ -26,9 +26,9 @@ _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "negated": lambda new, _: -new,
 }
 #: Effects of a fault, the most specific first. A fault replaces elements, changes elements of one
-#: class, or changes the type or shape of an output. The classes, from NOT_FINITE to EVERYWHERE,
-#: contain an element if its right value is NaN or infinite; is finite, not 0 and not the old value;
-#: is finite and not 0; is finite; is any value.
+#: class, or changes the type or shape of an output. The class of an element depends on its right
+#: value: NaN or infinite (NOT_FINITE); finite, not 0 and not the old value (CHANGED); finite and
+#: not 0 (NOT_ZERO); finite (FINITE); any value (EVERYWHERE).
 EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(_REPLACEMENTS), len(EFFECTS)
@@ -97,7 +97,7 @@ class Sample:
         Args:
             effects: the effect of the fault on each output that it changes.
             always: outputs that are wrong in nearly all failing samples. The fault must be visible
-                in one of these outputs or, if no output is wrong so often, in every output.
+                in one of these outputs or, if the set is empty, in every output.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:
@@ -168,8 +168,8 @@ def sample(
                 if mistaken is not None:
                     possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
         if call.operator.carries(name):
-            # All tensors share a carried output, so each of their elements has the label of the
-            # output.
+            # All tensors share an output that is carried from group to group, so each element of
+            # the tensors has the label of this output.
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
@@ -205,7 +205,7 @@ def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
 
 
 def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array]) -> Array:
-    """Return a mask of the elements that a mistake changes; if it changes a type or shape, of all.
+    """Return a mask of the elements that a mistake changes: all if a type or shape changes.
 
     Args:
         judged: the expected elements of all outputs, concatenated.

@@ -116,7 +116,7 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """Smallest magnitude (at most 1) and largest reach (at least 1); 0 and Inf are ignored."""
+        """The smallest magnitude (at most 1) and largest reach (at least 1), except 0 and Inf."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         if small.ndim == large.ndim == 0:
             least, most = small, large
@@ -533,7 +533,7 @@ def _in_any_order(
 
     A factor that is a sum may also be multiplied term by term. If some partial product may
     overflow, the error is infinite. If some partial product may underflow, the error is increased
-    by the magnitude, since the result may be zero.
+    by the magnitude of the product, since the result may be zero.
     """
     low = high = 1.0
     for factor, exponent in factors:
@@ -556,7 +556,7 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum that may be a weighted mean computed in another way.
+    """Return the error of a sum, also as a weighted mean that is computed from a difference.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
     and have opposite signs, the difference may overflow; the error is then infinite.
@@ -569,8 +569,8 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
         for factors, operand in zip(terms, operands, strict=True)
     ):
         return error
-    # An upper bound is checked first. The upper bound results from the largest element of each
-    # factor and the smallest element of each divisor.
+    # An upper bound of the difference is checked first. The upper bound results from the largest
+    # element of each factor and the smallest element of each divisor.
     bounds = (
         prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
         for factors in terms

@@ -77,7 +77,7 @@ class BackwardPass:
         return self.node("Reshape", name, self.integers(shape))
 
     def summed(self, name: str, axes: Sequence[int], *, keepdims: bool) -> str:
-        """Append a ReduceSum node; return the name of its output, or ``name`` without axes."""
+        """Append a ReduceSum node if there are axes; return the name of the sum."""
         if not axes:
             return name
         if self.opset < _AXES_INPUT_VERSION:

@@ -498,8 +498,8 @@ def _einsum(node: DifferentiatedNode) -> Sequence[str | None]:
         factors = [other for at, other in enumerate(node.inputs) if at != place]
         gradient = node.call("Einsum", node.gradient, *factors, equation=product)
         shape = node.shape(name)
-        # The forward pass sums over letters that occur only in this operand, so the gradient is
-        # constant along their axes.
+        # The forward pass sums over letters of the equation that occur only in this operand, so the
+        # gradient is constant along the axes of these letters.
         sizes = [
             size if letter in kept_letters else 1 for letter, size in zip(term, shape, strict=True)
         ]

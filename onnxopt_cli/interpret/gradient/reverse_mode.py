@@ -222,7 +222,7 @@ def _normalized(
 
 
 def _mean(writer: BackwardPass, x: str, axes: list[int]) -> str:
-    if writer.opset < 18:  # noqa: PLR2004 - ReduceMean takes its axes as an input from there on
+    if writer.opset < 18:  # noqa: PLR2004 - since version 18, the axes are an input
         return writer.node("ReduceMean", x, axes=axes, keepdims=1)
     return writer.node("ReduceMean", x, writer.integers(axes), keepdims=1)
 

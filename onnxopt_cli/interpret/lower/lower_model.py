@@ -243,7 +243,7 @@ _MAX_INLINED_NODES = 1_000_000
 
 
 def refuse_endless_functions(model: onnx.ModelProto) -> None:
-    """Reject models whose functions are too much for onnx's check, which follows every call.
+    """Reject models with endless calls of functions, because onnx's check follows every call.
 
     Raises:
         NodeError: if functions are recursive, or have too many nodes once inlined.

@@ -66,7 +66,7 @@ def adam(  # noqa: D417 - the operands are described together
 _V_NEW = "alpha * V + (1 - alpha) * G_regularized"
 _SQUARE = "(G_regularized * G_regularized)"
 _H_NEW = f"beta * H + (1 - beta) * {_SQUARE}"
-# The divisors that correct V_new, and the root of H_new.
+# The divisors by which V_new and the root of H_new are corrected.
 _OF_V = "np.where(T > 0, 1 - alpha**T, 1)"
 _OF_ROOT = "np.where(T > 0, np.sqrt(1 - beta**T), 1)"
 _STEP = "R_adjusted * V_new / H_sqrt"
@@ -220,12 +220,12 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# A condition on the attributes, under which the averages change slowly. If they change fast, alpha
-# * V is small compared with V, and the rounding error of G - V, which is relative to V, may hide
-# alpha * V and G.
+# A condition on the attributes under which the averages change slowly. If the averages change fast,
+# alpha * V is small compared with V, and the rounding error of G - V, which is relative to V, may
+# hide alpha * V and G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# A condition that excludes values of norm_coefficient_post near 1, for which the small difference
-# has the rounding error of X_new.
+# A condition that excludes values of norm_coefficient_post near 1. Near 1, X_new -
+# norm_coefficient_post * X_new is small, but has the rounding error of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
 # A condition on the attributes. Without the condition, a division by zero may make X_new infinite,
 # and the difference of two infinities is NaN.

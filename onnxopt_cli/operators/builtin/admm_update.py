@@ -36,7 +36,7 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
     - percent 0: the threshold is the smallest magnitude. Nothing becomes zero, and U_new is zero.
       percent 100: the threshold is the largest magnitude. All smaller elements become zero.
     - A layer of one element is never pruned; an empty layer stays empty.
-    - NaN in W + U: the threshold is NaN. No magnitude is below it, so nothing becomes zero.
+    - NaN in W + U: the threshold is NaN. No magnitude is below NaN, so nothing becomes zero.
     - Infinities in W + U: they are the largest magnitudes. A threshold between a finite and an
       infinite magnitude is infinite. Where Z_new is infinite, U_new is NaN.
     - Rounding: an element of W + U within its rounding error of the threshold may be pruned or not;

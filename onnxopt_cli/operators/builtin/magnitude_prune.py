@@ -36,7 +36,7 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
     - percent 0: the threshold is the smallest magnitude. Nothing becomes zero. percent 100: the
       threshold is the largest magnitude. All smaller elements become zero.
     - A layer of one element is never pruned; an empty layer stays empty.
-    - NaN in a layer: the threshold is NaN. No magnitude is below it, so nothing becomes zero.
+    - NaN in a layer: the threshold is NaN. No magnitude is below NaN, so nothing becomes zero.
     - Infinities: they are the largest magnitudes. A threshold between a finite and an infinite
       magnitude is infinite.
     - Rounding: an interpolated threshold has a rounding error. A magnitude that is within this

@@ -36,7 +36,7 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return a node as run by a backend that changes the right output by a function.
+    """Return a node that a wrong backend has run; a function changes the right output.
 
     Args:
         signature: the inputs and the output, and the node.

@@ -801,7 +801,7 @@ def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones()
         if node and np.array_equal(node.bound.operand(0), failing.operand(0))
     ]
     assert any(node.attribute("alpha") == passing.attribute("alpha") for node in nodes)
-    # Otherwise, all failing nodes could have the attribute by accident.
+    # If no node omitted the attribute, all failing nodes could have the attribute by accident.
     assert sum("alpha" not in node.attributes for node in nodes) >= 8
 
 
@@ -817,7 +817,7 @@ def test_condition_depends_on_integer_attributes():
 
 
 def test_statement_on_a_value_includes_the_default():
-    """A node with the same value contradicts a statement on nodes without the attribute."""
+    """A statement about a value also holds for nodes that have the value by default."""
     default, given = (
         node_traits(BoundNode.of(onnx.parser.parse_model(
             '<ir_version: 8, opset_import: ["": 16]> g (float[1] x) => (float[1] y) '

@@ -175,7 +175,7 @@ def test_exceptions_cover_all_passing_cases(name, output, holds, where):
 
 
 def plain_elements(call, output, may_have_several_values):
-    """Return a mask of elements that are finite, exceed their tolerance and may have to be unique.
+    """Return a mask of finite elements that exceed their tolerance, and are unique if required.
 
     An element is not unique if there is a second right value, or if its tolerance exceeds 0.1 %.
     """
