@@ -357,7 +357,7 @@ def shape(operands: Operands, attributes: Attributes, version: int) -> Sequence[
 
 
 def reduce_l1(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the sum of magnitudes, or the magnitudes for noop_with_empty_axes without axes."""
+    """Return sums of magnitudes. Without axes, noop_with_empty_axes=1 returns the magnitudes."""
     del version
     magnitudes = np.abs(_exact(operands[0]))
     axes = tuple(int(axis) for tensor in operands[1:] for axis in tensor)

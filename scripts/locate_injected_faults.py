@@ -152,7 +152,10 @@ def chosen(
 
 
 def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[Step]]:
-    """Return the chains of ``length`` computing nodes whose outputs only the next node reads."""
+    """Return chains of ``length`` computing nodes.
+
+    In a chain, only the next node reads the first output of a node.
+    """
     readers: dict[str, list[Step]] = {}
     for step in steps:
         for name in step.node.input:

@@ -5,7 +5,7 @@
 The script computes all nodes in ``cases/`` with double outputs. Each output element is moved in
 both directions by shares of its error bound, and to the doubles next to the bound. The script
 counts the expected values and verdicts that differ between the two types. The script exits with 1
-if a verdict on an element that was moved by a share differs.
+if a verdict differs on an element that was moved by a share of its bound.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ BEHIND_API = {"analysis", "run"}
 #: Packages that only the stated parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
-#: Parts of onnx that are written in C++. An invalid model can crash them, so only the modules in
-#: MAY_USE_NATIVE may use them. The first module of MAY_USE_NATIVE calls C++ code in a separate
-#: process, and the others call it in workers or for trusted models.
+#: Parts of onnx that are written in C++. An invalid model can crash these parts, so only the
+#: modules in MAY_USE_NATIVE may use the parts. The first module of MAY_USE_NATIVE calls C++ code in
+#: a separate process, and the others call it in workers or for trusted models.
 NATIVE = {
     "checker",
     "compose",

@@ -250,9 +250,9 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: listing all errors of the file. Also if a user other than the current user and
-            root may have written the file or code that the file names, unless ``ONNXOPT_CONFIG``
-            names the file.
+        UsageError: if the file has errors, all of which are listed; or if a user other than the
+            current user and root may have written the file or code that the file names, unless
+            ``ONNXOPT_CONFIG`` names the file.
     """
     path = find_configuration()
     if path is None:

@@ -1,7 +1,7 @@
 """Sends requests to an untrusted process (a worker or a command), and reads its responses.
 
-Each request has a number and a deadline. Output that arrives without a request, before the request
-is complete, or after the response violates the protocol, so that no output is mistaken for the
+Each request has a number and a deadline. Output violates the protocol if it arrives without a
+request, before the request is complete, or after the response. Thus no output is mistaken for the
 response to another request. After a violation, an exit or a timeout, the caller kills the process.
 
 Messages describe the behaviour of the process without naming the process: "did not respond within 5
@@ -135,8 +135,8 @@ class Conversation:
             BackendDied: if the process has ended, or has closed its channel but does not end.
             BackendHangs: if the process did not respond in time.
         """
-        # The exit is checked before the channel is read, so that output from before the exit is
-        # still read.
+        # The exit code is checked before the channel is read: if the process has ended, everything
+        # that it sent is still read.
         code = self.process.poll()
         if self._unsent:
             self._flush()

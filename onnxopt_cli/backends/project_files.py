@@ -134,8 +134,8 @@ def write_project_files(
         force: whether existing files are replaced.
 
     Raises:
-        UsageError: before anything is written, if an argument is invalid, a file exists, or a
-            symbolic link leads out of the project. Also if a file cannot be written.
+        UsageError: if an argument is invalid, a file exists, or a symbolic link leads out of the
+            project (then nothing is written); or if a file cannot be written.
     """
     specification = parse_specification(backend or _REFERENCE)
     _require_known(specification)

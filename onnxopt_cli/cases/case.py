@@ -197,7 +197,7 @@ _MAX_TEXT_CHARS = 400
 def case_content(case: Case, problem: Problem) -> CaseContent:
     """Return the description of a case, its nodes with their attributes, and its inputs.
 
-    Values are included up to a number of elements.
+    Only the first inputs, and the first elements of each input, are included.
     """
     nodes = problem.model.graph.node
     listed = [node_text(node) for node in nodes[:_MAX_NODES]]

@@ -45,9 +45,9 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# Settings that select cases, backends or expectations. A resumed or merged run may spell the
-# settings that select differently, because the selected cases, backends and expectations are
-# compared, not the settings themselves.
+# Settings that select cases, backends or expectations. In a resumed or merged run, these settings
+# may be written differently, because the selected cases, backends and expectations are compared,
+# not the settings themselves.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -635,7 +635,7 @@ class LocateConfig(Settings):
     backends: tuple[str, ...] = setting(
         (),
         "-b, --backend BACKEND",
-        "What to test, as for onnxopt run. May be given several times.",
+        "The backend to test, as for onnxopt run. May be given several times.",
         Text("backend"),
         many=True,
     )

@@ -69,7 +69,7 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
 #: Relative error bounds up to this limit determine rtol; larger ones determine atol.
 _LARGEST_RTOL = 1e-3
-# Types of ordinary inputs. Any other type of an input is a trait of the node.
+# Types of ordinary inputs. If an input has another type, the type is one of the traits of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})

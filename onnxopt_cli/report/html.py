@@ -1,9 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
 The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
-harmful characters become visible escapes. A template that omits the escaping itself is therefore
-harmless. In addition, the content security policy of the page admits only one script and one style,
-identified by their hashes.
+harmful characters become visible escapes. Templates therefore need not escape text themselves. In
+addition, the content security policy of the page admits only one script and one style, identified
+by their hashes.
 """
 
 from __future__ import annotations
@@ -337,7 +337,8 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
         says += f" {not_finite} are finite on one side only."
-    # The label of a bar is the smallest distance whose number of bits is that of the bar.
+    # A bar counts the distances with the same number of bits; its label is the smallest such
+    # distance.
     bars = [
         (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
         for bits, count in enumerate(counts)

@@ -2,9 +2,9 @@
 
 The models of up to N cases are joined into one model. If the backend fails to run a joined model,
 each half of the batch runs again, down to single cases. The response to a case is therefore either
-a part of the outputs of its batch, or the backend's response to the case alone. The runner runs a
-case again alone if the outputs from its batch are wrong. Thus a failure is never attributed to a
-case that did not cause the failure.
+a part of the outputs of its batch, or the backend's response to the case alone. If the outputs of a
+case from its batch are wrong, the runner runs the case again, alone. Thus a failure is never
+attributed to a case that did not cause the failure.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class BatchExecutor:
         self.version = self._executor.version
 
     def renew(self) -> None:
-        """Restart the backend; no case may be pending."""
+        """Restart the backend while no case is pending."""
         self._executor.renew()
 
     def finish(self) -> list[Incident]:

@@ -96,7 +96,7 @@ class Executor(Protocol):
         """Start to run a case."""
 
     def renew(self) -> None:
-        """Restart the backend, to discard the state of earlier cases; no case may be pending."""
+        """Restart the backend while no case is pending, to discard the state of earlier cases."""
 
     def finish(self) -> list[Incident]:
         """Shut the backend down, and return its failures outside of any case."""
@@ -421,7 +421,7 @@ def _open_remote(
 
 
 def _limits_of(specification: Specification, limits: Limits) -> Limits:
-    """Return the limits of a backend's workers, which its option ``timeout`` can only raise.
+    """Return the limits of a backend's workers; the option ``timeout`` can only raise the limits.
 
     The option also limits the time of each response of a command; several responses may belong to
     one case.

@@ -34,7 +34,7 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
-#: The beginning of the reasons of cases that are skipped because of a limit of onnxopt.
+#: If a case is skipped because of a limit of onnxopt, the reason begins with this text.
 LIMIT = "limit of onnxopt: "
 #: The largest total size and number of a failing case's outputs that are kept.
 KEPT_BYTES = 2 << 20

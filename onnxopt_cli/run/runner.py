@@ -537,8 +537,9 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # Cases at the same location share a trajectory. One process runs all cases at a location, so
-    # that the error bounds of their trajectory are derived only once.
+    # If several cases have the same location in a file, they are two ways to run the same
+    # trajectory. One process runs both ways, so that the error bounds of the trajectory are derived
+    # only once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())

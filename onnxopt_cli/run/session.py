@@ -580,7 +580,8 @@ def _run_again(
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # Suspects that have the same outcome each time they run alone, with the outcome.
+    # For each suspect that has the same outcome each time it runs alone: the suspect's result in
+    # the run, and its outcome when it runs alone.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:

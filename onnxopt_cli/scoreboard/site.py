@@ -138,7 +138,7 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 def _listed_files(site: Path) -> set[str]:
     """Return the listed files of an earlier site.
 
-    Names that a site never has are skipped.
+    A name that no file of a site can have is skipped.
     """
     try:
         names = json.loads(read_regular_file(site / _LIST, _MAX_LIST_BYTES))

@@ -65,9 +65,9 @@ _LATE = 900
 #: nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
-#: A setting is a combination of values of the attributes with choices. The largest number of
-#: settings with which case templates are repeated in all settings; with more settings, each case
-#: template has a single setting.
+#: A setting is a combination of values of the attributes with choices. If an operator has up to
+#: this number of settings, its case templates are repeated in all settings; with more settings,
+#: each case template has a single setting.
 _MAX_SETTINGS = 4
 
 

@@ -360,7 +360,7 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return one or more sets of tensors, by the ending of the template's name.
+    """Return sets of tensors for templates; the keys are the endings of the templates' names.
 
     If each element of an output depends on a single element of each tensor, one set of tensors has
     all combinations of zeros, and each special value in one tensor at a time. If outputs depend on
@@ -382,7 +382,7 @@ def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return sets of tensors, two of them infinite, by the ending of the case's name."""
+    """Return sets of tensors, two of them infinite; the keys are the endings of case names."""
     sets: dict[str, Mapping[str, Array]] = {}
     for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()

@@ -138,8 +138,8 @@ def _drawn(
 ) -> CaseTemplate:
     """Return a template with random tensors.
 
-    If the attribute can have several numbers, each tensor has its own. The distribution is wide, so
-    that rounding cannot decide whether an element is below a threshold.
+    If the attribute can have several numbers, each tensor has its own number. The distribution is
+    wide, so that rounding cannot decide whether an element is below a threshold.
     """
     each = attribute in author.each
     tensors: dict[tuple[str, int], TemplateInput] = {

@@ -21,7 +21,8 @@ from onnxopt_cli.cases.case_template import (
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: A number of tensors so large that the tensors' numbers sort differently as text.
+#: A number of tensors with which the order of the tensors' numbers as text differs from the numeric
+#: order.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)

@@ -161,7 +161,7 @@ class Pool:
         return wait
 
     def renew(self) -> None:
-        """Let a new worker run the next case; no case may be queued."""
+        """While no case is queued, replace the workers by a new worker."""
         self._end_workers()
         self._workers.append(self.worker())
 

@@ -20,8 +20,8 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# The prefix of the names of workers' folders, which other temporary files of onnxopt, without
-# locks, do not have.
+# Names of workers' folders begin with this prefix. Names of other temporary files of onnxopt, which
+# have no locks, do not begin with the prefix.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
 # Access for the owner only; the sticky bit has no effect except to mark the folder.
@@ -90,7 +90,7 @@ def remove_folder(folder: str, deadline: float = float("inf")) -> None:
 def sweep_folders() -> None:
     """Remove folders that killed runs of the current user have left behind.
 
-    If removing the folders takes too long, the next run continues.
+    If removing the folders takes too long, the removal stops, and the next run continues it.
     """
     import tempfile
 

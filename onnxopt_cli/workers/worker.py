@@ -321,7 +321,8 @@ class Worker:
     def _accept(self, response: Response) -> None:
         """Accept a response; if the worker has grown, run the case again to confirm a leak."""
         if self.closed:
-            # Closed workers run code of onnxopt, and no code of a backend under test.
+            # A closed worker, which other processes must not inspect, runs code of onnxopt, and no
+            # code of a backend under test.
             self._reply(response)
             return
         first = self._first_response

@@ -14,8 +14,8 @@ the runner, because the runner is also a subreaper.
 Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
 create a PID namespace, the worker runs in the namespace, and the kernel kills all processes of the
 namespace when its first process ends. Without a namespace, the supervisor kills only the worker's
-process group. Where /proc shows processes, no namespace is created: few containers allow one, and
-process ids in the namespace would differ from the process ids in /proc.
+process group. Where /proc shows processes, no namespace is created: few containers allow a
+namespace, and process ids in the namespace would differ from the process ids in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """

@@ -122,7 +122,7 @@ def test_forged_response_breaks_the_rule(workplace):
         "                pass\n"
         "        time.sleep(30)\n"
     )
-    # In a process of its own, the requests are numbered from 1.
+    # The plugin runs in a process of its own, in which requests are numbered from 1.
     done = run_command("backends", "check", "python:forger.py:Forger")
     assert (done.returncode, done.stderr) == (1, "")
     assert "its process sent something other than the result of a rule" in done.stdout

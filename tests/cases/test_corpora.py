@@ -100,7 +100,7 @@ def stand_in(*cases):
 
 @pytest.fixture
 def node_collections(monkeypatch, tmp_path):
-    """Use only two node cases and a cache of its own; yield the log of collections."""
+    """Replace onnx's node cases by two cases; yield the log of collections."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])

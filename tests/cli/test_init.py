@@ -98,8 +98,8 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # click keeps the names of the help option of the first context, so the names of the group are
-    # stated here.
+    # A subcommand inherits the names of its help option from the context of the command group,
+    # which does not exist here, so the names are stated.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params

@@ -59,8 +59,8 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: Functions whose counterparts in PyTorch do not accept all pairs of a tensor and a number, and the
-#: operators that do.
+#: For functions whose counterparts in PyTorch do not accept all pairs of a tensor and a number:
+#: Python operators, which accept all such pairs.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,

@@ -310,7 +310,7 @@ class ReusesItsBuffer(Well):
 
 
 class RespondsAgainMuchLater(Well):
-    """Repeats the response to the bad case during a later case, from an earlier thread."""
+    """Repeats the response to the bad case during a later case, from a thread."""
 
     def __init__(self):
         self.bad_case_ran = threading.Event()

@@ -89,7 +89,8 @@ NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 
 @given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12, unique=True))
 def test_pairs_of_classname_and_name_are_unique(pairs):
-    # GitLab loses results of cases with the same classname and name, also in different suites.
+    # If several cases have the same classname and name, GitLab loses results, even if the cases
+    # belong to different suites.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
     problems = tuple(Fault(case, case) for case, _ in pairs)
     text = rendered("junit", record(*results, problems=problems, started="2026-01-31T23:59:59Z"))

@@ -22,7 +22,7 @@ from onnxopt_cli.operators.registry import registry
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, without explanations, which other folders test."""
+    """Run backends in this process, without explanations; tests of explanations are elsewhere."""
 
     def call(command, *arguments):
         options = ("--isolation", "none", "--no-explain") * (command == "run")
@@ -350,7 +350,7 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
         numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
         message = message.format(*worst["index"], *numbers)
     assert result["message"].startswith(message)
-    # A panel shows wrong values as rows, so it omits the message that states them.
+    # A panel shows wrong values as rows, so the panel omits a message that states wrong values.
     assert (message in answer.out) == (backend == "Scribbler")
     assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0

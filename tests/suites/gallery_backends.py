@@ -53,7 +53,7 @@ def with_defect(row, output):
 
 @cache
 def rows_by_graph():
-    """Return the first row of each case with the right outputs, by the graph of the model."""
+    """Return, for each graph, the first row whose model has the graph, with the right outputs."""
     rows = {}
     for row, case in gallery_rows():
         problem = case.load()

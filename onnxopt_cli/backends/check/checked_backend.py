@@ -104,7 +104,7 @@ class ProbeModel:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of the probe's element type and shape, whose elements never change."""
+        """A small tensor of the probe's element type and shape, with constant elements."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
@@ -155,8 +155,8 @@ def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str,
 
 def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that does not exist; the output is declared like the input."""
-    # The names of the tensors depend on the operator. With equal names, a message that contains the
-    # names of tensors would yield a pattern for all unknown operators.
+    # The names of the tensors depend on the operator. If the names were the same in all models, a
+    # message that contains them would yield a pattern that matches every unknown operator.
     operand, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [operand], [result], domain=domain)
     model = _model(node, {operand: array}, opset, [value_info(result, array)])

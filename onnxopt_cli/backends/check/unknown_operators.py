@@ -197,9 +197,9 @@ def _proposal(
 ) -> str:
     """Return a regular expression that matches the errors about unknown operators.
 
-    The candidate that matches most of ``texts`` is chosen. If several candidates match equally
-    many, a candidate of words beside the operator's name is preferred, then the candidate with the
-    most letters. The result is empty if no candidate is valid.
+    The candidate that matches most of ``texts`` is chosen. If several candidates match the same
+    number of texts, a candidate of words beside the operator's name is preferred, then the
+    candidate with the most letters. The result is empty if no candidate is valid.
 
     Args:
         errors: the errors, by operator; the pattern matches every error.

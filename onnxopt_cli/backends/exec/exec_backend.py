@@ -357,7 +357,7 @@ def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
 
 
 def _begin(parent: int) -> None:
-    """Prepare the process before it becomes the command."""
+    """Prepare the new process before it executes the command."""
     # A terminal sends Ctrl-C to the command as well, although onnxopt alone decides when the
     # command ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

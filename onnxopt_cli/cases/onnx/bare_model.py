@@ -46,8 +46,8 @@ _BATCH = 1
 _IMAGE_RANK = 4
 # Size for the second dimension of a batch of images, which is usually the channels.
 _CHANNELS = 3
-# The limit below which integers of unknown meaning are drawn: 0 and 1 are valid as masks, as flags,
-# and as indices into most tensors.
+# Integers of unknown meaning are drawn below this limit: 0 and 1 are valid as masks, as flags, and
+# as indices into most tensors.
 _INTEGERS_BELOW = 2
 # Operators that may lie between an input and the Gather that uses the input as indices.
 _PASSED_ON = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})

@@ -27,9 +27,9 @@ MAX_ELEMENTS = 1 << 31
 #: Number of bytes of memory that a case may use by default.
 DEFAULT_MEMORY = 4 << 30
 
-#: Upper estimate of the memory in bytes that judging needs for each element of a case. Measured:
-#: 230 for trajectories, since all steps are kept; 80 for AdmmUpdate, which sorts its elements; 10
-#: to 50 for operators that are judged in blocks.
+#: Upper estimate of the memory in bytes that judging needs for each element of a case. Measured
+#: bytes for each element: 230 for trajectories, since all steps are kept; 80 for AdmmUpdate, which
+#: sorts its elements; 10 to 50 for operators that are judged in blocks.
 BYTES_PER_ELEMENT = 256
 
 

@@ -310,7 +310,7 @@ def _lines(fields: Mapping[str, Any], indent: str = "") -> list[str]:
 
 
 def _words(indent: str, name: str, text: str) -> list[str]:
-    """Return the lines of a field of words.
+    """Return the lines of a field whose value is text.
 
     A long field is folded; an empty field has no lines.
     """

@@ -371,8 +371,8 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
     one word are merged if at least three different words occur, or if one of the words is a
-    placeholder. If a pattern fits several groups, which differ in the place of the word, the
-    largest group is chosen.
+    placeholder. If a pattern can be merged with several groups of patterns, it is merged with the
+    largest group.
     """
     by_gap: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
     for pattern in set(patterns):

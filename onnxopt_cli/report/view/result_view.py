@@ -335,7 +335,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
 
 
 def verdict_options(options: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words of the options of a run that change verdicts."""
+    """Return the options of a run that change verdicts, as words of a command line."""
     values = RunConfig.from_json(options).values()
     stated = [
         declared

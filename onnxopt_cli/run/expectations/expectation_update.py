@@ -41,8 +41,8 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# If the failures of a cause have more different combinations of wrong outputs, the entries of the
-# cause do not list the wrong outputs.
+# If the failures of a cause have more different combinations of wrong outputs than this number, the
+# entries of the cause do not list the wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
 # Fields of an entry that describe a failure: pairs of the name of a field and its list of words.
@@ -54,7 +54,7 @@ _LIST = "expect"
 _MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
-#: The least number of ids that a glob must match. If fewer ids match, a list of ids is clearer than
+#: A glob must match at least this number of ids. If fewer ids match, a list of ids is clearer than
 #: a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")

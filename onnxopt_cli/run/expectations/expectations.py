@@ -288,7 +288,9 @@ class Expectations:
 
     @classmethod
     def read(cls, paths: tuple[Path, ...], judging: Judging | None = None) -> Expectations:
-        """Read files, in order of increasing precedence, as of today in UTC.
+        """Read expectation files, given in order of increasing precedence.
+
+        The current date in UTC decides which entries have expired.
 
         Raises:
             UsageError: if the files have errors; the message lists all errors.
@@ -391,7 +393,7 @@ class Expectations:
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
         """Return how a result that an entry allows differs from the failure in the entry.
 
-        The text is empty if the two agree, or if the entry does not describe a failure.
+        The text is empty if there is no difference, or if the entry does not describe a failure.
         """
         if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
             return ""
@@ -405,7 +407,7 @@ class Expectations:
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
         """Return how a failure differs from the failure that known mistakes cause.
 
-        The text is empty if the two agree.
+        The text is empty if there is no difference.
         """
         # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes

@@ -47,7 +47,7 @@ class LogWriter:
 
     If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
     and the run continues, so that its verdict is shown. A write to the log by another program is
-    also stored as a failure. To detect the write of another program, the writer compares the file's
+    also stored as a failure. To detect writes by other programs, the writer compares the file's
     size before each record, and the file's content at the end. If another program has written to
     the log, the last record marks the log as spoiled, and readers reject the log.
 

@@ -36,7 +36,7 @@ from onnxopt_cli.suites.operators.shape_nodes import SHAPE
 from onnxopt_cli.suites.operators.string_nodes import STRING
 from onnxopt_cli.suites.operators.window_nodes import WINDOWS
 
-#: The generators by family; in each family by operator.
+#: The generators: by family, and within a family by operator.
 FAMILIES: Mapping[str, Mapping[str, Callable[[NodeDraft], None]]] = {
     "elementwise": ELEMENTWISE,
     "reduction": REDUCTION,

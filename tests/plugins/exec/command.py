@@ -88,7 +88,7 @@ def end():
 
 
 def once(action):
-    """Perform an action only in the first case of all processes."""
+    """Perform an action only once: in the first case that any of the processes runs."""
 
     def at_first(request, payload):
         marker = Path(sys.argv[2])

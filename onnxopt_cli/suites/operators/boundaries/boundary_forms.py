@@ -507,7 +507,7 @@ def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _overhanging(lengths: Sequence[int]) -> dict[str, Any]:
-    """Return windows, of which the last ones extend beyond the padding."""
+    """Return attributes of windows; the last windows extend beyond the padding."""
     rank = len(lengths)
     kernel = [length - 1 if length > 2 else 2 for length in lengths]  # noqa: PLR2004
     return {"kernel_shape": kernel, "strides": [2] * rank, "ceil_mode": 1, "pads": [1] * 2 * rank}

@@ -147,7 +147,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
 
 
 def _ceil_pool(draft: NodeDraft, *, include: int, strides: Sequence[int]) -> None:
-    """Draw windows, of which the last ones extend beyond the padding."""
+    """Draw windows; the last windows extend beyond the padding."""
     draft.require(draft.has("ceil_mode"))
     draft.add(_range((1, 1, 6, 5), -7.0))
     draft.set("kernel_shape", [3, 3])
