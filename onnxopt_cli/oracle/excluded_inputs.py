@@ -18,6 +18,7 @@ from onnx import helper
 
 from onnxopt_cli.core.values import Array, NumberKind, kind_of
 from onnxopt_cli.operators.nodes import plain_domain
+from onnxopt_cli.oracle.operand_shapes import misfit, of_other_length
 
 #: Beginning of the reason why a case with an excluded input is invalid.
 EXCLUDED = "the specification defines no result"
@@ -50,7 +51,9 @@ def excluded_input(
     key = plain_domain(node.domain), node.op_type
     tables = (_RULES, _RULES_OF_ELEMENTS) if is_model else (_RULES,)
     rules = [table[key] for table in tables if key in table]
-    if not rules or opset < _FIRST_VERSIONS.get(key, 0):
+    if key[0] == "":
+        rules.insert(0, partial(misfit, node.op_type, opset))
+    if not rules:
         return ""
     attributes = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute
@@ -98,13 +101,6 @@ def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
     normalized = np.sort(np.asarray(axes).ravel() % rank)
     twice = normalized[1:][normalized[1:] == normalized[:-1]]
     return f"{quantity} {twice[0]} twice" if twice.size else ""
-
-
-def _of_other_length(quantity: str, values: Array | None, length: int) -> str:
-    """Describe the length of a list; return an empty string if it is the required length."""
-    if values is None or np.size(values) == length:
-        return ""
-    return f"{quantity} of {np.size(values)} elements instead of {length}"
 
 
 def _along_axis(attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -197,13 +193,6 @@ def _unpooled_index(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _written_twice({}, indices.ravel(), values.reshape(-1, 1))
 
 
-def _affine_matrices(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    theta, size = operands[:2]
-    rank = size.size - 2
-    shape = (int(size[0]), rank, rank + 1)
-    return "" if theta.shape == shape else f"theta of shape {theta.shape} instead of {shape}"
-
-
 def _sampled_points(attributes: _Attributes, operands: Sequence[Any]) -> str:
     grid = operands[1].astype(np.float64)
     if np.isnan(grid).any():
@@ -222,28 +211,9 @@ def _write_index(attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _outside("the write index", write_indices, 0, cache.shape[axis] - update.shape[axis])
 
 
-def _recurrent_operands(gates: int, attributes: _Attributes, operands: Sequence[Any]) -> str:
-    x, w, r, b, lengths, *states, p = operands[:8]
-    batch_first = attributes.get("layout", 0) == 1
-    steps, batch = (x.shape[axis] for axis in ((1, 0) if batch_first else (0, 1)))
-    directions = 2 if attributes.get("direction") == b"bidirectional" else 1
-    hidden = attributes.get("hidden_size", r.shape[-1])
-    rows = gates * hidden
-    state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
-    shapes = {
-        "W": (w, (directions, rows, x.shape[-1])),
-        "R": (r, (directions, rows, hidden)),
-        "B": (b, (directions, 2 * rows)),
-        "initial_h": (states[0], state),
-        "initial_c": (states[1], state),
-        "P": (p, (directions, 3 * hidden)),
-    }
-    for name, (operand, shape) in shapes.items():
-        if operand is not None and operand.shape != shape:
-            return f"{name} of shape {operand.shape} instead of {shape}"
-    return _of_other_length("sequence lengths", lengths, batch) or _outside(
-        "the sequence length", lengths, 0, steps
-    )
+def _sequence_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
+    steps = operands[0].shape[1 if attributes.get("layout", 0) == 1 else 0]
+    return _outside("the sequence length", operands[4], 0, steps)
 
 
 def _reversed_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -252,7 +222,7 @@ def _reversed_lengths(attributes: _Attributes, operands: Sequence[Any]) -> str:
         data.shape[attributes.get("time_axis", 0)],
         data.shape[attributes.get("batch_axis", 1)],
     )
-    return _of_other_length("sequence lengths", lengths, batch) or _outside(
+    return of_other_length("sequence lengths", lengths, batch) or _outside(
         "the sequence length", lengths, 0, steps
     )
 
@@ -292,9 +262,9 @@ def _slice_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
         return "the step 0"
     length = len(starts)
     return (
-        _of_other_length("ends", ends, length)
-        or _of_other_length("axes", axes, length)
-        or _of_other_length("steps", steps, length)
+        of_other_length("ends", ends, length)
+        or of_other_length("axes", axes, length)
+        or of_other_length("steps", steps, length)
         or _repeated("the axis", axes, data.ndim)
     )
 
@@ -302,7 +272,7 @@ def _slice_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 def _padded_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     data, pads, _, axes = operands[:4]
     count = data.ndim if axes is None else len(axes)
-    return _of_other_length("pads", pads, 2 * count) or _repeated("the axis", axes, data.ndim)
+    return of_other_length("pads", pads, 2 * count) or _repeated("the axis", axes, data.ndim)
 
 
 def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -310,7 +280,7 @@ def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     if axis is not None:
         # In version 1, the operands are a number of repetitions, a scalar, and an axis.
         return _outside("the repeat", repeats, 0)
-    return _of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
+    return of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
 
 
 def _new_shape(attributes: _Attributes, operands: Sequence[Any]) -> str:
@@ -327,50 +297,27 @@ def _new_shape(attributes: _Attributes, operands: Sequence[Any]) -> str:
     return ""
 
 
-def _convolved_channels(attributes: _Attributes, operands: Sequence[Any]) -> str:
-    (images, weights, bias), groups = operands[:3], attributes.get("group", 1)
-    channels, (features, channels_of_group) = images.shape[1], weights.shape[:2]
-    if channels != channels_of_group * groups:
-        return f"{channels} channels, but weights for {channels_of_group * groups}"
-    if features % groups:
-        return f"{features} feature maps, which are not a multiple of group={groups}"
-    return _of_other_length("a bias", bias, features)
+def _windows(attributes: _Attributes, _operands: Sequence[Any]) -> str:
+    # The padding is ignored if the output's shape is given.
+    if "output_shape" not in attributes:
+        fault = _outside("the padding", attributes.get("pads"), 0)
+        if fault:
+            return fault
+    return (
+        _outside("the stride", attributes.get("strides"), 1)
+        or _outside("the dilation", attributes.get("dilations"), 1)
+        or _outside("the number of groups", attributes.get("group"), 1)
+        or _output_padding(attributes)
+    )
 
 
-def _transposed_channels(attributes: _Attributes, operands: Sequence[Any]) -> str:
-    (images, weights, bias), groups = operands[:3], attributes.get("group", 1)
-    channels, features = images.shape[1], weights.shape[1] * groups
-    if channels != weights.shape[0]:
-        return f"{channels} channels, but weights for {weights.shape[0]}"
-    if channels % groups:
-        return f"{channels} channels, which are not a multiple of group={groups}"
-    return _of_other_length("a bias", bias, features)
-
-
-def _slope(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    data, slope = operands[:2]
-    missing = data.ndim - slope.ndim
-    if missing >= 0 and all(
-        size in (1, of_data)
-        for size, of_data in zip(slope.shape, data.shape[missing:], strict=True)
-    ):
+def _output_padding(attributes: _Attributes) -> str:
+    padding = attributes.get("output_padding")
+    if padding is None:
         return ""
-    return f"a slope of shape {slope.shape}, which does not broadcast to {data.shape}"
-
-
-def _one_bias_per_feature_map(
-    weights: int, bias: int, _attributes: _Attributes, operands: Sequence[Any]
-) -> str:
-    return _of_other_length("a bias", operands[bias], len(operands[weights]))
-
-
-def _padding(attributes: _Attributes, _operands: Sequence[Any]) -> str:
-    return _outside("the padding", attributes.get("pads"), 0)
-
-
-def _zero_points(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    scales, zero_points = operands[1:3]
-    return _of_other_length("zero points", zero_points, scales.size)
+    steps = np.array(attributes.get("strides", [1] * len(padding)))
+    dilations = np.array(attributes.get("dilations", [1] * len(padding)))
+    return _outside("the output padding", padding, 0, np.maximum(steps, dilations) - 1)
 
 
 def _class_labels(attributes: _Attributes, _operands: Sequence[Any]) -> str:
@@ -514,6 +461,19 @@ def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
     return f"the value {value}, which is out of the range of {dtype}"
 
 
+# Operators with sliding windows.
+_WINDOWED = (
+    "AveragePool",
+    "Col2Im",
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "DeformConv",
+    "LpPool",
+    "MaxPool",
+    "MaxUnpool",
+    "QLinearConv",
+)
 # The rule for the operands of each operator, by domain and name.
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _along_axis for name in ("Gather", "GatherElements")},
@@ -521,34 +481,24 @@ _RULES: dict[tuple[str, str], _Rule] = {
     **{
         ("", name): _of_classes for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
     },
-    **{
-        ("", name): partial(_recurrent_operands, gates)
-        for name, gates in {"GRU": 3, "LSTM": 4, "RNN": 1}.items()
-    },
+    **{("", name): _sequence_lengths for name in ("GRU", "LSTM", "RNN")},
     **{("", name): _position_in_sequence for name in ("SequenceAt", "SequenceErase")},
     **{("", name): _split_lengths for name in ("Split", "SplitToSequence")},
     **{("", name): _window_size for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{("", name): _axis_operand for name in ("CumProd", "CumSum")},
+    **{("", name): _windows for name in _WINDOWED},
     **{("", name): _normalized_axis for name in ("LayerNormalization", "RMSNormalization")},
-    **{("", name): _zero_points for name in ("DequantizeLinear", "QuantizeLinear")},
-    ("", "AffineGrid"): _affine_matrices,
     ("", "Attention"): _unpadded_length,
     ("", "CenterCropPad"): _cropped_shape,
-    ("", "Col2Im"): _padding,
     ("", "Compress"): _selected_slices,
     ("", "ConstantOfShape"): _dimensions,
-    ("", "Conv"): _convolved_channels,
-    ("", "ConvTranspose"): _transposed_channels,
     ("", "DFT"): _transform_length,
-    ("", "DeformConv"): partial(_one_bias_per_feature_map, 1, 3),
     ("", "DepthToSpace"): _blocks_of_channels,
     ("", "GatherND"): _of_element_paths,
     ("", "LRN"): _normalized_window,
     ("", "MaxUnpool"): _unpooled_index,
     ("", "OneHot"): _depth,
-    ("", "PRelu"): _slope,
     ("", "Pad"): _padded_axes,
-    ("", "QLinearConv"): partial(_one_bias_per_feature_map, 3, 8),
     ("", "Range"): _range_step,
     ("", "Reshape"): _new_shape,
     ("", "Resize"): _resized_shape,
@@ -569,9 +519,6 @@ _RULES: dict[tuple[str, str], _Rule] = {
     },
     ("ai.onnx.ml", "ArrayFeatureExtractor"): _selected_columns,
 }
-# The first versions of operators to which a rule applies, if it does not apply to all versions.
-# Before version 7, a slope of PRelu has an element for each channel.
-_FIRST_VERSIONS: dict[tuple[str, str], int] = {("", "PRelu"): 7}
 # Rules for operands that leave only some elements of the outputs undefined.
 _RULES_OF_ELEMENTS: dict[tuple[str, str], _Rule] = {
     ("", "Cast"): _integer_cast,

@@ -48,6 +48,18 @@ def test_one_symbol_has_one_size_in_all_inputs(tmp_path):
     assert first == second
 
 
+def test_inputs_that_do_not_fit_together_are_invalid(tmp_path):
+    inputs = [(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["n"]), ("scale", None))]
+    nodes = [helper.make_node("BatchNormalization", ["x", *["scale"] * 4], ["y"])]
+    path = save(tmp_path / "m.onnx", nodes, inputs, [("y", TensorProto.FLOAT, None)])
+    values = tmp_path / "inputs.npz"
+    np.savez(values, x=np.ones(3, np.float32), scale=np.ones(1, np.float32))
+    assert shapes(load(path, inputs=values)) == [(3,), (1,)]
+    np.savez(values, x=np.ones(3, np.float32), scale=np.ones((1, 1), np.float32))
+    with pytest.raises(InvalidCase, match=r"BatchNormalization.*rank 1"):
+        load(path, inputs=values)
+
+
 @pytest.mark.parametrize("size", [-1, None])
 def test_negative_and_missing_dimensions_are_symbolic(tmp_path, size):
     model = save_sum(tmp_path / "m.onnx", [size, 4])

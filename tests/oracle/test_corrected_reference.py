@@ -869,6 +869,7 @@ def test_windows_of_an_empty_batch_are_empty(operator):
         ("DeformConv", [(0, 1, 2, 2), (3, 1, 1, 1), (0, 2, 2, 2)], {}, (0, 3, 2, 2)),
         ("GlobalAveragePool", [(0, 2, 3, 3)], {}, (0, 2, 1, 1)),
         ("GroupNormalization", [(0, 2, 3), (2,), (2,)], {"num_groups": 2}, (0, 2, 3)),
+        ("LRN", [(2, 0, 3)], {"size": 3}, (2, 0, 3)),
     ],
 )
 def test_output_for_an_empty_batch_is_empty(operator, operands, attributes, shape):
@@ -877,6 +878,22 @@ def test_output_for_an_empty_batch_is_empty(operator, operands, attributes, shap
     model = model_of([node], inputs, {"y": np.zeros(shape, np.float32)})
     (conditioned_output,) = condition(model, inputs)
     assert conditioned_output.right[0][0].shape == shape
+
+
+def test_gathering_no_slices_yields_an_empty_output():
+    inputs = {"x": np.ones((0, 3), np.float32), "indices": np.ones((0, 2, 1), np.int64)}
+    node = helper.make_node("GatherND", [*inputs], ["y"], batch_dims=1)
+    empty = np.ones((0, 2), np.float32)
+    verify(model_of([node], inputs, {"y": empty}), inputs, [empty])
+
+
+def test_queries_of_length_0_yield_an_empty_output():
+    shapes = {"q": (2, 0, 8), "k": (2, 3, 4), "v": (2, 3, 6)}
+    inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    node = helper.make_node("Attention", [*inputs], ["y"], q_num_heads=4, kv_num_heads=2)
+    empty = np.ones((2, 0, 12), np.float32)
+    (conditioned_output,) = condition(model_of([node], inputs, {"y": empty}, opset=24), inputs)
+    assert conditioned_output.right[0][0].shape == empty.shape
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])

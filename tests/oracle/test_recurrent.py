@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import helper
 from test_fast_algorithms import error_shares, model_of
 
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
@@ -219,6 +220,25 @@ def test_attributes_that_the_reference_ignores_are_applied(operator, attributes,
     right, wrong = scalar_cell(operator, **settings), scalar_cell(operator)
     assert error_shares(model, inputs, right.astype("f")).max() < 1
     assert error_shares(model, inputs, wrong.astype("f")).max() > 1
+
+
+@pytest.mark.parametrize(("operator", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_last_state_of_a_sequence_without_steps_is_the_initial_state(operator, gates):
+    inputs = {
+        "x": np.ones((0, 2, 3), np.float32),
+        "w": np.ones((1, gates * 4, 3), np.float32),
+        "r": np.ones((1, gates * 4, 4), np.float32),
+        "initial": np.arange(8, dtype=np.float32).reshape(1, 2, 4),
+    }
+    operands = ["x", "w", "r", "", "", "initial"]
+    node = helper.make_node(operator, operands, ["y", "h"], hidden_size=4)
+    values = [helper.make_tensor_value_info(name, 1, v.shape) for name, v in inputs.items()]
+    outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "h")]
+    graph = helper.make_graph([node], "g", values, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    y, h = (output.right[0][0] for output in condition(model, inputs))
+    assert y.shape == (0, 1, 2, 4)
+    np.testing.assert_array_equal(h, inputs["initial"])
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])

@@ -146,6 +146,8 @@ def _read(path: Path, settings: ModelInputs) -> Problem:
         model = _read_model(path)
         if settings.inputs:
             inputs = _values_of_file(settings.inputs, model.graph)
+            if fault := model_fault(model, inputs):
+                raise InvalidCase([Fault(str(settings.inputs), fault)])
         else:
             inputs = _drawn_inputs(model, settings, str(path))
     return Problem(model, inputs, None)

@@ -183,7 +183,7 @@ def read_checked_case(files: CaseFiles) -> Problem:
     graph = problem.model.graph
     if fault := symbol_fault(graph, problem.inputs, problem.stored or {}):
         raise InvalidCase([Fault(str(files.folder), fault)])
-    if fault := model_fault(problem.model):
+    if fault := model_fault(problem.model, problem.inputs):
         raise InvalidCase([Fault(str(files.model), f"does not pass onnx's check: {fault}")])
     return problem
 

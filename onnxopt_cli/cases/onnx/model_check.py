@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,14 @@ _TYPE_WITHIN_BODY = re.compile(
 _PLACEHOLDERS = frozenset({"none", "unk", "unknown"})
 
 
-def model_fault(model: onnx.ModelProto) -> str:
-    """Return why onnx's full check rejects a model; an empty string if it accepts the model."""
+def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingProxyType({})) -> str:
+    """Return why onnx's full check rejects a model; an empty string if it accepts the model.
+
+    Args:
+        model: the model.
+        inputs: inputs of a case; their sizes replace symbolic and unknown dimensions, so that the
+            check finds operands of a node that do not fit together.
+    """
     newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
     if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
         # The installed onnx cannot check models of a newer opset or IR version.
@@ -56,6 +63,7 @@ def model_fault(model: onnx.ModelProto) -> str:
     try:
         refuse_endless_functions(model)
         checked = _checkable(model)
+        _declare_sizes(checked, inputs)
         shapeless = _shapeless(checked)
         # The check requires a shape for each input and output, but ONNX backends do not.
         for tensor in shapeless:
@@ -104,6 +112,19 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     _forget_broadcast_shapes(checked)
     _declare_derivatives(checked)
     return checked
+
+
+def _declare_sizes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> None:
+    """Declare the shapes of those inputs whose declared shape is missing or has symbolic sizes."""
+    for info in model.graph.input:
+        value, tensor = inputs.get(info.name), info.type.tensor_type
+        if not isinstance(value, np.ndarray) or not info.type.HasField("tensor_type"):
+            continue
+        is_complete = all(size.HasField("dim_value") for size in tensor.shape.dim)
+        has_rank = tensor.HasField("shape")
+        if has_rank and (is_complete or len(tensor.shape.dim) != value.ndim):
+            continue
+        tensor.CopyFrom(helper.make_tensor_type_proto(tensor.elem_type, value.shape).tensor_type)
 
 
 def _declare_derivatives(model: onnx.ModelProto) -> None:

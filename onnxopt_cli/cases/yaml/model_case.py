@@ -84,7 +84,7 @@ def _check(
     )
     if fault := symbol_fault(model.graph, input_outlines, output_outlines):
         fields.add_error(fields.node, fault)
-    elif fault := model_fault(model):
+    elif fault := model_fault(model, input_outlines):
         name = abbreviated(str(file.scalar))
         fields.add_error(file, f"the file {name} does not pass onnx's check: {fault}")
 

@@ -236,6 +236,8 @@ def _local_response_normalization(
     _node: Any, _original: Any, x: Array, alpha: Any, beta: Any, bias: Any, size: int
 ) -> tuple[Array]:
     """Normalize by the neighbouring channels, for any number of batches and axes."""
+    if not x.size:
+        return (x,)
     before, wide = (size - 1) // 2, np.result_type(x.dtype, np.float32)
     alpha, beta, bias = (np.asarray(scalar, wide) for scalar in (alpha, beta, bias))
     padding = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]

@@ -27,6 +27,15 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
     return np.take_along_axis(data[tuple(part)], indices, axis)
 
 
+@replaces("op_gathernd._gather_nd_impl")
+def _gathered_slices(original: Any, data: Array, indices: Array, batch_dims: int) -> Any:
+    """Gather slices, also none of them."""
+    shape = (*indices.shape[:-1], *data.shape[batch_dims + indices.shape[-1] :])
+    if 0 in shape:
+        return (np.zeros(shape, data.dtype),)
+    return original(data, indices, batch_dims)
+
+
 @replaces("op_flatten.Flatten._run")
 def _flattened(node: Any, _original: Any, x: Array, **_: Any) -> tuple[Array]:
     """Flatten the axes before ``axis`` into one axis, and the other axes into another axis."""

@@ -1,6 +1,7 @@
-"""RNN, GRU and LSTM with every attribute and input of the specification.
+"""Operators on sequences: recurrent operators, causal convolution and attention.
 
-onnx's reference ignores ``sequence_lens``, ``clip``, ``input_forget`` and most ``activations``.
+onnx's reference ignores ``sequence_lens``, ``clip``, ``input_forget`` and most ``activations`` of
+RNN, GRU and LSTM, and does not compute sequences without steps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.patching import replaces
 
 #: An activation function of x and its parameters alpha and beta.
 _Activation = Callable[[Array, float, float], Array]
@@ -50,6 +52,42 @@ _IGNORED = frozenset({"activations", "activation_alpha", "activation_beta", "cli
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
 
+@replaces("op_causal_conv_with_state.CausalConvWithState._run")
+def _convolved_causally(
+    node: Any,
+    original: Any,
+    x: Array,
+    weights: Array,
+    bias: Array | None = None,
+    past_state: Array | None = None,
+    **attributes: Any,
+) -> Any:
+    """Convolve a sequence; a sequence without steps leaves the state as it is."""
+    if x.shape[2]:
+        return original(node, x, weights, bias, past_state, **attributes)
+    if past_state is None:
+        past_state = np.zeros((*x.shape[:2], weights.shape[2] - 1), x.dtype)
+    return x, past_state
+
+
+@replaces("op_attention._compute_attention")
+def _attended(
+    original: Any, q: Array, k: Array, v: Array, *operands: Any, **attributes: Any
+) -> Any:
+    """Attend to keys, also by queries of rank 3 and length 0."""
+    if q.ndim != 3 or q.shape[1]:  # noqa: PLR2004 - batch, sequence, heads and their elements
+        return original(q, k, v, *operands, **attributes)
+    q_heads, kv_heads = attributes.pop("q_num_heads"), attributes.pop("kv_num_heads")
+    by_head = (_by_head(q, q_heads), _by_head(k, kv_heads), _by_head(v, kv_heads))
+    y, *further = original(*by_head, *operands, **attributes)
+    return np.zeros((len(y), 0, y.shape[1] * y.shape[3]), y.dtype), *further
+
+
+def _by_head(x: Array, heads: int) -> Array:
+    batch, steps, elements = x.shape
+    return x.reshape(batch, steps, heads, elements // heads).swapaxes(1, 2)
+
+
 def recurrent_operators() -> list[type]:
     """Return the classes of RNN, GRU and LSTM, for every version.
 
@@ -67,7 +105,8 @@ def recurrent_operators() -> list[type]:
             initial.__init__(node, onnx_node, run_params)
 
         def run(node: Any, *operands: Array | None, **attributes: Any) -> tuple[Array, ...]:
-            if _is_plain(node.onnx_node):
+            # The reference raises an error for sequences without steps.
+            if _is_plain(node.onnx_node) and operands[0] is not None and operands[0].size:
                 outputs: tuple[Array, ...] = base._run(node, *operands, **attributes)  # noqa: SLF001
                 return outputs
             return _run(name, len(node.onnx_node.output), operands, attributes)
