@@ -81,8 +81,8 @@ class AuditedCase:
     def order(self) -> tuple[bool, int]:
         """Sort key: cases that probably reject the most mutants come first.
 
-        Small cases in double come first, in descending order of their numbers of elements. All
-        other cases follow in ascending order.
+        Small cases in double come first, in descending order of their numbers of elements. The
+        remaining cases follow in ascending order of their numbers of elements.
         """
         outputs = self.expected.outputs.values()
         doubles = all(getattr(value, "dtype", None) == np.float64 for value in outputs)

@@ -39,7 +39,7 @@ from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
 # The magnitude below which one of the injected errors sets elements to zero. Subnormal numbers are
-# far smaller.
+# far below this limit.
 _FLUSH_LIMIT = 1e-6
 # The limit below which integers and their neighbours are exact in every type.
 _MAX_INTEGER = 1000

@@ -100,9 +100,9 @@ def variations(
 ) -> Iterator[Variation]:
     """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
-    Two thirds of the nodes result from changes of the given nodes. The other nodes are drawn by the
-    generator of the operator, if there is one, from seeds that no suite uses. After the first 300
-    models, each model is followed by the same model with other values of its inputs.
+    Two thirds of the nodes result from changes of the given nodes. One third is drawn by the
+    generator of the operator, if the operator has one, from seeds that no suite uses. After the
+    first 300 models, each model is followed by the same model with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.
@@ -202,8 +202,8 @@ def neighbours(
     node with attributes and short inputs of a failing node, or the reverse, because a condition on
     shapes or values must also hold with the attributes of passing nodes. Some nodes are failing
     nodes in which a single optional attribute or input is omitted or added, because all failing
-    nodes may have the attribute or input by accident. All remaining nodes come from the operator's
-    generator, if there is one.
+    nodes may have the attribute or input by accident. All remaining nodes come from the generator
+    of the operator, if the operator has one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -511,7 +511,7 @@ def _types(random: Random, node: BoundNode) -> BoundNode:
         return node
     chosen, types = random.choice(allowed)
     like = node.operand(chosen)
-    assert like is not None  # noqa: S101 - its index is that of a tensor
+    assert like is not None  # noqa: S101 - the input is a tensor
     new = random.choice(types)
     for index in indices:
         array = node.operand(index)

@@ -246,8 +246,8 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
     """Return the largest error / tolerance in a sample of a large tensor; at most 1.
 
     The largest error / tolerance of the whole tensor is at least as large as the result. The exact
-    limits of elements whose error / tolerance is surely smaller need not be derived. The result is
-    0 if the tolerance has no lower bound of its limits, or if the sample agrees bitwise.
+    limits of elements whose error / tolerance is surely below the result need not be derived. The
+    result is 0 if the tolerance has no lower bound of its limits, or if the sample agrees bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:

@@ -108,7 +108,7 @@ class CaseContent:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case on one backend.
+    """The result of one case on one backend.
 
     Attributes:
         case: the case's id.

@@ -133,8 +133,8 @@ class ErrorBound:
         factor: the limit in units of the error bound or of the condition estimate; 0 if the output
             must be exact.
         provenance: the source of the limit.
-        least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements with a
-            smaller error / magnitude are within their limits, which need not be derived.
+        least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements whose error
+            / magnitude is below ``least`` are within their limits, which need not be derived.
     """
 
     at: Callable[[Array], Branch]

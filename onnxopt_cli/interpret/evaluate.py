@@ -158,7 +158,7 @@ def _mostly_in_double(
 def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
     """Return a mask of the doubles within 2^-9 ulp of the midpoint between two numbers of a type.
 
-    The mask is also true for all subnormal numbers, which have fewer digits.
+    The mask is also true for all subnormal numbers, which have fewer digits than normal numbers.
     """
     lost = np.finfo(np.float64).nmant - np.finfo(dtype).nmant
     middle, reach, digits = 1 << lost - 1, 1 << lost - 9, (1 << lost) - 1

@@ -35,7 +35,7 @@ uses ``f32::powi``. Each squaring doubles the relative error and adds a rounding
 most n - 1 unit roundoffs to first order. For a large n, a bound of n - 1 unit roundoffs would
 accept almost any result. Therefore the vocabulary computes powers with integer exponents by
 repeated squaring in the machine type, and takes the error of the result as the bound if the error
-exceeds four roundings. Other sequences of multiplications are not covered.
+exceeds four roundings. The error bound does not cover other sequences of multiplications.
 
 For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
 f:

@@ -33,7 +33,7 @@ from onnxopt_cli.operators.call import (
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 #: Relative tolerance by item size. The error of a formula that is computed in another order in the
-#: wide type, and rounded once, is far smaller.
+#: wide type, and rounded once, is far smaller than the tolerance.
 _RTOL = {4: 1e-5, 8: 1e-9}
 #: The smallest relative difference of a clear example. The smallest clear example is preferred.
 _CLEAR_DIFFERENCE = 0.1

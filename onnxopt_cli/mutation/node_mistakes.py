@@ -34,7 +34,7 @@ from onnxopt_cli.mutation.tensor_mistakes import TENSOR_MISTAKES
 
 @cache
 def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMutant]:
-    """Return the known mistakes of an operator by name, the more likely ones first.
+    """Return the known mistakes of an operator by name, the more likely mistakes first.
 
     Args:
         domain: the operator's domain; empty for the default domain.

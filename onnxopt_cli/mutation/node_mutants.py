@@ -790,7 +790,7 @@ def equivalence_proof(schema: defs.OpSchema, name: str) -> str:
 def _changes_values(text: str, type_name: str) -> bool:
     """Return whether a misreading may change a value of a type of ONNX.
 
-    All values of short types are tried.
+    All values of types of at most 16 bits are tried.
     """
     misreading = (_MISREADINGS | _COARSE_OUTPUTS)[text]
     dtype = dtype_named(type_name.removeprefix("tensor(").removesuffix(")"))

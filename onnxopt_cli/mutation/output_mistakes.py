@@ -22,7 +22,7 @@ _OutputChange = Callable[[BoundNode, Array], Array | None]
 
 
 def output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
-    """Yield the mistakes of an operator's arithmetic and outputs, the more likely ones first."""
+    """Yield the mistakes of an operator's arithmetic and outputs, the most likely first."""
     yield from _type_mistakes()
     for name, (about, change) in _CHANGES.items():
         recomputed = Recomputed(partial(_changed, change, None))

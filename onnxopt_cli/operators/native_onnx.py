@@ -238,7 +238,7 @@ class _Helper:
             if self._connection is None or self._parent != os.getpid():
                 self._start()
             connection = self._connection
-            assert connection is not None  # noqa: S101 - it was just started
+            assert connection is not None  # noqa: S101 - the helper was started
             connection.send_bytes(request)
             if not connection.poll(TIME_SECONDS + _GRACE_SECONDS):
                 self._end()
@@ -344,8 +344,8 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _serve_forked(descriptor: int) -> NoReturn:
-    # All other descriptors of the parent are closed. The standard streams become the null device,
-    # because memory allocators write errors to stderr.
+    # All descriptors of the parent except the connection are closed. The standard streams become
+    # the null device, because memory allocators write errors to stderr.
     for before, after in pairwise([-1, descriptor, os.sysconf("SC_OPEN_MAX")]):
         os.closerange(before + 1, after)
     while os.open(os.devnull, os.O_RDWR) < 2:  # noqa: PLR2004 - standard error

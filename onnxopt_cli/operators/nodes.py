@@ -67,7 +67,7 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
-    """Return the names of values that a node, or one of its subgraphs, reads from outside."""
+    """Return the names of outer values that a node, or one of its subgraphs, reads."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
         inner = defined_names(graph)

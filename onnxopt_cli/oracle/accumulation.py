@@ -192,7 +192,7 @@ class _Sums:
 
 
 def _mean_loss(terms: Array, unit: float) -> float:
-    """Return a bound of the mean systematic loss of a term, in multiples of ``unit``."""
+    """Return a bound on the systematic loss of a term on average, in multiples of ``unit``."""
     if not terms.size:
         return 0.0
     small = terms < _SMALL_TERM * unit

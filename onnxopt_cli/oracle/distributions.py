@@ -284,7 +284,8 @@ def _test_dropout(x: Array, keep: float, sample: Array) -> str:
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     ulp = np.spacing(np.abs(wide / keep).astype(sample.dtype)).astype(np.float64)
     scaled = np.abs(values - wide / keep) <= _SCALING_ULPS * ulp
-    # A kept infinity stays infinite. A dropped NaN or infinity may become NaN, its product with 0.
+    # An infinity that is not dropped stays infinite. A dropped NaN or infinity may become NaN,
+    # because it is multiplied by 0.
     scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))
     if not (scaled | (values == 0)).all():
         return f"has elements that are neither 0 nor scaled by {1 / keep:g}"

@@ -42,8 +42,8 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 # The largest number of multiplications of a matrix product that is summed sequentially. Larger
 # products would take many seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
-# The largest number of terms of a short sum. The error of a sum of n equal terms reaches n / 9
-# roundings. Only in longer sums does this error exceed the usual tolerance of 4 sqrt(n) roundings.
+# The largest number of terms of a short sum. In a short sum of n equal terms, the error of n / 9
+# roundings does not exceed the usual tolerance of 4 sqrt(n) roundings.
 _SHORT_SUM = 1 << 10
 # The largest number of multiplications of a matrix product whose short sums are sequential too.
 _CHEAP_PRODUCTS = 1 << 26

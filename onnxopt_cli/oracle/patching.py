@@ -109,7 +109,10 @@ def corrected() -> Iterator[None]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let OpenBLAS use one thread in a ``with`` block. Other BLAS libraries are not affected."""
+    """Let OpenBLAS use one thread in a ``with`` block.
+
+    BLAS libraries other than OpenBLAS are not affected.
+    """
     if (functions := blas_thread_functions()) is None:
         yield
         return

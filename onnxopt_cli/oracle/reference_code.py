@@ -40,8 +40,8 @@ _UNJUDGED = {
 _DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
 # Names by which a method calls the methods of base classes.
 _BASES = frozenset({"__class__", "super"})
-# A correction receives the original function as a parameter. The parameter has this name if the
-# correction calls the function; otherwise, the parameter is named "_original".
+# A correction receives the original function as a parameter. The name of the parameter is _CALLED
+# if the correction calls the function, and "_original" otherwise.
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",

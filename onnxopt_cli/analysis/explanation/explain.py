@@ -725,7 +725,7 @@ class _Search:
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake that refuses most of the refused nodes, and no others."""
+        """Return the mistake that refuses most nodes that the backend refuses, and no others."""
         counts = [
             (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
             for candidate in self._possible

@@ -89,7 +89,8 @@ MIN_MEETING_CASES = 3
 MIN_OTHER_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Shares of the time of a search. Errors take less time, because no known mistake is tried.
+# Shares of the time of a search. The search for causes of errors gets less time, because it tries
+# no known mistakes.
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
@@ -160,7 +161,7 @@ def explain_nodes(
     ]
     if not failing:
         return []
-    # These modules are loaded once, instead of in each forked process.
+    # The modules that judge nodes are loaded once, instead of in each forked process.
     from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
 
     if seconds is None:
@@ -547,11 +548,11 @@ class _NodeSearch(HypothesisRanking):
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether enough generated nodes are explained by a single hypothesis alone."""
+        """Return whether only this hypothesis explains enough generated nodes."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes that are explained by a single hypothesis alone."""
+        """Return the number of generated nodes that no other accepted hypothesis explains."""
         rivals = self._accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)

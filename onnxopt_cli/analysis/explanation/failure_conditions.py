@@ -4,9 +4,10 @@ A condition has one or two parts, like a path through a decision tree of depth t
 fails a node if an element of it meets all parts. A condition must hold for a wrong element of every
 failing input and for no element of a passing input where the fault would be visible.
 
-Many conditions agree with a suite by chance. The search therefore generates inputs, submits them to
-the backend, and fits again: first inputs on which the remaining conditions disagree, then inputs
-that may contradict the plainest condition. Only a condition that no input contradicts is reported.
+Many conditions agree with a suite by chance. The search therefore generates inputs on which the
+remaining conditions disagree, submits them to the backend, and fits the conditions again. Finally,
+the search submits inputs that may contradict the plainest condition. Only a condition that no input
+contradicts is reported.
 """
 
 from __future__ import annotations
@@ -277,9 +278,9 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the indices of conditions that an element lacks although it meets the other one.
+        """Return the indices of the conditions that elements lack which meet the other condition.
 
-        If an element meets both conditions, the result is empty.
+        The result is empty if an element meets both conditions.
         """
         first, second = meeting_columns(conditions, self._table(each)[0])
         if np.any(first & second):

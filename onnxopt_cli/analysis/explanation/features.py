@@ -41,7 +41,7 @@ MAX_COUNT_CUTS = 5
 MAX_COUNT = 1 << 62
 #: The largest exponent of a power of ten. The power and its reciprocal are normal doubles.
 MAX_EXPONENT = 300
-#: The number of digits of a limit in a condition. This number distinguishes all float32 values.
+#: The number of digits of a limit in a condition: enough digits to distinguish all float32 values.
 LIMIT_DIGITS = 9
 # The magnitude up to which an integer may be an element of a tensor of integers.
 _LARGEST_INTEGER = 1 << 64
@@ -137,7 +137,7 @@ def features(
 
 
 def _sampled(labels: Array) -> Array:
-    """Return flat indices of labelled elements: all of a short tensor, both ends of a long one."""
+    """Return flat indices of labelled elements: all elements or, of a long tensor, both ends."""
     usable = np.flatnonzero(labels)
     if usable.size <= MAX_ELEMENTS:
         return usable

@@ -93,12 +93,12 @@ class HypothesisRanking(NodeExamination):
         return self._general_first(ranked)
 
     def _general_first(self, ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """Move a condition to the front if it includes the first one and explains more failures.
+        """Move a condition to the front if it includes the first condition, and explains more.
 
         The nodes that are generated from one failing case often have a trait in common by accident.
         A more general condition, which also holds in failures that another cause explains, is then
-        the likelier one. A mistake that reproduces only a few elements, such as a single truth
-        value, may do so by accident, too.
+        more likely to be the cause. A mistake that reproduces only a few elements, such as a single
+        truth value, may reproduce them by accident, too.
         """
         if not ranked:
             return []
@@ -239,7 +239,8 @@ class _Table:
             conditions.append((float(totals[row, column]), hypothesis))
         if (valid & (left <= 0)).any():
             return conditions
-        # The pairs to extend hold in many failures, but also in nodes that pass.
+        # A third trait is added to pairs of traits that hold in many failures, but also in nodes
+        # that pass.
         pairs = _least(np.where(np.triu(~valid, 1), costs + left + against, np.inf), _MAX_EXTENDED)
         if not pairs:
             return conditions
@@ -274,8 +275,9 @@ class _Table:
             shown: for each condition, the nodes that contradict it.
 
         Returns:
-            For each condition and trait, whether the nodes agree with both, the cost of the
-            failures that they do not explain, and the cost of the nodes that contradict them.
+            For each condition and trait: whether the nodes agree with both, the cost of the
+            failures that both together do not explain, and the cost of the nodes that contradict
+            both together.
         """
         cases = self._cases
         against_cases = (shown * cases) @ masks.against.T

@@ -86,8 +86,8 @@ _SHORT_BYTES = 2
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
-# Additional cost of a trait that is stated of an optional attribute, but may also hold for nodes
-# that omit the attribute.
+# Additional cost of a trait that is a statement about an optional attribute, but may also hold for
+# nodes that omit the attribute.
 _DEFAULT_COST = 0.15
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
@@ -916,7 +916,7 @@ class JudgedNode:
         """The expected result of the node.
 
         Raises:
-            _NotEstimatedError: if it cannot be estimated.
+            _NotEstimatedError: if the expected result cannot be estimated.
         """
         if self._estimate is None:
             raise _NotEstimatedError
@@ -926,7 +926,7 @@ class JudgedNode:
         """Return whether outputs are wrong.
 
         Raises:
-            _NotEstimatedError: if that cannot be decided.
+            _NotEstimatedError: if the outputs cannot be judged.
         """
         return may_differ(self.native, outputs) and excess(self.expected, outputs) > 1
 
@@ -956,7 +956,7 @@ class JudgedNode:
         """Return the effect of a mistake, and how many wrong elements it reproduces.
 
         Raises:
-            _NotEstimatedError: if that cannot be decided.
+            _NotEstimatedError: if the outputs cannot be judged.
             _TooSlowError: if the mistake takes too long.
         """
         sample = self.sample

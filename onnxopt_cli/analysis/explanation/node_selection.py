@@ -50,8 +50,7 @@ def select_nodes(
     if parts:
         kinds |= {parts, *(parts - {part} for part in parts)}
     needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
-    # A part of the nodes may be of any kind, because nodes of other kinds may support another
-    # hypothesis.
+    # Some of the nodes need not test the hypothesis, because they may support another hypothesis.
     needed_others = NODES_PER_ROUND - sum(needed.values())
     for variation in islice(variations, MAX_ATTEMPTS):
         if variation is None:

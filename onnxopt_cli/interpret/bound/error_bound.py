@@ -154,7 +154,7 @@ def bound(
 
 
 def _concatenated(call: Call[Array]) -> Call[Array] | None:
-    """Return :attr:`Call.concatenated` for several small groups, since one call is faster.
+    """Return :attr:`Call.concatenated` for several small groups, to call the formula only once.
 
     Returns None for large tensors, and if the result could differ because the formula is not
     elementwise, or because the groups differ in types or in attributes.
@@ -175,10 +175,11 @@ def _concatenated(call: Call[Array]) -> Call[Array] | None:
 def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
-    The lower bound is the number of roundings that occur for all inputs, in unit roundoffs. An
-    element with a smaller relative error is within its tolerance, and its error bound need not be
-    computed. For a sum, the bound is the smaller bound of its operands plus its own roundings; for
-    a product or quotient, the bounds of both operands and its own roundings are added.
+    The lower bound is the number of roundings that occur for all inputs, times the unit roundoff.
+    An element whose relative error is below the lower bound is within its tolerance, and its error
+    bound need not be computed. For a sum, the bound is the smaller bound of its operands plus its
+    own roundings; for a product or quotient, the bounds of both operands and its own roundings are
+    added.
 
     Args:
         call: a call that can be computed in blocks.

@@ -7,7 +7,8 @@ differentiated.
 
 Operators without a rule of differentiation are first replaced by primitive nodes. This module
 contains the primitive nodes for Gelu and for normalizations, which compute the variance as the mean
-square of the difference from the mean. Other operators are replaced by ONNX's function body.
+square of the difference from the mean. All other operators without a rule are replaced by the
+function bodies that ONNX publishes.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class UniqueNames(FreeNames):
 def _texts(message: Message) -> Iterator[str]:
     """Yield all strings of a protobuf message, which include all names."""
     if isinstance(message, onnx.TensorProto):
-        # The other fields of a tensor are skipped, because they contain no names and may be large.
+        # The data of a tensor are skipped, because they contain no names and may be large.
         yield message.name
         return
     for entry, value in message.ListFields():

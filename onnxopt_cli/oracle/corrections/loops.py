@@ -1,4 +1,4 @@
-"""Corrections of SequenceMap, and of Loop and Scan, including loops whose bodies never run."""
+"""Corrections of SequenceMap, Loop and Scan, also for loops whose bodies never run."""
 
 from __future__ import annotations
 

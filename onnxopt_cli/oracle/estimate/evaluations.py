@@ -258,8 +258,8 @@ def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> 
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    # Positions from a grid may be computed in the type of the grid. All other positions follow from
-    # scales, which are float32.
+    # Positions from a grid may be computed in the type of the grid. Positions that do not come from
+    # a grid follow from scales, which are float32.
     position_roundoff = (
         max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)
     )

@@ -517,7 +517,7 @@ class Injector:
         for place in movable_operands(node.op_type, arrays):
             operand = arrays[place]
             # 16-bit scales and biases are perturbed by a rounding of their own type. Operands that
-            # are accumulated in float32 move less.
+            # are accumulated in float32 are perturbed by roundings of float32.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
                 operand_roundoff = site.roundoff * self._step

@@ -138,8 +138,8 @@ SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 # For each operator, the indices of the scales by which integers are divided and multiplied.
 _SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
 
-# Operators whose floating-point outputs are discontinuous. All other operators are continuous
-# except at poles. MaxRoiPool and MelWeightMatrix round coordinates.
+# Operators whose floating-point outputs are discontinuous. Operators that are not listed are
+# continuous except at poles. MaxRoiPool and MelWeightMatrix round coordinates.
 _DISCONTINUOUS = frozenset(
     {"Ceil", "Compress", "Floor", "Hardmax", "MaxRoiPool", "MelWeightMatrix", "Mod", "Round"}
     | {"Shrink", "Sign", "ThresholdedRelu", "Unique"}
@@ -159,8 +159,8 @@ _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
 # A double above this limit may be an integer by chance, after its digits have been rounded.
 _MAX_INTEGER = 2.0**40
-# The number of elements of an output that are compared first. Comparing all elements is slower,
-# because it requires sorting.
+# The number of elements of an output that are compared first. Comparing all elements requires
+# sorting, which is slower than comparing a few elements.
 _FIRST_ELEMENTS = 4
 _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949

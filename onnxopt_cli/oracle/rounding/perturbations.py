@@ -82,7 +82,7 @@ _BLOCK_PLACES = 1 << 17
 
 @cache
 def _repeated_rows() -> list[tuple[int, Array]]:
-    """Return the signs and the sizes of perturbations, each with the period of its rows.
+    """Return the signs and the sizes of perturbations, each preceded by the period of the rows.
 
     Signs and sizes are repeated so that a block that begins at any place of the first period is
     contiguous.

@@ -1,9 +1,10 @@
 """Scales of the absolute errors of convolutions, Fourier transforms, determinants and windows.
 
-One rounding causes an error of about u times the scale, even in an element that is much smaller.
-Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements that a direct sum
-keeps separate. The standard deviation of the error of a fast algorithm is derived from the
-algorithm, with independent roundings. ``docs/conditioned.md`` has the equations and their sources.
+One rounding causes an error of about u times the scale, even in an element that is much smaller
+than the scale. Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements
+that a direct sum keeps separate. The standard deviation of the error of a fast algorithm is derived
+from the algorithm, with independent roundings. ``docs/conditioned.md`` has the equations and their
+sources.
 """
 
 from __future__ import annotations
@@ -418,9 +419,9 @@ class _Convolution:
     def winograd_error(self) -> Array | None:
         """Return the scale of the error by Winograd's algorithm, for each element.
 
-        If there are many output channels, the errors of some channels are computed for normalized
-        kernels. The largest of these errors, times the norm of its kernel, is used for each
-        channel.
+        If there are many output channels, only the errors of some channels are computed, for
+        normalized kernels. The error of every channel is then the largest computed error times the
+        norm of the channel's kernel.
 
         Returns:
             The scale, or None if no known implementation tiles a kernel of this size.

@@ -53,7 +53,8 @@ _FURTHER_ROUNDINGS = {
     "Sum": 1,
 }
 # The largest number of terms of a sum whose error is bounded directly. The error of longer sums
-# grows with the square root of the number of terms, and perturbed runs estimate it better.
+# grows with the square root of the number of terms, and perturbed runs estimate this error more
+# accurately.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
 # The unit is _CUMULATIVE_SHARE times the error of a sequential algorithm, so that a tolerance of 16
@@ -336,7 +337,7 @@ def with_overflow(
 
 
 def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
-    """Return a bound of the intermediate results of a convolution, per image and channel."""
+    """Return a bound on the intermediate results of a convolution, per image and channel."""
     x, w = magnitudes[:2]
     integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
     group = integers.get("group", 1)
