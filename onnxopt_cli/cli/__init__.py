@@ -15,13 +15,14 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
-from textwrap import indent
+from textwrap import TextWrapper, indent
 from typing import Any
 
 import click
 
 from onnxopt_cli import __version__
 from onnxopt_cli.cli.environment import (
+    columns_of,
     fault_of_environment,
     guard_streams,
     lost_output,
@@ -236,5 +237,18 @@ def _refused(error: OnnxoptError) -> int:
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(printable(error.message, lines=True), err=True)
     if error.hint:
-        click.echo(indent(printable(error.hint, lines=True), "  "), err=True)
+        click.echo(_wrapped(indent(printable(error.hint, lines=True), "  ")), err=True)
     return error.exit_code
+
+
+def _wrapped(text: str) -> str:
+    """Wrap the lines of a text that are too long for standard error; words are not broken."""
+    wrapper = TextWrapper(
+        columns_of(sys.stderr),
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(
+        line if len(line) <= wrapper.width else wrapper.fill(line) for line in text.split("\n")
+    )

@@ -183,5 +183,5 @@ def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, 
     missed = [injection for injection in injections if injection.exchange_missed]
     for injection in missed:
         line = f"not caught: {injection.error} in {printable(injection.case)}"
-        stdout().print(line, soft_wrap=True)
+        stdout().print_wrapped(line)
     return int(bool(missed)), injected_json(injections)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from onnxopt_cli.backends.skeleton import write_skeleton
 from onnxopt_cli.cli.completion import complete_backend
@@ -62,7 +63,7 @@ def check(backend: str) -> int:
     for finding in check_backend(backend, show_progress):
         stdout().print(rule_line(finding))
         if finding.option:
-            stdout().print_line(printable(finding.option))
+            stdout().print_record(Text(printable(finding.option)))
         findings.append(finding)
     stdout().print(rule_summary(findings))
     return max(finding.exit_code for finding in findings)

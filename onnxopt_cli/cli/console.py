@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from onnxopt_cli.cli.environment import columns_of
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Fault
 
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 # A width that exceeds the width of any table.
 _WIDE_COLUMNS = 10_000
-# Matches valid values of the variable COLUMNS.
-_COLUMNS = re.compile("[0-9]{1,4}")
-# The default width of a stream that is not a terminal.
-_PIPE_COLUMNS = 80
-# The minimum width of a stream that is not a terminal.
-_MIN_COLUMNS = 20
 #: Seconds between progress lines, which replace the bar if the stream is not a terminal.
 TELL_SECONDS = 15.0
 
@@ -47,18 +40,26 @@ class _Console(Console):
         """Raise the error, so that ``main`` chooses the exit code."""
         raise BrokenPipeError
 
-    def print_line(self, text: Text | str) -> None:
-        """Print a line, which is wrapped only on a terminal."""
+    def print_record(self, text: Text) -> None:
+        """Print a line for other programs to search; it is wrapped only on a terminal."""
         self.print(text, soft_wrap=not self.is_terminal)
 
-    def print_wrapped(self, text: Text) -> None:
-        """Print text, and wrap its lines unless the text forbids wrapping.
+    def print_wrapped(self, text: Text | str) -> None:
+        """Print text, and wrap its lines unless the text forbids wrapping, as commands do.
 
-        Blanks at the ends of lines, which rich would leave, are removed.
+        All lines of a paragraph have the indentation of its first line. Blanks at the ends of
+        lines, which rich would leave, are removed.
         """
-        for line in [text] if text.no_wrap else text.wrap(self, self.width):
-            line.rstrip()
-            self.print(line, soft_wrap=True)
+        text = Text(text) if isinstance(text, str) else text
+        if text.no_wrap:
+            self.print(text, soft_wrap=True)
+            return
+        for paragraph in text.split(allow_blank=True):
+            indent = len(paragraph.plain) - len(paragraph.plain.lstrip(" "))
+            for line in paragraph[indent:].wrap(self, max(self.width - indent, 1)) or [Text()]:
+                line.rstrip()
+                line.pad_left(indent)
+                self.print(line, soft_wrap=True)
 
     def print_table(self, table: Table) -> None:
         """Print a table.
@@ -77,9 +78,7 @@ def _console(*, stderr: bool) -> _Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         # A pipe has no width, and the text must not depend on the width of a reader's terminal.
-        columns = os.environ.get("COLUMNS", "")
-        width = int(columns) if _COLUMNS.fullmatch(columns) else _PIPE_COLUMNS
-        console.width = max(width, _MIN_COLUMNS)
+        console.width = columns_of(console.file)
     return console
 
 
@@ -174,9 +173,9 @@ def show_progress(
 def tell_problems(problems: Iterable[Fault]) -> None:
     """Print the problems of case files."""
     for problem in problems:
-        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+        stderr().print_wrapped(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
 
 
 def note(message: str) -> None:
     """Print a notice to standard error."""
-    stderr().print(Text(printable(message), "yellow"))
+    stderr().print_wrapped(Text(printable(message), "yellow"))

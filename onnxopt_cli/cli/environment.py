@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
-from typing import Any
+from typing import IO, Any
 
 from onnxopt_cli.core.files import working_folder
 from onnxopt_cli.core.text import (
@@ -41,11 +42,30 @@ _HINTS = {
     errno.ENXIO: "the path is a socket or pipe; name a regular file",
 }
 
+# Matches valid values of the variable COLUMNS.
+_COLUMNS = re.compile("[0-9]{1,4}")
+# The default width of a stream that is not a terminal.
+_PIPE_COLUMNS = 80
+# The minimum width of a stream.
+_MIN_COLUMNS = 20
+
 # Code that loads the libraries of most commands, and the schemas of onnx.
 _LOAD_LIBRARIES = (
     "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"
 )
+
+
+def columns_of(stream: IO[str]) -> int:
+    """Return the width of a stream: from the variable COLUMNS, of the terminal, or 80."""
+    text = os.environ.get("COLUMNS", "")
+    if _COLUMNS.fullmatch(text):
+        width = int(text)
+    elif stream.isatty():
+        width = os.get_terminal_size(stream.fileno()).columns
+    else:
+        width = _PIPE_COLUMNS
+    return max(width, _MIN_COLUMNS)
 
 
 def require_memory() -> None:

@@ -56,12 +56,12 @@ def command(saved: Path, explain_time: float | None) -> int:
         note("interrupted while looking for known mistakes: failures are not explained")
         raise
     if not explanations:
-        click.echo(
+        stdout().print_wrapped(
             "no failure can be explained: onnxopt explains wrong outputs of models with a single "
             "node; for an operator without a formula, a saved run needs several failing cases"
         )
     for line in explanation_lines(explanations):
-        stdout().print(line, soft_wrap=True)
+        stdout().print_wrapped(line)
     explained = {
         (explanation.backend, case)
         for explanation in explanations

@@ -65,14 +65,14 @@ class FuzzDisplay:
         self._progress.tell(self._tried, self._examples, failures)
 
     def found(self, finding: Finding, headline: str, path: Path) -> None:
-        """Print a finding; lines are not wrapped in a pipe."""
+        """Print a finding."""
         self._found += 1
         result = finding.result
         notes = ["seen before"] * finding.replayed + ["flaky"] * finding.flaky
         head = Text.assemble((f"{result.outcome} ", "bold red"), (finding.subject, "bold"))
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
-        self._console.print_line(head)
+        self._console.print_wrapped(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = " and ".join(map(repr, names))
         # The search explains only failures of operators with a formula; `onnxopt run` explains
@@ -82,15 +82,15 @@ class FuzzDisplay:
         group = f"{finding.subject}, {cause}" if cause else finding.subject
         self._causes.setdefault(group, []).append(path.stem)
         if finding.explanation is not None:
-            self._console.print_line(Text(f"  {printable(finding.explanation.text)}"))
-        self._console.print_line(Text(f"  kept as {printable(str(path))}", "dim"))
+            self._console.print_wrapped(Text(f"  {printable(finding.explanation.text)}"))
+        self._console.print_wrapped(Text(f"  kept as {printable(str(path))}", "dim"))
 
     def outside(self, incident: Incident) -> None:
         """Print a failure of the backend outside of the examples."""
         self._outside += 1
         place = f"worker/{incident.place}"
         head = Text.assemble((f"{incident.outcome} ", "bold red"), (place, "bold"))
-        self._console.print_line(head.append(f"  {printable(incident.message)}"))
+        self._console.print_wrapped(head.append(f"  {printable(incident.message)}"))
 
     def finish(self, tried: int, options: Mapping[str, Any], *, interrupted: bool) -> None:
         """Print a summary, and a command that runs the failing cases again.
@@ -110,14 +110,16 @@ class FuzzDisplay:
             summary += f", {self._outside} failure{plural} outside of the examples"
         summary += f", seed {options['seed']}, {seconds:.1f} s ({pace})"
         failed = self._found or self._outside
-        self._console.print_line(Text(summary, "bold red" if failed else "bold green"))
+        self._console.print_wrapped(Text(summary, "bold red" if failed else "bold green"))
         if self._found > 1:
             by_count = sorted(self._causes.items(), key=lambda item: len(item[1]), reverse=True)
             for cause, cases in by_count:
                 names = printable(", ".join(cases))
-                self._console.print_line(Text(f"{printable(cause)}: {len(cases)} ({names})"))
+                self._console.print_wrapped(Text(f"{printable(cause)}: {len(cases)} ({names})"))
         if self._found:
             words = ["onnxopt", "run", path_target(options["output"]), "-b", options["backend"]]
             operator_names = (operator.name for operator in registry().operators)
             rerun_command = command_line([*words, *operator_options(operator_names)])
-            self._console.print_line(Text(f"run them again: {printable(rerun_command)}"))
+            self._console.print_wrapped(
+                Text(f"run them again: {printable(rerun_command)}", no_wrap=True)
+            )

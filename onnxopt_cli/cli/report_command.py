@@ -90,7 +90,7 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
     for line in terminal.verdict(RunView(record), seconds):
-        stdout().print(line, soft_wrap=True)
+        stdout().print_wrapped(line)
     return record.exit_code or 0
 
 
@@ -140,13 +140,13 @@ def diff(
         )
     changes = [*compare_runs(before[0], after[0]), *slower_cases(before, after)]
     if difference := other_options(before[0], after[0]):
-        stdout().print_line(difference)
+        stdout().print_wrapped(difference)
     if changes:
         stdout().print_table(comparison_table(changes))
         stdout().print()
-    stdout().print(comparison_verdict(changes))
+    stdout().print_wrapped(comparison_verdict(changes))
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:
         word = run_verdict(after[0].exit_code, after[0].results)
-        stdout().print_line(f"{printable(str(new))} {word}; it is incomplete")
+        stdout().print_wrapped(f"{printable(str(new))} {word}; it is incomplete")
     return int(unfinished or any(is_regression(change, accuracy=accuracy) for change in changes))

@@ -98,7 +98,7 @@ class Display:
         self._targets = targets
         self._verbose, self._quiet = config.verbose, config.quiet
         self._console = stderr() if to_stderr else stdout()
-        self.print = self._console.print_line
+        self.print, self.record = self._console.print_wrapped, self._console.print_record
         self._id_width = self._room_for_ids() if self._verbose or config.rerun else 0
         self._nonconforming = self._done = 0
         self.progress = ProgressDisplay(self._console, "running", "cases", cluster)
@@ -120,7 +120,7 @@ class Display:
             targets = some_of(self._targets, 5)
             self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
         if self._verbose and self._plan.cases:
-            self.print(terminal.heading(names, self._id_width))
+            self.record(terminal.heading(names, self._id_width))
 
     def show(self, results: Sequence[Result]) -> None:
         """Count a case; with -v, also print its line and its outputs."""
@@ -129,17 +129,17 @@ class Display:
         status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
         self.progress.tell(self._done, len(self._plan.cases), Text(status, "red"))
         if self._verbose:
-            self.print(terminal.case_line(results, self._id_width))
+            self.record(terminal.case_line(results, self._id_width))
             for result in results:
                 if result.diffs and len(results) > 1:
-                    self.print(Text(f"  on {printable(result.backend)}", "dim"))
+                    self.record(Text(f"  on {printable(result.backend)}", "dim"))
                 for line in terminal.output_lines(ResultView(result, self._options)):
-                    self.print(line)
+                    self.record(line)
 
     def show_rerun(self, result: Result) -> None:
         """Print the result of a rerun if the result is flaky."""
         if result.flaky and not self._quiet:
-            self.print(terminal.case_line([result], self._id_width))
+            self.record(terminal.case_line([result], self._id_width))
 
     def finish(self, view: RunView, seconds: float, explaining: float) -> None:
         """Print the failures, the summary, the verdict and the explanations.
@@ -154,7 +154,7 @@ class Display:
         passed = all(result.outcome is Outcome.PASS and result.conforms for result in results)
         if self._quiet:
             for line in terminal.failing_lines(view):
-                self.print(line)
+                self.record(line)
         elif not passed:
             self._failures(view)
             self._reasons(view)
@@ -395,7 +395,7 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     for result, node in found:
         yield Text(f"first wrong node of {printable(result.case)}: {printable(node)}", "yellow")
         command = view.result(result).again.replace("onnxopt run", "onnxopt locate", 1)
-        yield Text(f"all wrong nodes: {printable(command)}", "dim")
+        yield Text(f"all wrong nodes: {printable(command)}", "dim", no_wrap=True)
 
 
 def _explanations(session: api.Session) -> list[Explanation]:

@@ -92,8 +92,8 @@ def command(
     write_site(scoreboard, scores)
     console = stdout()
     for column in scores.columns:
-        console.print_line(f"{printable(column.label)}: {scores.total(column).words}")
-    console.print_line(f"site: {printable(str(scoreboard.site / 'index.html'))}")
+        console.print_wrapped(f"{printable(column.label)}: {scores.total(column).words}")
+    console.print_wrapped(f"site: {printable(str(scoreboard.site / 'index.html'))}")
     if collection.problems:
         return 2
     return (

@@ -45,6 +45,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     onnxopt show Conv
     onnxopt show Adam --mistake "epsilon inside the square root"
     onnxopt show spec/adam/adam_multiple
+    onnxopt show mine.yaml
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnx.defs import get_all_schemas
 
@@ -75,6 +76,8 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         try:
             collection = collect([name], open_progress=show_progress)
         except UsageError as error:
+            if "/" in name:
+                raise
             names_of_operators = [operator.name for operator in registry().operators]
             fallback = f"operators are {', '.join(names_of_operators)}; {error.hint}"
             candidates = [*names_of_operators, *(schema.name for schema in get_all_schemas())]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 
@@ -139,11 +138,6 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
     names = {known_name.lower(): known_name for known_name in known}
     matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
     return f"did you mean {names[matches[0]]}?" if matches else otherwise
-
-
-def wrapped_list(introduction: str, names: Iterable[str]) -> str:
-    """Return an introduction followed by names, in lines that fit a hint of 80 columns."""
-    return textwrap.fill(f"{introduction} {', '.join(names)}", 78, break_on_hyphens=False)
 
 
 def abbreviated(text: str, max_chars: int = 80) -> str:

@@ -111,7 +111,8 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         data = read_regular_file(path, MAX_BYTES)
     except Malformed as error:
-        raise UsageError(f"{printable(str(path))} {error}") from error
+        hint = "a saved run is a log, which onnxopt run --log writes, or a JSON report"
+        raise UsageError(f"{printable(str(path))} {error}", hint=hint) from error
     if data.startswith(LOG_LINE):
         del data
         return read_record(path)

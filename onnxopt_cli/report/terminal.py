@@ -470,7 +470,7 @@ def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
         yield line.append(printable(explanation.text), style="" if explanation.causes else "dim")
         for cause in explanation.causes:
             if command := mistake_command(explanation.operator, cause.known_mistakes):
-                yield Text(f"    {command}", "dim")
+                yield Text(f"    {command}", "dim", no_wrap=True)
     if not all(explanation.complete for explanation in explanations):
         yield Text("  --explain-time SECONDS gives the search for known mistakes more time", "dim")
 

@@ -33,7 +33,6 @@ from onnxopt_cli.core.text import (
     FreeNames,
     nearest,
     some_of,
-    wrapped_list,
 )
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Fault, UsageError
@@ -292,7 +291,7 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
             hint = f"onnxopt run {name} runs its cases"
             raise UsageError(f"cannot generate {name!r}: it is not a generated suite", hint=hint)
         names = written_suites()
-        hint = nearest(name, names, wrapped_list("the suites are", names))
+        hint = nearest(name, names, f"the suites are {', '.join(names)}")
         raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":
         raise UsageError(f"{name} is written as ONNX directories only", hint="omit --format")

@@ -23,7 +23,7 @@ from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
 from onnxopt_cli.config.run_config import DRAWN_INPUTS, ModelInputs
 from onnxopt_cli.core.progress import OpenProgress, hide_progress
 from onnxopt_cli.core.result import OUTSIDE_CASES, Location
-from onnxopt_cli.core.text import nearest, printable, wrapped_list
+from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, open_regular_file
 from onnxopt_cli.errors import (
     Fault,
@@ -37,6 +37,10 @@ _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
 # The largest number of names in a folder that are compared with a misspelt name.
 _MAX_NAMES = 1000
+# The similarity, from 0 to 1, with which an id is suggested instead of a similar path.
+_SIMILAR_IDS = 0.8
+# The largest number of files and folders among which the file of an id is searched.
+_MAX_SEARCHED = 20_000
 _DEFAULT = "cases"
 _Found: TypeAlias = tuple[list[Case], list[Fault]]
 # Cache of generated suites, because generating a suite takes about a second.
@@ -120,7 +124,8 @@ def collect(
     """Find the cases of the targets.
 
     Args:
-        targets: files, folders, names of suites, or ids; empty for the default targets.
+        targets: files, folders, names of suites, or ids of cases in suites and below the current
+            folder; empty for the default targets.
         memory: the maximum size of a case of a case file in bytes; 0 for no limit.
         each: the function that reads the files of a large folder.
         open_progress: opens a progress display for the files that are read or made.
@@ -219,7 +224,38 @@ def _find(
             f"{printable(target)} is a broken symbolic link",
             hint="fix the link, or name its intended target",
         )
+    if not is_suite(target) and (cases := _find_by_id(target, memory, model_inputs)):
+        return cases, []
     return _find_named(target, suites, open_progress)
+
+
+def _find_by_id(target: str, memory: int, model_inputs: ModelInputs) -> list[Case]:
+    """Return the cases below the current folder with an id, or whose ids begin with it.
+
+    The second part of an id is the name of a file without its suffix, or of a test directory.
+
+    Raises:
+        UsageError: if only the last part of the id is unknown.
+    """
+    stem = target.partition("/")[2].partition("/")[0]
+    if not stem:
+        return []
+    found: list[Case] = []
+    remaining = _MAX_SEARCHED
+    for parent, folders, files in os.walk("."):
+        remaining -= len(folders) + len(files)
+        if remaining < 0:
+            break
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names = [f"{stem}{suffix}" for suffix in (*_YAML, ".onnx")]
+        for name in [*{stem}.intersection(folders), *(name for name in names if name in files)]:
+            with suppress(UsageError):
+                found += _find(f"{parent}/{name}", {}, memory, model_inputs=model_inputs)[0]
+    cases = [case for case in found if f"{case.id}/".startswith(f"{target.rstrip('/')}/")]
+    near = nearest(target, [case.id for case in found], cutoff=_SIMILAR_IDS)
+    if near and not cases:
+        raise UsageError(f"no such path, suite or case: {printable(target)}", hint=near)
+    return cases
 
 
 def is_suite(target: str) -> bool:
@@ -241,7 +277,7 @@ def _find_named(target: str, suites: _Suites, open_progress: OpenProgress) -> _F
             hints.reverse()
         raise UsageError(
             f"no such path, suite or case: {printable(target)}",
-            hint=next(filter(None, hints), wrapped_list("the suites are", names)),
+            hint=next(filter(None, hints), f"the suites are {', '.join(names)}"),
         )
     # Only the cases of the named operator are made, since making a complete suite takes seconds.
     stem = rest.partition("/")[0]

@@ -43,6 +43,8 @@ import pytest
         ("run spec --resume notes.txt", 2, "notes.txt:1: found invalid JSON", "onnxopt run --log"),
         ("run spec --resume missing", 2, "the log missing is missing", "onnxopt run --log"),
         ("report render notes.txt --report json=x", 2, "notes.txt:1:", "onnxopt run --log"),
+        ("show spec/adam/adam_", 2, "has no case spec/adam/adam_", "did you mean spec/adam/adam"),
+        ("explain spec/adam/adam", 2, "spec/adam/adam is missing", "a saved run is a log"),
         ("show Adma", 2, "no such path, suite or case: Adma", "did you mean Adam?"),
         ("generate spek", 2, "cannot generate 'spek'", "did you mean spec?"),
     ],
@@ -91,9 +93,33 @@ def test_error_states_that_a_corpus_is_not_generated(workplace, onnxopt):
     assert not any(workplace.iterdir())
 
 
-def test_list_of_suites_fits_80_columns(workplace, onnxopt):
-    for command in ("run nothing-like-it", "generate nothing-like-it -o out"):
-        answer = onnxopt(*command.split())
-        assert answer.code == 2
-        assert "the suites are" in answer.err
-        assert max(map(len, answer.err.splitlines())) <= 80
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("run nothing-like-it", "the suites are"),
+        ("generate nothing-like-it -o out", "the suites are"),
+        ("run spec --without nothing-like-it", "the capabilities are"),
+        ("run spec -b onnx-reference,nothing=1", "its options: "),
+    ],
+)
+def test_hint_fits_80_columns(workplace, onnxopt, command, hint):
+    answer = onnxopt(*command.split())
+    assert answer.code == 2
+    assert hint in answer.err
+    assert max(map(len, answer.err.splitlines())) <= 80
+
+
+def test_id_of_a_case_in_a_file_is_a_target(workplace, onnxopt):
+    (workplace / "folder").mkdir()
+    (workplace / "folder" / "demo.yaml").write_text(
+        "onnxopt: 1\nsuite: mine\ncases:\n- name: c\n  operator: Identity\n"
+        "  inputs: {input: [1.0]}\n- name: d\n  operator: Identity\n  inputs: {input: [2.0]}\n"
+    )
+    assert onnxopt("list", "mine/demo/c").out == "mine/demo/c\n"
+    assert onnxopt("list", "mine/demo").out == "mine/demo/c\nmine/demo/d\n"
+    assert onnxopt("show", "mine/demo/c").out.startswith("mine/demo/c\n")
+    options = ("-b", "onnx-reference", "--isolation", "none")
+    for command in ("run", "locate"):
+        assert onnxopt(command, "mine/demo/c", *options).code == 0
+    misspelt = onnxopt("show", "mine/demo/e")
+    assert (misspelt.code, "did you mean mine/demo/" in misspelt.err) == (2, True)

@@ -13,6 +13,7 @@ from rich.console import Console
 from two_cases import BACKEND, CASE
 
 import onnxopt_cli as onnxopt
+from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.report.terminal import failure_panel
 from onnxopt_cli.report.view.result_view import ResultView
@@ -224,10 +225,11 @@ def test_example_has_finite_values(screen):
     assert "inf" not in answer.out.partition("again:")[0].replace("Infinite", "")
 
 
-@pytest.mark.parametrize("columns", ["40", "60", "80"])
-def test_screen_in_a_pipe_has_no_colour(screen, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_screen_in_a_pipe_has_no_colour_and_fits(screen, monkeypatch, columns):
+    monkeypatch.setattr(stdout(), "width", columns)
     answer = screen(5, "ThreeFaults")
+    assert max(map(len, answer.out.splitlines())) <= columns
     assert "\x1b" not in answer.out
     assert "by cause:" in answer.out
     assert "╰─ cause 1, the simplest of 2 ─" in answer.out
