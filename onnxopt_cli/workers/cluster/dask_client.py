@@ -78,6 +78,8 @@ _MAX_SILENCE_SECONDS = 30.0
 _SCHEDULER_SECONDS = 20.0
 # Seconds within which the first worker has to appear.
 _WORKERS_SECONDS = 60.0
+# Seconds that a worker has to receive files or to start if its items have no time limit.
+_JOINING_SECONDS = 600.0
 # Seconds that closing the connections may take.
 _CLOSING_SECONDS = 10.0
 _TICK_SECONDS = 0.05
@@ -342,6 +344,10 @@ def _read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=20).hexdigest()
+
+
 @lru_cache(1 << 14)
 def real_place(path: Path | str) -> str:
     """Return the absolute path of a file.
@@ -513,6 +519,7 @@ class WorkerGroup:
         self._digests: dict[str, tuple[str, int]] = {}
         self._work: _Work[Any] | None = None
         self._patience = patience
+        self._joining_seconds = patience or _JOINING_SECONDS
         self._workerless_since = monotonic()
         cluster.workers = self
         self._watching = cluster.start(self._watch())
@@ -690,7 +697,9 @@ class WorkerGroup:
             worker.sidecar = self._submit(worker, Sidecar, name, self._setup)
             shipped = [] if self._cluster.local else self._cluster.shipped
             await self._deliver(worker, shipped)
-            hello = await self._call(worker, Sidecar.start, worker.sidecar)
+            hello = await self._call(
+                worker, Sidecar.start, worker.sidecar, seconds=self._joining_seconds
+            )
             self._check_hello(worker, hello, status["nthreads"])
             await self._serve(worker)
         except LostError as error:
@@ -750,7 +759,7 @@ class WorkerGroup:
             except LostError as error:
                 work.lose(batch, worker.address, str(error))
                 raise
-            except _INVALID_RESPONSE_ERRORS:
+            except (BackendUnavailable, *_INVALID_RESPONSE_ERRORS):
                 reason = "sent an invalid response"
                 work.lose(batch, worker.address, f"{worker.address} {reason}")
                 raise BackendUnavailable(reason) from None
@@ -775,21 +784,35 @@ class WorkerGroup:
             if (digest_and_mode := self._digest_and_mode(path))
         }
         worker.files.update(new)
-        deliver = partial(self._call, worker, Sidecar.deliver, worker.sidecar)
-        paths_by_digest = {digest: path for path, (digest, _) in wanted_files.items()}
+        deliver = partial(
+            self._call, worker, Sidecar.deliver, worker.sidecar, seconds=self._joining_seconds
+        )
         contents: dict[str, bytes] = {}
         while wanted_files and (lacking := await deliver(wanted_files, contents)):
+            if not {*lacking} <= {digest for digest, _ in wanted_files.values()}:
+                raise BackendUnavailable("sent an invalid response")
             contents = {}
-            for digest in lacking:
-                if sum(map(len, contents.values())) < _FILES_AT_ONCE_BYTES:
-                    contents[digest] = _read(paths_by_digest[digest])
+            for path, (digest, mode) in list(wanted_files.items()):
+                if digest not in lacking or digest in contents:
+                    continue
+                if sum(map(len, contents.values())) >= _FILES_AT_ONCE_BYTES:
+                    break
+                try:
+                    content = _read(path)
+                except OSError:
+                    del wanted_files[path]
+                    continue
+                # The file may have changed since its digest was computed.
+                current_digest = _digest(content)
+                wanted_files[path] = self._digests[path] = current_digest, mode
+                contents[current_digest] = content
 
     def _digest_and_mode(self, path: str) -> tuple[str, int] | None:
         """Return the digest and mode of a file; None if it cannot be read."""
         if path not in self._digests:
             with suppress(OSError):
                 mode = stat.S_IMODE(Path(path).stat().st_mode)
-                self._digests[path] = blake2b(_read(path), digest_size=20).hexdigest(), mode
+                self._digests[path] = _digest(_read(path)), mode
         return self._digests.get(path)
 
     def _submit(

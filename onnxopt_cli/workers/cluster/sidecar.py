@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from onnxopt_cli.core.ci_channels import without_ci_channels
+from onnxopt_cli.core.files import write_atomically
 
 #: A function that responds to a request, which consists of JSON and raw bytes.
 Handler: TypeAlias = Callable[[Any, memoryview], bytes]
@@ -81,7 +83,8 @@ def placed(tree: Path, path: str) -> Path:
         tree: the folder of the copies.
         path: the absolute path of the file on the client.
     """
-    return tree / path.lstrip("/\\").replace(":", "")
+    # Only in a path of Windows, a colon follows the drive; elsewhere, it may be in any name.
+    return tree / re.sub(r"^/+|^([A-Za-z]):[/\\]+", r"\1/", path).lstrip("/")
 
 
 class Sidecar:
@@ -116,7 +119,8 @@ class Sidecar:
             The digests that the store lacks.
         """
         for digest, content in contents.items():
-            (self._files / digest).write_bytes(content)
+            # An incomplete file, as on a full disk, would remain in the store for later runs.
+            write_atomically(self._files / digest, content)
         lacking = {digest for digest, _ in wanted.values() if not (self._files / digest).exists()}
         for path, (digest, mode) in wanted.items() if not lacking else ():
             target = placed(self._tree, path)

@@ -269,10 +269,11 @@ def test_worker_with_another_version_of_onnx_is_refused(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
+@pytest.mark.parametrize("value", [b"{}", None])
+def test_invalid_results_of_a_worker_are_rejected(two, tmp_path, value):
     garbage = (
         "import onnxopt_cli.workers.cluster.sidecar as b; request = b.Sidecar.request\n"
-        "def lie(self, it): return b'{}' if b'cases' in it else request(self, it)\n"
+        f"def lie(self, it): return {value} if b'cases' in it else request(self, it)\n"
         "b.Sidecar.request = lie"
     )
     for worker in two.workers:
@@ -288,6 +289,7 @@ def test_invalid_results_of_a_worker_are_rejected(two, tmp_path):
 
 FAULTY_WORKERS = {
     "no JSON": "b.Sidecar.start = lambda self: b'\\xff'",
+    "no message": "import time; b.Sidecar.start = lambda self: time.sleep(600)",
     "no hello": "b.Sidecar.start = lambda self: b'[]'",
     "hello": "b.Sidecar.start = lambda self: b'{\"hello\": 7}'",
     "other files": "b.Sidecar.deliver = lambda self, wanted, sent: ['0']",
@@ -301,7 +303,8 @@ def test_worker_with_invalid_first_message_is_not_used(two, tmp_path, patch):
         two.end(worker, signal.SIGTERM)
     faulty_worker = two.add(begins_with=f"import onnxopt_cli.workers.cluster.sidecar as b\n{patch}")
     write_cases(tmp_path, RATES)
-    run = run_to_end(tmp_path, "spins", "--cluster", two.address, "--ship", "demo.yaml")
+    limits = ("--startup-timeout", "0.1", "--timeout", "0.1")
+    run = run_to_end(tmp_path, "spins", "--cluster", two.address, "--ship", "demo.yaml", *limits)
     two.end(faulty_worker, signal.SIGTERM)
     assert run.code == 4, run.err
     assert "pass" not in run.out

@@ -1,18 +1,23 @@
 """The values of a request reach the backend on a worker, and the response reaches the client."""
 
 import json
+import resource
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import pytest
 from onnx import parser
 
 from onnxopt_cli.backends.host import Request, Response
 from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.errors import UsageError
 from onnxopt_cli.run import served
 from onnxopt_cli.run.remote import Remote
 from onnxopt_cli.run.runner import Plan
+from onnxopt_cli.workers.cluster.sidecar import Sidecar, placed
 
 MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[2] X) => (float[2] Y) { Y = Neg(X) }'
 
@@ -63,3 +68,32 @@ def test_request_reaches_the_backend_of_a_worker_unchanged(monkeypatch, tmp_path
     ]
     assert isinstance(received.model, onnx.ModelProto)
     assert received.model == model
+
+
+@pytest.fixture
+def sidecar(monkeypatch, tmp_path):
+    worker = SimpleNamespace(local_directory=str(tmp_path))
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
+    return Sidecar("run", b"")
+
+
+def test_files_whose_paths_differ_by_a_colon_stay_apart(sidecar, tmp_path):
+    contents = {"1": b"first", "2": b"second"}
+    wanted = {"/cases/a:b.yaml": ("1", 0o600), "/cases/ab.yaml": ("2", 0o600)}
+    assert sidecar.deliver(wanted, contents) == set()
+    tree = tmp_path / "onnxopt" / "run"
+    assert [placed(tree, path).read_bytes() for path in wanted] == [b"first", b"second"]
+    assert placed(tree, "/cases/a:b.yaml").name == "a:b.yaml"
+    assert placed(tree, r"C:\cases\a.yaml").is_relative_to(tree)
+
+
+def test_store_keeps_no_incomplete_file_of_a_full_disk(sidecar):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    wanted = {"/a.yaml": ("1", 0o600)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            sidecar.deliver(wanted, {"1": b"x" * 20})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sidecar.deliver(wanted, {}) == {"1"}
