@@ -1,8 +1,8 @@
 """Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
 
-Neither a formula nor a backend is needed. The reference oracle computes the right outputs of a
-case. This module injects typical errors of wrong backends into the right outputs, and judges the
-results as in ``run``.
+The analysis needs neither a formula nor a backend. The reference oracle computes the right outputs
+of a case. This module injects typical errors of wrong backends into the right outputs, and judges
+the results as in ``run``.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
 def proven_mutants(trials: Sequence[NodeTrial]) -> Mapping[str, str]:
     """Return proofs of equivalence by the names of mutants.
 
-    The proofs hold in every version in the trials in which the mutant exists.
+    A proof holds in all versions of the trials in which the mutant exists.
     """
     unproven = {*implementation_names("automatic", trials)}
     return {

@@ -73,10 +73,10 @@ def _in_wider_type(wide: str, node: BoundNode, compute: Compute) -> Sequence[Val
     }
     if len(floating_types) != 1 or not floating_types <= {*narrow}:
         return None
-    # If a node has subgraphs, the types within them would also have to change.
+    # A node with subgraphs is left out, because the types in the subgraphs would have to change.
     if any(True for _ in subgraphs(node.node)):
         return None
-    # An attribute that determines the type of an output would also have to change.
+    # A node with an attribute that determines the type of an output is also left out.
     if {"dtype", "to", "output_dtype", "stash_type"} & node.attributes.keys():
         return None
     # The attribute output_datatype determines the type of an output even by its default.

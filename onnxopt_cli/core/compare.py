@@ -501,7 +501,7 @@ class _Statistics:
         size = np.where(np.isfinite(size), size, 0.0)
         with np.errstate(all="ignore"):
             needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
-            # The quotient may be rounded down; two steps up are always sufficient.
+            # The quotient may be rounded down; the second next number is always sufficient.
             short = atol + needed * size < distance
             needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
             self._raise(needed_rtol=needed)

@@ -766,7 +766,7 @@ _UNCHANGED_TYPES = {
     "outputs in float32": {"float32"},
     "in 32 bits": {"int32", "uint32"},
 }
-# The largest number of bytes of a type of which all values are tried.
+# All values of a type are tried if a value has at most this number of bytes.
 _TRIED_BYTES = 2
 
 

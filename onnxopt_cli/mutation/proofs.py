@@ -149,8 +149,7 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # Some names are shared with mutants of data, which change inputs with more than two axes as
-    # well.
+    # Mutants of data, which also change inputs with more than two axes, share some of the names.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)

@@ -144,7 +144,7 @@ def reference_modules() -> Any:
     """Return the package whose attributes are the modules of the reference's operators."""
     from onnx.reference import ops
 
-    # This import also binds the modules of the operators of ai.onnx.ml as an attribute.
+    # The import also makes the package of the operators of ai.onnx.ml an attribute of ``ops``.
     from onnx.reference.ops.aionnxml import _op_list  # noqa: F401
 
     return ops

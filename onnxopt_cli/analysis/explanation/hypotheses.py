@@ -133,8 +133,9 @@ class Hypothesis:
     def differs(self, sample: NodeSample) -> bool:
         """Return whether a failing node has other wrong outputs than those of the mistake.
 
-        A wrong truth value equals that of any mistake with an effect on it. Therefore, failing
-        nodes on which the mistake has no effect count as well if all outputs are truth values.
+        If a truth value is wrong, every mistake with an effect on this value yields the same value.
+        Therefore, failing nodes on which the mistake has no effect count as well if all outputs are
+        truth values.
         """
         if self.mistake is None or not sample.failed or not self.meets(sample):
             return False

@@ -293,7 +293,7 @@ class _Table:
 
 
 class _Masks:
-    """The nodes that agree with, or contradict, the traits as conditions of a mistake.
+    """For each trait as the condition of a mistake, the nodes that agree with it or contradict it.
 
     Attributes:
         holds: for each trait, the nodes that have it, as numbers.

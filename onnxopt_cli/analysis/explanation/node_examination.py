@@ -37,8 +37,8 @@ from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
 
-#: Seconds after which a process that yields no item is ended. The limit is high because an item,
-#: the effects of a mistake on all cases, takes long on a busy machine.
+#: Seconds after which a process that yields no item is ended. The limit is high because an item
+#: consists of the effects of a mistake on all cases, which take long to compute on a busy machine.
 SILENCE_SECONDS = 30.0
 #: The difference, as a fraction of the largest element, above which two outputs for the same inputs
 #: count as different.

@@ -1,8 +1,8 @@
 """Samples for the search for failure conditions: nodes, and which elements a backend gets wrong.
 
-A right element is evidence against a condition only if the fault would be visible there: a fault
-that returns 0 is invisible where 0 is right. The elements that are evidence therefore depend on the
-effect of the fault, that is, on the content of the wrong elements.
+A right element is evidence against a condition only if the fault would be visible in the element: a
+fault that returns 0 is invisible where 0 is right. The elements that are evidence therefore depend
+on the effect of the fault, that is, on the content of the wrong elements.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Trajectory:
 
     @property
     def state(self) -> dict[str, Array]:
-        """The values in the first step of the inputs that later steps get from outputs."""
+        """The values that inputs have in the first step, and get from outputs in later steps."""
         return {name: self.start[name] for name in self.feedback.values()}
 
 

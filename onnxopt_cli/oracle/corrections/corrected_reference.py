@@ -65,7 +65,7 @@ _RESIZE_VERSION = 11
 _HALF_PIXEL_VERSION = 16
 # Names of GridSample's modes before version 20, with their present names.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-# Element types that are accumulated in float32, also by the functions that compute Gemm.
+# Element types that are accumulated in float32.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 # Names of the default domain.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -191,7 +191,7 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         and attributes.get("ceil_mode")
         and attributes.get("auto_pad") == b"VALID"
     ):
-        # The specification rounds the number of windows up for these attributes; onnx's shape
+        # With VALID and ceil_mode, the specification rounds the number of windows up; onnx's shape
         # inference and runtimes round it down.
         return "has fewer windows than onnx's shape inference says"
     return ""
@@ -224,8 +224,8 @@ def _normalized_magnitudes(
     """Divide by the norm of the magnitudes. The reference's norm for p = 1 is a sum with signs."""
     axis, p = axis or node.axis, p or node.p
     sizes = np.abs(x)
-    # To add terms sequentially, the evaluator replaces numpy.sum, but not the method ``sum`` of
-    # arrays.
+    # The method ``sum`` of arrays is not used, because the evaluator replaces only numpy.sum to add
+    # terms sequentially.
     norm = np.power(np.sum(np.power(sizes, p), axis=axis, keepdims=True), 1.0 / p)
     quotients = np.where(norm == 0, 0, sizes / norm)
     return (np.copysign(quotients, x).astype(x.dtype),)

@@ -15,12 +15,12 @@ from onnxopt_cli.oracle.patching import reference_modules, replaces
 
 
 def _rows(value: Array) -> Array:
-    """Return scales or zero points in the shape in which they apply to the rows of a matrix."""
+    """Return scales or zero points in a shape that broadcasts along the rows of a matrix."""
     return value.reshape(-1, 1) if value.ndim == 1 and value.size > 1 else value
 
 
 def _channels(value: Array, rank: int) -> Array:
-    """Return scales or zero points in the shape in which they apply to the first axis."""
+    """Return scales or zero points in a shape that broadcasts along all axes but the first."""
     return value.reshape(-1, *[1] * (rank - 1)) if value.size > 1 else value.reshape(())
 
 

@@ -27,8 +27,8 @@ _MAX_WINDOW_BYTES = 1 << 27
 # Bytes of the windows of a pool that are copied at once. The number is small, so that the copies
 # stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
-# The largest number of windows whose elements are all added by one call: a call for each place
-# within a window would take longer than the additions.
+# If there are at most this number of windows, one call adds all of their elements. One call for
+# each place within a window would take longer than the additions.
 _FEW_WINDOWS = 1 << 10
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
@@ -317,7 +317,7 @@ def _deformed(
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate the images of each group at its coordinates; pixels outside are zero."""
+    """Interpolate the images of each group at its coordinates; outer pixels are zero."""
     rows, columns = images.shape[-2:]
     flat = images.reshape(*images.shape[:-2], rows * columns)
     total: Any = 0

@@ -384,7 +384,7 @@ def _is_ordinary(value: Any) -> bool:
 def _estimate_in_single(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
-    """Estimate the only node of a model in float32, and round its outputs to 16 bits."""
+    """Return the estimate of a model's only node in float32, with outputs rounded to 16 bits."""
     single = {name: single_value(value) for name, value in inputs.items()}
     outputs = _estimate(widened(model, SINGLE), single, math, encountered)
     return [
@@ -446,7 +446,7 @@ def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
 
     The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. A body that
     overflows loses all digits of a result that onnx's reference computes, so the body is not an
-    accepted reformulation for these operands. An overflow of the reference itself in the model's
+    accepted reformulation where it overflows. An overflow of the reference itself in the model's
     own types is accepted.
 
     Args:
