@@ -150,7 +150,7 @@ def _require_folder_above(folder: Path) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory; unchanged if it is outside.
+    """Return a path relative to the working directory; a path outside of it is unchanged.
 
     Readers of reports assume that the working directory is the root of a repository.
     """

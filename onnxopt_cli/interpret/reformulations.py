@@ -3,9 +3,9 @@
 Most reformulations compute the formula in machine arithmetic, where every operation is rounded.
 NumPy's dispatch passes each operation of the formula to the operand, which passes it to an
 arithmetic. The arithmetic performs the operation on arrays of machine types, possibly in an unusual
-way, such as a quotient by a reciprocal. Types combine as in NumPy: attributes are plain numbers and
-take the type of the other operand. ONNX Runtime can also compute the formula by running its lowered
-graph.
+way, such as a division by multiplication with a reciprocal. Types combine as in NumPy: attributes
+are plain numbers and take the type of the other operand. ONNX Runtime can also compute the formula
+by running its lowered graph.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def _joined(values: Sequence[Any]) -> Stacked:
 
 
 def _shared(outputs: Sequence[Stacked]) -> list[Any]:
-    """Return outputs, with a single value for integers and booleans that all runs share."""
+    """Return outputs; integers and booleans that are equal in all runs become a single value."""
     return [
         output.of_run(0)
         if isinstance(output.values, np.ndarray)

@@ -97,7 +97,7 @@ REPEATED_CASES = 12
 #: Outputs depend on earlier runs if the outputs of at least MIN_CHANGING_SHARE of the repeated
 #: cases change.
 MIN_CHANGING_SHARE = 1 / 3
-#: The cause that reports state if outputs depend on earlier runs.
+#: Reports state this cause if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
 )
