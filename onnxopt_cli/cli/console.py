@@ -170,6 +170,29 @@ def show_progress(
         yield display.tell
 
 
+@contextmanager
+def show_step(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show the current step of a long task: on a terminal at once, otherwise by lines at intervals.
+
+    A callback is yielded, which accepts the name of the next step.
+
+    Args:
+        doing: name of the first step.
+    """
+    console = Console(file=sys.stderr, highlight=False)
+    with console.status(doing) as status:
+        last_told = monotonic()
+
+        def tell(step: str) -> None:
+            nonlocal last_told
+            status.update(Text(step))
+            if not console.is_terminal and monotonic() - last_told >= TELL_SECONDS:
+                last_told = monotonic()
+                stderr().print(Text(step), soft_wrap=True)
+
+        yield tell
+
+
 def tell_problems(problems: Iterable[Fault]) -> None:
     """Print the problems of case files."""
     for problem in problems:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.console import note, stderr, stdout
+from onnxopt_cli.cli.console import note, show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 
@@ -41,7 +41,7 @@ def command(saved: Path, explain_time: float | None) -> int:
         click.echo("no failing case to explain")
         return 0
     try:
-        with stderr().status("looking for known mistakes") as status:
+        with show_step("looking for known mistakes") as tell:
             explanations = api.explain(
                 record.results,
                 find_again(
@@ -50,7 +50,7 @@ def command(saved: Path, explain_time: float | None) -> int:
                 ).values(),
                 judging=Judging.from_json(record.options),
                 seconds=explain_time,
-                progress=status.update,
+                progress=tell,
             )
     except KeyboardInterrupt:
         note("interrupted while looking for known mistakes: failures are not explained")

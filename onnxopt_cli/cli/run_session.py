@@ -22,6 +22,7 @@ from onnxopt_cli.cli.console import (
     ProgressDisplay,
     note,
     show_progress,
+    show_step,
     stderr,
     stdout,
     tell_problems,
@@ -408,11 +409,8 @@ def _explanations(session: api.Session) -> list[Explanation]:
     if interruption.signal or not session.config.explain or seconds == 0:
         return []
     try:
-        with (
-            interruption.at_once(),
-            stderr().status("looking for known mistakes") as status,
-        ):
-            return api.explain_session(session, seconds, status.update)
+        with interruption.at_once(), show_step("looking for known mistakes") as tell:
+            return api.explain_session(session, seconds, tell)
     except KeyboardInterrupt:
         note("interrupted while looking for known mistakes: failures are not explained")
         return []

@@ -340,6 +340,15 @@ def test_terminal_shows_progress_while_other_output_is_discarded(monkeypatch, ca
     assert "making: 1 of 2" in capsys.readouterr().err
 
 
+def test_step_of_a_search_is_printed_without_a_terminal(monkeypatch, capsys):
+    with console.show_step("looking for known mistakes") as tell:
+        tell("explaining Abs")
+        assert not capsys.readouterr().err
+        monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
+        tell("explaining Add")
+    assert capsys.readouterr().err == "explaining Add\n"
+
+
 def test_run_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND).err == ""
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
