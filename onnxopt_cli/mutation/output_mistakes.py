@@ -249,7 +249,7 @@ def _all_zero(_node: BoundNode, array: Array) -> Array | None:
 
 
 def _plus(step: int, _node: BoundNode, array: Array) -> Array | None:
-    return array + array.dtype.type(step) if array.dtype.kind == "i" else None
+    return array + array.dtype.type(step) if _is_number(array) else None
 
 
 def _rounded(function: Callable[[Array], Array], _node: BoundNode, array: Array) -> Array | None:
