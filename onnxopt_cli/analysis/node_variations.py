@@ -37,8 +37,12 @@ _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
 # Inputs that must not be negative, by operator and name, or by name alone.
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
-# The number of changes of a variation is drawn from these numbers.
-_CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
+#: The numbers from which the number of changes of a variation is drawn.
+CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
+#: The numbers from which the number of changes of a node near to another node is drawn.
+FEW_CHANGES = (1, 1, 2)
+# The ways to generate a node that use no part of a failing node except its number of axes.
+_INDEPENDENT_WAYS = frozenset({"drawn", "passing", "reshaped"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
 # The operator's generator draws one of this number of nodes; all other nodes result from changes.
@@ -69,6 +73,8 @@ class Variation:
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
+        is_independent: whether no part of the node is that of a failing node. Nodes that result
+            from changes of a failing node may have its rank, shapes or values by accident.
     """
 
     opset: int
@@ -76,6 +82,7 @@ class Variation:
     inputs: Mapping[str, Value]
     outputs: Sequence[Value]
     bound: BoundNode
+    is_independent: bool = False
 
     @property
     def size(self) -> int:
@@ -126,7 +133,7 @@ def variations(
                     node = BoundNode.of(problem.model, problem.inputs)
                 else:
                     node = small[attempt % len(small)]
-                    for _ in range(random.choice(_CHANGE_COUNTS)):
+                    for _ in range(random.choice(CHANGE_COUNTS)):
                         node = random.choice(_CHANGES)(random, node)
                 with time_limit(seconds):
                     variation = _computed(node)
@@ -195,14 +202,16 @@ def neighbours(
     seed: int,
     seconds: float,
     gaps: Sequence[tuple[str, tuple[float, float]]] = (),
+    change_counts: Sequence[int] = FEW_CHANGES,
 ) -> Iterator[Variation | None]:
     """Yield an endless sequence of nodes near to given nodes; None in place of an invalid node.
 
     Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
     node with attributes and short inputs of a failing node, or the reverse, because a condition on
-    shapes or values must also hold with the attributes of passing nodes. Some nodes are failing
-    nodes in which a single optional attribute or input is omitted or added, because all failing
-    nodes may have the attribute or input by accident. All remaining nodes come from the generator
+    shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
+    nodes with the number of axes of a failing node. Some nodes are failing nodes in which a single
+    optional attribute or input is omitted or added, because all failing nodes may have the
+    attribute or input by accident. All remaining nodes come from the generator
     of the operator, if the operator has one.
 
     Args:
@@ -211,41 +220,44 @@ def neighbours(
         seed: equal seeds yield equal nodes.
         seconds: the time limit of a node; slower nodes are left out.
         gaps: names of attributes, each with an interval from which some nodes take its value.
+        change_counts: the numbers from which the number of changes of a node is drawn.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
     ways = ["failing"] * 9 + ["toggled"] * 6
     if passing:
-        ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3
+        ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
-        variation = None
+        variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 with time_limit(seconds):
                     variation = _computed(
-                        _neighbour(random, failing, passing, ways, versions, gaps)
+                        _neighbour(random, way, failing, passing, versions, gaps, change_counts)
                     )
             except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
                 variation = None
+        if variation and way in _INDEPENDENT_WAYS:
+            variation = replace(variation, is_independent=True)
         yield variation
 
 
 def _neighbour(
     random: Random,
+    way: str,
     failing: Sequence[BoundNode],
     passing: Sequence[BoundNode],
-    ways: Sequence[str],
     versions: Sequence[defs.OpSchema],
     gaps: Sequence[tuple[str, tuple[float, float]]],
+    change_counts: Sequence[int],
 ) -> BoundNode:
-    way = random.choice(ways)
     if way == "drawn":
         problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
         return BoundNode.of(problem.model, problem.inputs)
-    node = random.choice(passing if way in {"passing", "mixed"} else failing)
+    node = random.choice(passing if way in {"passing", "mixed", "reshaped"} else failing)
     if way == "gap":
         name, (low, high) = random.choice(gaps)
         is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
@@ -256,8 +268,37 @@ def _neighbour(
     if way in {"mixed", "exchanged"}:
         donor = random.choice(failing if way == "mixed" else passing)
         return _with_parameters(random, node, donor)
-    for _ in range(random.choice((1, 1, 2))):
+    if way == "reshaped":
+        node = _with_rank(random, node, random.choice(failing))
+    for _ in range(random.choice(change_counts)):
         node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
+    return node
+
+
+def _with_rank(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
+    """Give an input, and usually all inputs of its shape, as many axes as in another node."""
+    places = [
+        place
+        for place in _tensors(node)
+        if place < len(donor.names) and donor.operand(place) is not None
+    ]
+    if not places:
+        return node
+    place = random.choice(places)
+    chosen, model = node.operand(place), donor.operand(place)
+    assert chosen is not None and model is not None  # noqa: S101, PT018 - both are tensors
+    shape = chosen.shape[: model.ndim]
+    shape += tuple(random.choice(_LENGTHS[:4]) for _ in range(model.ndim - len(shape)))
+    alike = [
+        other
+        for other in _tensors(node)
+        if (array := node.operand(other)) is not None and array.shape == chosen.shape
+    ]
+    for other in [place] if random.randrange(4) == 0 else alike:
+        array = node.operand(other)
+        if array is not None and array.size:
+            resized = np.resize(array, shape)
+            node = node.with_operand(other, _redrawn(random, resized, other))
     return node
 
 

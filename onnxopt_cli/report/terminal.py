@@ -452,16 +452,17 @@ def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text
 
 def explanation_lines(explanations: Sequence[Explanation]) -> Iterable[Text]:
     """Yield a line for each explanation, and commands that show the known mistakes."""
-    for backend in dict.fromkeys(explanation.backend for explanation in explanations):
+    unexamined = [explanation for explanation in explanations if explanation.is_unexamined]
+    groups = dict.fromkeys((explanation.backend, explanation.note) for explanation in unexamined)
+    for backend, note in groups:
         names = [
             explanation.operator
-            for explanation in explanations
-            if explanation.backend == backend and explanation.is_unexamined
+            for explanation in unexamined
+            if (explanation.backend, explanation.note) == (backend, note)
         ]
-        if names:
-            count = f"{len(names)} operator{'s' * (len(names) > 1)} not fully examined"
-            line = Text.assemble("  ", (printable(backend), "bold"), f": {count}: ")
-            yield line.append(some_of(names, _MAX_UNEXAMINED), "dim")
+        count = f"{len(names)} operator{'s' * (len(names) > 1)} {printable(note)}"
+        line = Text.assemble("  ", (printable(backend), "bold"), f": {count}: ")
+        yield line.append(some_of(names, _MAX_UNEXAMINED), "dim")
     for explanation in explanations:
         if explanation.is_unexamined:
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from onnxopt_cli.analysis.explanation.element_features import (
 )
 from onnxopt_cli.analysis.explanation.features import LIMIT_DIGITS, number_text, roundest
 from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
-from onnxopt_cli.analysis.explanation.required_evidence import MIN_OTHERS
+from onnxopt_cli.analysis.explanation.required_evidence import MIN_INDEPENDENT, MIN_OTHERS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode
 
@@ -50,6 +51,14 @@ MIN_FAILURE_RATE = 0.3
 #: A trait of all failing nodes is stated if at least MIN_CASES_WITH_TRAIT cases fail. Nodes that
 #: are generated from a single case often share its rank and types by accident.
 MIN_CASES_WITH_TRAIT = 5
+#: A limit of a number is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of the ELEMENTS_AT_LIMIT
+#: elements next to it that meet the condition are wrong. Otherwise, the limit may be only the end
+#: of the known values.
+MIN_WRONG_SHARE_AT_LIMIT = 0.6
+ELEMENTS_AT_LIMIT = 12
+#: A limit is stated only if the relative difference between the nearest wrong element and the
+#: nearest element beyond the limit, which is right, is at most MAX_GAP.
+MAX_GAP = 0.1
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
 # A condition is a candidate if at least _MIN_CANDIDATE_SHARE of the elements that meet it are
@@ -85,6 +94,14 @@ _MAX_PAIRED_TRAITS = 5
 _MAX_PAIRS = 3
 
 
+class ElementLimit(NamedTuple):
+    """A feature of elements that limits a number, such as the right value, to an interval."""
+
+    name: str
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True)
 class ElementCondition:
     """A statement about the wrong elements of an output.
@@ -98,6 +115,7 @@ class ElementCondition:
         cost: the cost of the condition; the condition of the least cost is stated.
         is_sufficient: whether all elements with the features are wrong, but elements without the
             features may be wrong for another reason.
+        limits: the limits among the features, with the text of each.
     """
 
     place: int
@@ -107,6 +125,7 @@ class ElementCondition:
     share: float
     cost: float
     is_sufficient: bool = False
+    limits: tuple[tuple[str, ElementLimit], ...] = ()
 
     @property
     def key(self) -> str:
@@ -171,6 +190,7 @@ class ElementConditions:
         self, samples: Sequence[NodeSample], failures: Iterable[NodeSample], place: int
     ) -> None:
         self._place = place
+        self._limits: dict[str, ElementLimit] = {}
         self.nodes: list[_Node] = []
         failure_ids = {id(sample) for sample in failures}
         for sample in samples:
@@ -215,7 +235,7 @@ class ElementConditions:
             groups: the traits; None for all nodes.
             holds: whether each trait holds for each node.
         """
-        self._add_limits()
+        self._fit_limits()
         texts = sorted({text for node in self._failing for text in node.features.flags})
         if not texts:
             return
@@ -302,12 +322,17 @@ class ElementConditions:
     ) -> ElementCondition:
         """Return a condition, with the common content of all wrong elements."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
-        limits = sum(" is at " in part for part in parts)
+        limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
-        cost = float(cost) + _LIMIT_COST * limits
-        return ElementCondition(self._place, parts, trait, content, 0.0, cost)
+        cost = float(cost) + _LIMIT_COST * len(limits)
+        return ElementCondition(self._place, parts, trait, content, 0.0, cost, limits=limits)
 
-    def _add_limits(self) -> None:
+    def add_limits(self, condition: ElementCondition) -> None:
+        """Add the limits of a condition to the features of all elements."""
+        for text, limit in condition.limits:
+            self._add_limit(text, limit)
+
+    def _fit_limits(self) -> None:
         """Add features that limit a number to the range of the wrong elements."""
         failing = [node for node in self._failing if node.wrong is not None]
         names = {name for node in failing for name in node.features.numbers}
@@ -331,18 +356,19 @@ class ElementConditions:
             if below.size:
                 limit = roundest(np.nextafter(below.max(), np.inf), low)
                 text = f"{name} is at least {number_text(limit, LIMIT_DIGITS)}"
-                self._add_limit(text, name, limit, np.inf)
+                self._add_limit(text, ElementLimit(name, limit, np.inf))
             if above.size:
                 limit = -roundest(np.nextafter(-above.min(), np.inf), -high)
                 text = f"{name} is at most {number_text(limit, LIMIT_DIGITS)}"
-                self._add_limit(text, name, -np.inf, limit)
+                self._add_limit(text, ElementLimit(name, -np.inf, limit))
 
-    def _add_limit(self, text: str, name: str, low: float, high: float) -> None:
+    def _add_limit(self, text: str, limit: ElementLimit) -> None:
+        self._limits[text] = limit
         for node in self.nodes:
-            numbers = node.features.numbers.get(name)
+            numbers = node.features.numbers.get(limit.name)
             if numbers is not None:
                 with np.errstate(invalid="ignore"):
-                    node.features.flags[text] = (numbers >= low) & (numbers <= high)
+                    node.features.flags[text] = (numbers >= limit.low) & (numbers <= limit.high)
 
     # Conditions of contents ---------------------------------------------------------------------
 
@@ -389,13 +415,64 @@ class ElementConditions:
             node.agrees(condition) for node in self._failing if condition.applies_to(node.sample)
         )
 
+    def is_confirmed(self, condition: ElementCondition) -> bool:
+        """Return whether all nodes agree with a condition, and nodes of several origins confirm it.
+
+        Nodes that result from changes of failing nodes may agree with a condition by accident.
+        """
+        self.add_limits(condition)
+        independent = [
+            node
+            for node in self._failing
+            if node.sample.is_independent
+            and condition.applies_to(node.sample)
+            and node.agrees(condition)
+        ]
+        if len(independent) < MIN_INDEPENDENT or not self.agrees(condition):
+            return False
+        if not condition.parts and not condition.content:
+            return not any(
+                node.failed and not condition.applies_to(node.sample) for node in self.nodes
+            )
+        return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
+
+    def updated(self, condition: ElementCondition) -> ElementCondition:
+        """Return a condition with the share of wrong elements in the known nodes."""
+        self.add_limits(condition)
+        nodes = [node for node in self.nodes if condition.applies_to(node.sample)]
+        if not condition.parts or not nodes:
+            return condition
+        met, wrong = np.sum([_counts(node, [condition.parts])[0, :2] for node in nodes], axis=0)
+        return replace(condition, share=float(wrong / max(met, 1)))
+
+    def _is_sharp(self, condition: ElementCondition, limit: ElementLimit) -> bool:
+        """Return whether the elements near to a limit show that the fault begins there."""
+        bound = limit.low if np.isfinite(limit.low) else limit.high
+        distances, wrong, beyond = [np.empty(0)], [np.empty(0, bool)], [np.empty(0)]
+        for node in self.nodes:
+            numbers = node.features.numbers.get(limit.name)
+            met = node.meeting(condition.parts) if condition.applies_to(node.sample) else None
+            if met is None or numbers is None or node.wrong is None:
+                continue
+            with np.errstate(invalid="ignore", over="ignore"):
+                is_beyond = (numbers < limit.low) | (numbers > limit.high)
+                distances.append(np.abs(numbers[met] - bound))
+                beyond.append(np.abs(numbers[is_beyond] - bound))
+            wrong.append(node.wrong[met])
+        order = np.argsort(np.concatenate(distances), kind="stable")
+        inside, is_wrong = np.concatenate(distances)[order], np.concatenate(wrong)[order]
+        is_enough = inside.size >= ELEMENTS_AT_LIMIT and is_wrong.any()
+        gap = inside[is_wrong].min(initial=np.inf) + np.concatenate(beyond).min(initial=np.inf)
+        share = is_wrong[:ELEMENTS_AT_LIMIT].mean() if is_enough else 0.0
+        return bool(share >= MIN_WRONG_SHARE_AT_LIMIT and gap <= MAX_GAP * abs(bound))
+
     def is_proven(self, condition: ElementCondition, fresh: Sequence[NodeSample]) -> bool:
         """Return whether nodes that were generated after a condition was chosen confirm it."""
         fresh_ids = {id(sample) for sample in fresh}
         nodes = [node for node in self.nodes if id(node.sample) in fresh_ids]
         nodes_with_trait = [node for node in nodes if condition.applies_to(node.sample)]
         failing = _distinct([node for node in nodes_with_trait if node.failed])
-        if len(failing) < MIN_FAILING or not self.agrees(condition):
+        if len(failing) < MIN_FAILING or not self.is_confirmed(condition):
             return False
         if condition.content == REORDERED:
             failing = [node for node in failing if node.is_varied]
@@ -413,12 +490,11 @@ class ElementConditions:
                 return False
         if condition.trait is None or condition.is_sufficient:
             return True
-        nodes_without_trait = [node for node in self.nodes if not condition.applies_to(node.sample)]
-        if not condition.parts and not condition.content:
-            right = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
-            return right >= MIN_OTHERS and not any(node.failed for node in nodes_without_trait)
-        wrong = sum(node.failed for node in nodes_without_trait)
         right_new = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
+        if not condition.parts and not condition.content:
+            return right_new >= MIN_OTHERS
+        nodes_without_trait = [node for node in self.nodes if not condition.applies_to(node.sample)]
+        wrong = sum(node.failed for node in nodes_without_trait)
         return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(
             nodes_without_trait
         )

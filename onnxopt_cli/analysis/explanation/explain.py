@@ -133,8 +133,13 @@ def explain(
         # Failures for which no cause is found within the time limit remain unexplained.
         with suppress(_OutOfTimeError):
             search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
-    stopped = f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
+    stopped = stopped_after(seconds)
     return [*filter(None, (search.explanation(stopped) for search in searches))]
+
+
+def stopped_after(seconds: float) -> str:
+    """Return the note on a search that its time limit ended."""
+    return f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
 
 
 class _OutOfTimeError(Exception):
@@ -144,10 +149,15 @@ class _OutOfTimeError(Exception):
 class SearchClock:
     """Measures the processor time of a search and the time that the backends take.
 
-    Unlike the time of day, the measured time does not depend on the load of the machine.
+    Unlike the time of day, the measured time hardly depends on the load of the machine.
+
+    Attributes:
+        evaluations: the number of evaluations of nodes so far, see
+            :class:`~onnxopt_cli.analysis.explanation.node_examination.SearchLimit`.
     """
 
     def __init__(self) -> None:
+        self.evaluations = 0
         # Seconds that the backends took, plus the processor time of other processes. Seconds in
         # which this process ran or waited for a processor are excluded.
         self._waited = 0.0
@@ -171,6 +181,7 @@ class SearchClock:
         def run_model(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
         ) -> Sequence[Value] | Outcome:
+            self.evaluations += 1
             if backend not in started:
                 started.add(backend)
                 return ask(backend, model, inputs)

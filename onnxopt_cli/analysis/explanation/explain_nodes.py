@@ -16,14 +16,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import inf
 from operator import attrgetter
+
+import onnx
 
 from onnxopt_cli.analysis.explanation.element_conditions import (
     ElementCondition,
     ElementConditions,
 )
-from onnxopt_cli.analysis.explanation.explain import SearchClock, least_seconds
+from onnxopt_cli.analysis.explanation.explain import SearchClock, stopped_after
 from onnxopt_cli.analysis.explanation.explain_remaining import CHANGES_WHEN_REPEATED
 from onnxopt_cli.analysis.explanation.hypotheses import (
     Hypothesis,
@@ -31,7 +35,7 @@ from onnxopt_cli.analysis.explanation.hypotheses import (
     supports_condition,
 )
 from onnxopt_cli.analysis.explanation.hypothesis_ranking import HypothesisRanking
-from onnxopt_cli.analysis.explanation.node_examination import SubmitNode
+from onnxopt_cli.analysis.explanation.node_examination import SearchLimit, SubmitNode
 from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
 from onnxopt_cli.analysis.explanation.node_selection import (
     generated_sample,
@@ -40,11 +44,15 @@ from onnxopt_cli.analysis.explanation.node_selection import (
     select_nodes,
     small_nodes,
 )
-from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
-from onnxopt_cli.analysis.node_variations import neighbours
+from onnxopt_cli.analysis.explanation.required_evidence import (
+    MIN_INDEPENDENT,
+    MIN_MEETING,
+)
+from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, neighbours
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import EXPLAINED, Outcome, Result
+from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.operators.nodes import imported_versions, is_standard
@@ -58,10 +66,10 @@ MAX_ELEMENTS = 1 << 16
 MAX_FAILING = 60
 #: Largest number of passing cases that are examined.
 MAX_PASSING = 160
-#: Seconds of the search for each failing operator of a backend.
-OPERATOR_SECONDS = 20.0
-#: Largest number of seconds of the search for all failing operators of a backend.
-MAX_SECONDS = 100.0
+#: The limit of the search for each failing operator of a backend.
+OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
+#: The number of operators whose limits all failing operators of a backend share.
+MAX_OPERATOR_LIMITS = 5
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
 #: A proof requires MIN_AGREEING failing generated nodes that agree with the hypothesis.
@@ -89,21 +97,25 @@ MIN_MEETING_CASES = 3
 MIN_OTHER_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Shares of the time of a search. The search for causes of errors gets less time, because it tries
+# Shares of the limit of a search. The search for causes of errors gets less, because it tries
 # no known mistakes.
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 4
+# Number of attempts to prove one hypothesis.
+_MAX_ATTEMPTS = 2
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.
 _RIVAL_COST = 0.15
-# Share of the time for conditions on elements.
+# Share of the limit of a search for conditions on elements.
 _ELEMENTS_SHARE = 0.35
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 5
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
+# Share of the limit of a search for the validation of the statements that were found.
+_VALIDATION_SHARE = 0.2
 # The number of best conditions on elements that determine which nodes are generated.
 _MAX_TESTED = 4
 # If a condition depends on an integer attribute, some generated nodes have a value of the attribute
@@ -131,9 +143,9 @@ def explain_nodes(
         cases: the cases by id.
         formulas: names of the operators with a formula, which are skipped.
         seconds: limit of the processor time of the search and of the time that the backends take;
-            None for a fifth of the time that the cases took or :data:`OPERATOR_SECONDS` for each
-            failing operator, up to :data:`MAX_SECONDS`, whichever is longer. The explanations of
-            operators that were not examined within the limit have no cause.
+            None for :data:`OPERATOR_LIMIT` for each failing operator, up to
+            :data:`MAX_OPERATOR_LIMITS` times this limit. The explanations of operators that were
+            not examined within the limit have no cause.
         progress: called with the current activity.
         ask: submits a model to a backend, given by name; returns an outcome if the backend fails.
             Without ``ask``, only the cases of the run can confirm a statement.
@@ -164,30 +176,56 @@ def explain_nodes(
     # The modules that judge nodes are loaded once, instead of in each forked process.
     from onnxopt_cli.oracle import reference_in_worker  # noqa: F401
 
-    if seconds is None:
-        total = sum(result.seconds for result in results)
-        operator_seconds = OPERATOR_SECONDS * _total_share(failing)
-        seconds = max(least_seconds(total), min(MAX_SECONDS, operator_seconds))
+    limit = OPERATOR_LIMIT.share(min(MAX_OPERATOR_LIMITS, _total_share(failing)))
+    if seconds is not None:
+        limit = SearchLimit(inf, seconds)
     clock = SearchClock()
-    end = clock.now() + seconds
+    end = limit.after(clock)
     timed_ask = ask and clock.timed(ask)
     explanations: list[Explanation] = []
     for number, (outcome, (backend, operator), group) in enumerate(failing):
-        share = (end - clock.now()) * _SHARES[outcome] / _total_share(failing[number:])
-        if share <= 0:
-            explanations.append(_unexamined(backend, operator, group, outcome))
+        share = end.remaining(clock).share(_SHARES[outcome] / _total_share(failing[number:]))
+        if share.is_used_up:
+            stopped = stopped_after(limit.seconds) if share.seconds <= 0 else ""
+            explanations.append(_unexamined(backend, operator, group, outcome, stopped))
             continue
-        progress(f"explaining {operator}")
+        step = f"explaining {operator} (search {number + 1} of {len(failing)})"
+        progress(step)
+        operator_end = share.after(clock)
         submit = (
-            partial(timed_ask, backend) if timed_ask and backend not in without_queries else None
+            partial(_submitted, timed_ask, backend, partial(progress, step))
+            if timed_ask and backend not in without_queries
+            else None
         )
-        samples = _samples(group, cases, known_result, outcome, submit)
-        search = _NodeSearch(backend, operator, group, samples, submit, clock, share, outcome)
-        if explanation := search.run():
+        samples = _samples(group, cases, known_result, outcome)
+        samples = [
+            sample
+            for sample in samples
+            if _has_outputs(sample, submit, is_at_limit=operator_end.remaining(clock).is_used_up)
+        ]
+        remaining = operator_end.remaining(clock)
+        search = _NodeSearch(backend, operator, group, samples, submit, clock, remaining, outcome)
+        explanation = search.run()
+        stopped = stopped_after(share.seconds) if operator_end.seconds < clock.now() else ""
+        if explanation is None and search.is_at_limit:
+            explanation = _unexamined(backend, operator, group, outcome, stopped)
+        elif explanation and stopped:
+            explanation = replace(explanation, note=stopped, complete=False)
+        if explanation:
             explanations.append(explanation)
-        elif search.ran_out_of_time:
-            explanations.append(_unexamined(backend, operator, group, outcome))
     return explanations
+
+
+def _submitted(
+    ask: ModelRunner,
+    backend: str,
+    tell: Callable[[], None],
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+) -> Sequence[Value] | Outcome:
+    """Tell the current step of the search, and run a node on a backend."""
+    tell()
+    return ask(backend, model, inputs)
 
 
 def _total_share(failing: Iterable[tuple[Outcome, tuple[str, str], Sequence[Result]]]) -> float:
@@ -209,7 +247,6 @@ def _samples(
     cases: Mapping[str, Case],
     known_result: Callable[[Problem], Expected | None],
     outcome: Outcome,
-    submit: SubmitNode | None,
 ) -> list[NodeSample]:
     """Return the cases that can be examined, the smallest first.
 
@@ -218,8 +255,6 @@ def _samples(
         cases: the cases by id.
         known_result: returns the expected result of a case; None if it is not cached.
         outcome: the outcome whose causes are sought.
-        submit: submits a node whose outputs were not kept, such as a sequence; None if the backend
-            is not available.
     """
     found = [_sample(result, cases.get(result.case), outcome) for result in results]
     samples = [sample for sample in found if sample and sample.size <= MAX_ELEMENTS]
@@ -228,7 +263,7 @@ def _samples(
     examined = failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
     for sample in examined:
         sample.expected = known_result(sample.problem)
-    return [sample for sample in examined if _has_outputs(sample, submit)]
+    return examined
 
 
 def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample | None:
@@ -264,24 +299,39 @@ def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample |
     )
 
 
-def _has_outputs(sample: NodeSample, submit: SubmitNode | None) -> bool:
+def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: bool) -> bool:
     """Return whether the outputs of a failing node are known, or can be computed again.
 
     Outputs that are large or not tensors were not kept.
+
+    Args:
+        sample: the node.
+        submit: submits the node again; None if the backend is not available.
+        is_at_limit: whether the node is not submitted again.
     """
     if not sample.failed or sample.is_for_errors or sample.returned:
         return True
-    returned = submit(sample.model, sample.inputs) if submit else Outcome.NOT_RUN
+    if submit is None or is_at_limit:
+        return False
+    returned = submit(sample.model, sample.inputs)
     sample.returned = None if isinstance(returned, Outcome) else returned
     return bool(sample.returned)
 
 
 def _unexamined(
-    backend: str, operator: str, results: Iterable[Result], outcome: Outcome
+    backend: str, operator: str, results: Iterable[Result], outcome: Outcome, stopped: str
 ) -> Explanation:
-    """Return an explanation that states that an operator was not examined in time."""
+    """Return an explanation that states that the limit of a search was too small.
+
+    Args:
+        backend: the backend's name.
+        operator: the operator's name.
+        results: the results of the backend in the operator.
+        outcome: the outcome whose causes were sought.
+        stopped: the note on the time limit, if it ended the search; may be empty.
+    """
     count = sum(result.outcome is outcome for result in results)
-    note = f"{UNEXPLAINED}, out of time"
+    note = f"not fully examined{', ' * bool(stopped)}{stopped}"
     return Explanation(backend, operator, (), {NOT_TRIED: {str(outcome): count}}, note, False)
 
 
@@ -299,16 +349,16 @@ class _NodeSearch(HypothesisRanking):
         samples: list[NodeSample],
         submit: SubmitNode | None,
         clock: SearchClock,
-        seconds: float,
+        limit: SearchLimit,
         outcome: Outcome = Outcome.FAIL,
     ) -> None:
-        super().__init__(samples, submit, clock, seconds)
+        super().__init__(samples, submit, clock, limit)
         self._backend, self._operator = backend, operator
         self._outcome = outcome
         self._failing_cases = tuple(result.case for result in results if result.outcome is outcome)
         self._failing = len(self._failing_cases)
         self._seed = 0
-        self._seconds = seconds
+        self._limit = limit
         # The number of nodes that were known when a condition on elements was first considered.
         self._known_nodes: dict[str, int] = {}
 
@@ -320,13 +370,13 @@ class _NodeSearch(HypothesisRanking):
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
         end = self._end
-        # The search for mistakes and conditions on nodes leaves time for conditions on elements.
-        self._end -= _ELEMENTS_SHARE * self._seconds
-        self._examine_cases()
+        # The search for mistakes and conditions on nodes leaves a share for conditions on elements,
+        # which are not sought for errors, and for the validation.
         are_outputs_wrong = self._outcome is Outcome.FAIL
-        if not are_outputs_wrong:
-            # No conditions on elements are sought for errors.
-            self._end = end
+        elements_share = _ELEMENTS_SHARE * are_outputs_wrong
+        self._end = self._limit.share(1 - elements_share - _VALIDATION_SHARE).after(self._clock)
+        elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
+        self._examine_cases()
         if self._submit and self._samples:
             if are_outputs_wrong:
                 self._ranked_element_conditions(())
@@ -337,10 +387,14 @@ class _NodeSearch(HypothesisRanking):
             self._drop_insufficient()
         else:
             self._find_supported()
-        causes = self._causes()
-        self._end = end
+        conditions: list[ElementCondition] = []
         if self._submit and are_outputs_wrong:
-            causes += self._element_causes()
+            self._end = elements_end
+            conditions = self._find_element_conditions()
+        self._end = end
+        if self._submit:
+            conditions = self._validated(conditions)
+        causes = self._causes() + self._element_causes(conditions)
         if not causes:
             return None
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
@@ -405,16 +459,22 @@ class _NodeSearch(HypothesisRanking):
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._hypotheses()
-            if not ranked or self.ran_out_of_time or best_key == ranked[0].key:
+            if not ranked or self.is_at_limit or best_key == ranked[0].key:
                 break
             best_key = ranked[0].key
             known.setdefault(best_key, len(self._samples))
             self._generate(ranked[0])
+        attempts: Counter[str] = Counter()
         for _ in range(_MAX_PROOFS):
-            ranked = self._hypotheses()
+            ranked = [
+                hypothesis
+                for hypothesis in self._hypotheses()
+                if attempts[hypothesis.key] < _MAX_ATTEMPTS
+            ]
             if not ranked:
                 return False
             best = ranked[0]
+            attempts[best.key] += 1
             first = known.setdefault(best.key, len(self._samples))
             self._generate(best)
             if not self._is_consistent(best):
@@ -425,26 +485,29 @@ class _NodeSearch(HypothesisRanking):
             if supported and self._needs_all_parts(best):
                 self._accepted.append(best)
                 return any(sample.case for sample in self._open_failures())
-            if self.ran_out_of_time:
+            if self.is_at_limit:
                 return False
         return False
 
-    def _generate(self, best: Hypothesis) -> None:
+    def _generate(self, best: Hypothesis, change_counts: Sequence[int] = FEW_CHANGES) -> None:
         """Submit generated nodes, and keep the nodes for which the backend returns outputs.
 
         In a search for the causes of errors, the nodes that raise errors are kept as well.
 
         Args:
             best: the hypothesis that the nodes test.
+            change_counts: the numbers from which the number of changes of a node is drawn.
         """
         assert self._submit is not None  # noqa: S101 - only called with a backend
-        failing = small_nodes(self._open_failures())
+        failures = self._open_failures()
+        if not failures:
+            failures = [sample for sample in self._samples if sample.failed]
+        failing = small_nodes(failures)
         passing = small_nodes(sample for sample in self._samples if sample.failed is False)
         if not failing:
             return
         self._seed += 1
         answered: list[NodeSample] = []
-        seconds = min(self._remaining(), OPERATOR_SECONDS / (2 * ROUNDS))
         rivals = [self._mistakes[name] for name in self._rivals(best)]
         gaps = [
             (trait.limits.number.attribute, gap)
@@ -454,8 +517,12 @@ class _NodeSearch(HypothesisRanking):
         ]
         # A condition on an integer must hold for values that no failing case has.
         gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
-        nodes = partial(neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps)
-        for variation in self._forked(lambda: select_nodes(nodes(), best, rivals), seconds):
+        nodes = partial(
+            neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, change_counts
+        )
+        for variation in self._forked(
+            lambda: ((1, node) for node in select_nodes(nodes(), best, rivals)), self._remaining()
+        ):
             if variation is None:
                 continue
             returned = self._submit(variation.model, variation.inputs)
@@ -493,6 +560,8 @@ class _NodeSearch(HypothesisRanking):
             return False
         if not hypothesis.traits:
             return True
+        if not self._is_independent(hypothesis):
+            return False
         if hypothesis.mistake is None:
             return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
         # Outputs that equal those of a mistake are evidence for the mistake. A single right node
@@ -500,6 +569,49 @@ class _NodeSearch(HypothesisRanking):
         return agreeing >= MIN_MEETING and any(
             sample.failed is False and hypothesis.leaves_out(sample) for sample in self._samples
         )
+
+    def _is_independent(self, hypothesis: Hypothesis) -> bool:
+        """Return whether nodes that do not result from failing nodes confirm a condition."""
+        if not any(trait.may_be_accidental for trait in hypothesis.traits):
+            return True
+        confirming = sum(
+            sample.is_independent and hypothesis.explains(sample) for sample in self._samples
+        )
+        return confirming >= MIN_INDEPENDENT
+
+    def _validated(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
+        """Submit nodes with more changes, and drop the statements that they refute.
+
+        The hypotheses are dropped from the accepted ones.
+
+        Args:
+            conditions: the conditions on elements that are to be stated.
+
+        Returns:
+            The conditions that the nodes do not refute.
+        """
+        for hypothesis in [*self._accepted]:
+            if self.is_at_limit:
+                self._accepted.remove(hypothesis)
+            else:
+                self._generate(hypothesis, CHANGE_COUNTS)
+        validated: list[ElementCondition] = []
+        for condition in conditions:
+            if not self.is_at_limit:
+                traits = (condition.trait,) if condition.trait else ()
+                self._generate(Hypothesis(traits, None, 0.0), CHANGE_COUNTS)
+                validated.append(condition)
+        while self._drop_refuted():
+            pass
+        self._accepted = [*filter(self._needs_all_parts, self._accepted)]
+        self._drop_insufficient()
+        confirmed: list[ElementCondition] = []
+        for condition in validated:
+            known = self._element_conditions(condition.place, confirmed)
+            updated = known.updated(condition)
+            if known.is_confirmed(updated):
+                confirmed.append(updated)
+        return confirmed
 
     def _drop_insufficient(self) -> None:
         """Drop conditions without a mistake if many failing nodes meet no accepted hypothesis.
@@ -586,18 +698,25 @@ class _NodeSearch(HypothesisRanking):
 
     # Elements -----------------------------------------------------------------------------------
 
-    def _element_causes(self) -> tuple[Cause, ...]:
+    def _find_element_conditions(self) -> list[ElementCondition]:
         """Return conditions on the elements of outputs for failures without another cause."""
         accepted: list[ElementCondition] = []
-        causes: list[Cause] = []
-        while len(accepted) < MAX_CAUSES and not self.ran_out_of_time:
+        while len(accepted) < MAX_CAUSES and not self.is_at_limit:
             condition = self._proven_element_condition(accepted)
             if condition is None:
                 break
-            conditions = self._element_conditions(condition.place, accepted)
-            ids = tuple(sample.case for sample in conditions.explained(condition) if sample.case)
-            causes.append(Cause(conditions.text(condition, self._output(condition.place)), ids))
             accepted.append(condition)
+        return accepted
+
+    def _element_causes(self, conditions: Sequence[ElementCondition]) -> tuple[Cause, ...]:
+        """Return the causes that conditions on elements state."""
+        causes: list[Cause] = []
+        for number, condition in enumerate(conditions):
+            known = self._element_conditions(condition.place, conditions[:number])
+            known.add_limits(condition)
+            ids = tuple(sample.case for sample in known.explained(condition) if sample.case)
+            if ids:
+                causes.append(Cause(known.text(condition, self._output(condition.place)), ids))
         return tuple(causes)
 
     def _element_conditions(
@@ -607,6 +726,7 @@ class _NodeSearch(HypothesisRanking):
         failures = self._open_failures()
         for condition in accepted:
             earlier = ElementConditions(self._samples, failures, condition.place)
+            earlier.add_limits(condition)
             explained = {id(sample) for sample in earlier.explained(condition)}
             failures = [sample for sample in failures if id(sample) not in explained]
         return ElementConditions(self._samples, failures, place)
@@ -621,7 +741,7 @@ class _NodeSearch(HypothesisRanking):
                 fresh = self._samples[self._known_nodes[condition.key] :]
                 if conditions.is_proven(condition, fresh):
                     return condition
-            if not ranked or self.ran_out_of_time:
+            if not ranked or self.is_at_limit:
                 return None
             best = ranked[number % min(len(ranked), _MAX_TESTED)]
             self._generate(Hypothesis((best.trait,) if best.trait else (), None, 0.0))

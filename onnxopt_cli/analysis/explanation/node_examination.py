@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from os import getpid
 from time import process_time
@@ -43,7 +44,7 @@ SILENCE_SECONDS = 30.0
 #: The difference, as a fraction of the largest element, above which two outputs for the same inputs
 #: count as different.
 REPEATED_RTOL = 1e-3
-# Share of the time of a search after which no further mistake is tried.
+# Share of a search after which no further mistake is tried.
 _EXAMINATION_SHARE = 0.6
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
@@ -54,14 +55,45 @@ SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | 
 _Item = TypeVar("_Item")
 
 
+@dataclass(frozen=True, slots=True)
+class SearchLimit:
+    """The evaluations and the seconds that a search may use.
+
+    An evaluation is a run of a node on the backend, an attempt to generate a node, or the
+    computation of a node or of a mistake by onnx's reference. Searches are limited by evaluations,
+    which do not depend on the machine, so that a repeated search has the same result. The seconds
+    end a search in which evaluations are slow.
+    """
+
+    evaluations: float
+    seconds: float
+
+    def share(self, fraction: float) -> SearchLimit:
+        """Return a fraction of the limit."""
+        return SearchLimit(fraction * self.evaluations, fraction * self.seconds)
+
+    def after(self, clock: SearchClock) -> SearchLimit:
+        """Return the measurements of a clock at which a search that begins now must end."""
+        return SearchLimit(clock.evaluations + self.evaluations, clock.now() + self.seconds)
+
+    def remaining(self, clock: SearchClock) -> SearchLimit:
+        """Return the rest of a search that must end at these measurements of a clock."""
+        return SearchLimit(self.evaluations - clock.evaluations, self.seconds - clock.now())
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no evaluation or no time is left."""
+        return self.evaluations <= 0 or self.seconds <= 0
+
+
 class NodeExamination:
     """The known nodes of one operator, and the mistakes that may explain their failures.
 
     Args:
         samples: the nodes of the cases.
         submit: submits a generated node; None if the backend is not available.
-        clock: counts the time of the search.
-        seconds: time limit of the search.
+        clock: counts the evaluations and the time of the search.
+        limit: the limit of the search.
     """
 
     def __init__(
@@ -69,10 +101,10 @@ class NodeExamination:
         samples: list[NodeSample],
         submit: SubmitNode | None,
         clock: SearchClock,
-        seconds: float,
+        limit: SearchLimit,
     ) -> None:
         self._samples, self._submit = samples, submit
-        self._clock, self._end = clock, clock.now() + seconds
+        self._clock, self._end = clock, limit.after(clock)
         # Mistakes that reproduce failing cases, by name; the likely ones first.
         self._candidates: list[str] = []
         # Mistakes that reproduce so few wrong elements that only generated nodes can confirm them.
@@ -81,38 +113,45 @@ class NodeExamination:
         self._accepted: list[Hypothesis] = []
 
     @property
-    def ran_out_of_time(self) -> bool:
-        """Whether the search has used its time."""
-        return self._remaining() <= 0
+    def is_at_limit(self) -> bool:
+        """Whether the search has used all of its evaluations or its time."""
+        return self._remaining().is_used_up
 
-    def _remaining(self) -> float:
-        """Return the seconds that remain for the search."""
-        return self._end - self._clock.now()
+    def _remaining(self) -> SearchLimit:
+        """Return what remains for the search."""
+        return self._end.remaining(self._clock)
 
-    def _forked(self, work: Callable[[], Iterator[_Item]], seconds: float) -> Iterator[_Item]:
+    def _forked(
+        self, work: Callable[[], Iterator[tuple[int, _Item]]], limit: SearchLimit
+    ) -> Iterator[_Item]:
         """Yield the items of a function that runs with the corrected reference in a fork.
 
-        Iteration ends early if the process crashes or exceeds its processor time, which is part of
-        the time of this search.
+        Iteration ends early if the process crashes or exceeds the limit, which is part of the limit
+        of this search.
+
+        Args:
+            work: yields items, each with the number of evaluations that it took.
+            limit: the limit of the evaluations and the processor time.
         """
         parent = getpid()
 
-        def timed() -> Iterator[tuple[float, list[_Item]]]:
+        def limited() -> Iterator[tuple[int, float, list[_Item]]]:
             if getpid() != parent:
                 # A model that crashes onnx may end the forked process, so onnx needs no helper
                 # process of its own.
                 die_with_models()
-            began = process_time()
-            for item in work():
-                used = process_time() - began
-                yield used, [item]
-                if used > seconds:
+            began, evaluations = process_time(), 0
+            for count, item in work():
+                used, evaluations = process_time() - began, evaluations + count
+                yield count, used, [item]
+                if used > limit.seconds or evaluations > limit.evaluations:
                     return
-            yield process_time() - began, []
+            yield 0, process_time() - began, []
 
         used = 0.0
         with suppress(ProcessLostError):
-            for total, items in on_corrected_reference(timed, SILENCE_SECONDS):
+            for count, total, items in on_corrected_reference(limited, SILENCE_SECONDS):
+                self._clock.evaluations += count
                 self._clock.add(total - used)
                 used = total
                 yield from items
@@ -150,18 +189,19 @@ class NodeExamination:
         tried = [sample for sample in cases if not sample.is_for_errors]
         mistakes = self._mistakes_of(tried)
 
-        def work() -> Iterator[tuple[int | str, Any, Any, Any]]:
+        def work() -> Iterator[tuple[int, tuple[int | str, Any, Any, Any]]]:
             judges = {}
             for index, sample in enumerate(cases):
                 if judge := judged_node(sample):
                     judges[index] = judge
-                    yield index, judge.traits, judge.numbers, judge.outputs
+                    yield 1, (index, judge.traits, judge.numbers, judge.outputs)
             for name, mistake in mistakes.items():
-                yield name, *effects_on(mistake, judges), None
+                alike, effects = effects_on(mistake, judges)
+                yield 1 + len(effects), (name, alike, effects, None)
 
         elements: dict[str, float] = {}
         for key, value, effects, outputs in self._forked(
-            work, _EXAMINATION_SHARE * self._remaining()
+            work, self._remaining().share(_EXAMINATION_SHARE)
         ):
             if isinstance(key, int):
                 cases[key].traits, cases[key].numbers = value, effects
@@ -197,7 +237,7 @@ class NodeExamination:
         probes = [name for name in self._mistakes if name.endswith(PROBES)]
         names = dict.fromkeys((*candidates, *probes))
 
-        def work() -> Iterator[Any]:
+        def work() -> Iterator[tuple[int, Any]]:
             for index, sample in enumerate(samples):
                 judge = judged_node(sample)
                 if judge is None:
@@ -205,7 +245,7 @@ class NodeExamination:
                 effects = effects_by_mistake([self._mistakes[name] for name in names], judge)
                 if effects is not None:
                     judged = judge.failed, judge.traits, judge.numbers, judge.outputs
-                    yield index, *judged, effects
+                    yield 1 + len(effects), (index, *judged, effects)
 
         for index, failed, traits, numbers, outputs, effects in self._forked(
             work, self._remaining()

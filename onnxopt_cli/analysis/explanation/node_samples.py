@@ -110,6 +110,7 @@ class Trait:
         is_parameter: whether the statement is about an attribute, an optional input, a type or the
             version of the operator. Generated nodes vary attributes, optional inputs, types and
             versions separately from the shapes and values of a failing node.
+        is_version: whether the statement is about the version of the operator.
     """
 
     text: str
@@ -117,6 +118,15 @@ class Trait:
     ignoring: str = ""
     limits: NumberLimits | None = None
     is_parameter: bool = False
+    is_version: bool = False
+
+    @property
+    def may_be_accidental(self) -> bool:
+        """Whether all nodes that result from changes of one failing node may have the trait.
+
+        Ranks, versions and relations between shapes or values often remain when a node is changed.
+        """
+        return self.is_version or not self.is_parameter
 
     @property
     def key(self) -> str:
@@ -213,7 +223,8 @@ class NumberLimits:
             words.append(f"{comparison} {number_text(most, LIMIT_DIGITS)}")
         text = f"{self.number.name} is {' and '.join(words)}"
         cost = self.number.cost + 0.4 * (len(words) - 1)
-        return Trait(text, cost, self.number.ignoring, self)
+        is_parameter = bool(self.number.attribute)
+        return Trait(text, cost, self.number.ignoring, self, is_parameter)
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
@@ -474,22 +485,10 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
 
 def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
     version = schema.since_version
-    yield Trait(f"the operator has version {version}", 1.45)
+    yield Trait(f"the operator has version {version}", 1.45, is_version=True)
     for later_version in _versions(schema.name, schema.domain)[1:]:
-        yield from _true(
-            (
-                (
-                    version >= later_version,
-                    f"the operator has at least version {later_version}",
-                    1.4,
-                ),
-                (
-                    version < later_version,
-                    f"the operator has a version before {later_version}",
-                    1.4,
-                ),
-            )
-        )
+        words = "at least version" if version >= later_version else "a version before"
+        yield Trait(f"the operator has {words} {later_version}", 1.4, is_version=True)
 
 
 @cache
@@ -812,6 +811,7 @@ class NodeSample:
         outputs: its correct outputs and their wrong elements; None if they are large.
         elements: the features of the elements of outputs, by the position of the output.
         is_for_errors: whether the node belongs to a search for the causes of errors.
+        is_independent: whether no part of the node is that of a failing node.
     """
 
     case: str
@@ -827,6 +827,7 @@ class NodeSample:
     outputs: JudgedOutputs | None = None
     elements: dict[int, ElementFeatures] = field(default_factory=dict)
     is_for_errors: bool = False
+    is_independent: bool = False
 
     @property
     def problem(self) -> Problem:

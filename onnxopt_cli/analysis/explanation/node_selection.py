@@ -93,7 +93,11 @@ def _kinds_of_node(
 
 def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
     """Return a generated node with the outputs of a backend, which have not been judged yet."""
-    return NodeSample("", variation.model, variation.inputs, variation.outputs, returned, None)
+    right, inputs = variation.outputs, variation.inputs
+    is_independent = variation.is_independent
+    return NodeSample(
+        "", variation.model, inputs, right, returned, None, is_independent=is_independent
+    )
 
 
 def sample_for_errors(variation: Variation, *, is_raised: bool) -> NodeSample:
@@ -104,7 +108,16 @@ def sample_for_errors(variation: Variation, *, is_raised: bool) -> NodeSample:
         is_raised: whether the backend raised an error.
     """
     right, inputs = variation.outputs, variation.inputs
-    return NodeSample("", variation.model, inputs, right, None, is_raised, is_for_errors=True)
+    return NodeSample(
+        "",
+        variation.model,
+        inputs,
+        right,
+        None,
+        is_raised,
+        is_for_errors=True,
+        is_independent=variation.is_independent,
+    )
 
 
 def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:

@@ -64,12 +64,15 @@ def node(signature, number, change, cases=6):
     sample.outputs = JudgedOutputs([right], [wrong] if failed else [])
     sample.traits = frozenset({SMALL} if inputs["X"].size <= LARGEST_SMALL else {})
     sample.returned = [returned] if failed else None
+    sample.is_independent = number >= cases
     return sample
 
 
-def proven(signature, change, count=40, cases=6, output=""):
+def proven(signature, change, count=40, cases=6, output="", independent=100):
     """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
     samples = [node(signature, number, change, cases) for number in range(count)]
+    for sample in samples[cases + independent :]:
+        sample.is_independent = False
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     for condition in conditions.ranked()[:4]:
         if conditions.is_proven(condition, samples[10:]):
@@ -206,6 +209,7 @@ def test_nodes_with_the_same_texts_are_no_independent_evidence(distinct):
         case, returned = f"case {number}" if number < 6 else "", np.where(wrong, "", right)
         sample = NodeSample(case, model, {"X": right}, None, [returned], failed=True)
         sample.outputs = JudgedOutputs([right], [wrong])
+        sample.is_independent = True
         samples.append(sample)
     conditions = ElementConditions(samples, samples, 0)
     ranked = conditions.ranked()
@@ -252,6 +256,24 @@ def test_trait_of_all_failing_nodes_requires_several_failing_cases():
 def test_condition_has_at_most_one_fitted_limit():
     found = proven(ABS, lambda _, y: np.where((y > 0.5) & (y < 0.8), y + 1, y))
     assert found.count(" is at ") <= 1
+
+
+def test_condition_requires_nodes_that_do_not_result_from_failing_nodes():
+    assert proven(ABS, at_odd_columns, independent=3)
+    assert not proven(ABS, at_odd_columns, independent=2)
+
+
+def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
+    below_one = proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
+    assert "the element of X is less than 1" in below_one or "is at most 1" in below_one
+    usual = drawn
+
+    def with_a_gap(seed, shape):
+        x = usual(seed, shape)
+        return np.where(np.abs(x) > 1, 1000 * x, x)
+
+    monkeypatch.setattr(f"{__name__}.drawn", with_a_gap)
+    assert " is at " not in proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
 
 
 def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):

@@ -19,6 +19,7 @@ from onnxopt_cli.analysis.explanation.hypotheses import (
     agrees_with_nodes,
     supports_condition,
 )
+from onnxopt_cli.analysis.explanation.node_examination import SearchLimit
 from onnxopt_cli.analysis.explanation.node_samples import (
     Effect,
     JudgedOutputs,
@@ -37,6 +38,9 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mistakes import node_mistakes
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.run.reproduce import elements_alike, unlike_node_mistake
+
+#: A limit that no search in these tests reaches.
+LIMIT = SearchLimit(1e6, 60.0)
 
 
 def explanation(onnxopt, workplace, body, operator):
@@ -186,7 +190,7 @@ def test_operators_that_are_not_examined_in_time_are_counted(onnxopt, workplace)
     operators = ("--operator", "Sin", "--operator", "Cos", "--explain-time", "1e-6")
     run = ("run", "operators", *operators, "-b", "python:wrong.py:wrong", "--isolation", "none")
     text = " ".join(onnxopt(*run).out.split())
-    assert "2 operators not fully examined: Cos, Sin" in text
+    assert "2 operators not fully examined, stopped after 0 s: Cos, Sin" in text
     assert "--explain-time SECONDS" in text
 
 
@@ -653,7 +657,7 @@ def nodes(count, *traits, failed, case=""):
     return [
         NodeSample(
             case and f"{case}{place}", None, {}, [], [], failed=failed,
-            traits=frozenset(traits),
+            traits=frozenset(traits), is_independent=not case,
         )
         for place in range(count)
     ]  # fmt: skip
@@ -666,18 +670,16 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
         Trait("A has a zero", 0.2),
     )
 
-    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     search._samples = [
         *nodes(3, is_float, is_long, failed=True, case="long"),
         *nodes(1, has_zero, failed=True, case="zero"),
         *nodes(40, failed=False, case="passing"),
     ]
 
-    def generate(_best):
+    def generate(_best, *_):
         search._samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
-        if search._accepted:
-            (statement,) = search._accepted
-            assert statement.traits == (is_float,)
+        if any(statement.traits == (is_float,) for statement in search._accepted):
             # The nodes that are generated for the next statement include 16-bit floats.
             search._samples += nodes(8, is_float, failed=False)
 
@@ -686,6 +688,20 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
     explanation = search.run()
     assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
     assert explanation.causes[0].found.startswith("wrong wherever A is long (")
+
+
+@pytest.mark.parametrize("independent", [2, 3])
+def test_condition_on_shapes_requires_nodes_that_do_not_result_from_failing_nodes(independent):
+    is_long = Trait("A is long", 0.3)
+    fresh = [*nodes(40, is_long, failed=True), *nodes(40, failed=False)]
+    for sample in fresh[independent:]:
+        sample.is_independent = False
+    search = _NodeSearch("mine", "Abs", [], fresh, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
+    assert search._is_proven(Hypothesis((is_long,), None, 0.0), fresh) is (independent > 2)
+    is_given = Trait("alpha is given", 0.3, is_parameter=True)
+    for sample in fresh[:40]:
+        sample.traits = frozenset({is_given})
+    assert search._is_proven(Hypothesis((is_given,), None, 0.0), fresh)
 
 
 def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
@@ -882,14 +898,14 @@ def test_number_whose_wrong_and_right_values_are_mixed_has_no_limits():
 def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_fail):
     traits = is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
 
-    def generate(_best):
+    def generate(_best, *_):
         search._samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)
         search._samples += nodes(30, failed=False) + nodes(120 * others_fail, failed=True)
 
     samples = [*nodes(40, failed=False, case="passing")]
     for trait in traits:
         samples += nodes(3, trait, failed=True, case=trait.text)
-    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     monkeypatch.setattr(search, "_examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     explanation = search.run()
@@ -914,7 +930,7 @@ def test_general_condition_is_preferred_to_an_accidental_one():
         *nodes(12, is_flat, differs, failed=True),
         *nodes(40, failed=False, case="passing"),
     ]
-    search = _NodeSearch("mine", "Sum", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Sum", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     search._accepted = [Hypothesis((is_first,), None, 1.3)]
     assert search._hypotheses()[0].traits == (differs,)
 
@@ -940,7 +956,9 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
     ]
     for place, sample in enumerate(samples):
         sample.effects[mistake.name] = Effect.ALIKE if place < 8 else Effect.NONE
-    search = _NodeSearch("mine", "Less", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch(
+        "mine", "Less", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT
+    )
     search._mistakes, search._candidates = {mistake.name: mistake}, [mistake.name]
     search._doubtful = [mistake.name] * is_doubtful
     assert bool(search._hypotheses()[0].mistake) is not is_doubtful
@@ -990,7 +1008,7 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
     traits = [Trait(f"A is {word}", 0.1) for word in ("a float", "long", "negative")]
     others = [[trait for trait in traits if trait is not each] for each in traits]
 
-    def generate(_best):
+    def generate(_best, *_):
         search._samples += nodes(12, *traits, failed=True) + nodes(20, failed=False)
         for pair in others:
             search._samples += nodes(6, *pair, failed=False)
@@ -998,7 +1016,7 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
     samples = nodes(4, *traits, failed=True, case="failing")
     for number, pair in enumerate(others):
         samples += nodes(2, *pair, failed=False, case=f"passing{number}")
-    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     monkeypatch.setattr(search, "_examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     (cause,) = search.run().causes
@@ -1014,7 +1032,7 @@ def test_limits_of_numbers_require_generated_nodes(has_backend):
         for place in range(12)
     ]
     submit = (lambda *_: Outcome.CRASH) if has_backend else None
-    search = _NodeSearch("mine", "Abs", [], samples, submit, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, submit, SearchClock(), LIMIT)
     assert bool(search._hypotheses()) is has_backend
 
 
@@ -1026,7 +1044,7 @@ def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
     ]
     for sample in samples[3:5]:
         sample.outputs = JudgedOutputs([np.zeros(1, np.float32)])
-    search = _NodeSearch("mine", "Abs", [], samples, None, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, None, SearchClock(), LIMIT)
     (trait,) = search._limits(samples[5:])
     assert trait.limits.low == (2, 5)
 
@@ -1042,7 +1060,7 @@ def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
             + [frozenset()] * 60
         )
     ]
-    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     short, long = (Hypothesis((trait,), None, 0.0) for trait in (is_float, is_long))
     search._accepted = [long, short]
     search._drop_insufficient()
