@@ -29,8 +29,11 @@ def _end_at_signals() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """End this process without a message, because nothing has to be cleaned up."""
-    os._exit(128 + number)
+    """End this process at once, because nothing has to be cleaned up."""
+    try:
+        os.write(2, b"interrupted\n")
+    finally:
+        os._exit(128 + number)
 
 
 if __name__ == "__main__":

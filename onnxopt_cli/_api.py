@@ -493,6 +493,7 @@ def audit(
     join: Sequence[Path] = (),
     inputs: int | None = None,
     seconds: float = inf,
+    interruption: Interruption | None = None,
 ) -> list[MutationScore]:
     """Return the mutation score of cases for each operator.
 
@@ -516,6 +517,8 @@ def audit(
             equivalent. None for the default.
         seconds: processor time in seconds for each operator, after which no further nodes are
             drawn.
+        interruption: if it records a signal, the scores of the implementations that are finished
+            are returned; without it, the signal raises KeyboardInterrupt.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
@@ -551,6 +554,7 @@ def audit(
         elsewhere_nodes=bool(join),
         inputs=EQUIVALENCE_INPUTS if inputs is None else inputs,
         seconds=seconds,
+        interruption=interruption,
     )
 
 

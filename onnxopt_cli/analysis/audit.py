@@ -43,6 +43,7 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.forked_processes import parallel
+from onnxopt_cli.workers.interruption import Interruption
 
 #: The number of elements above which a case runs on a mutant only if fewer than two other cases
 #: reject that mutant.
@@ -286,6 +287,7 @@ def audit(
     elsewhere_nodes: bool = False,
     inputs: int = EQUIVALENCE_INPUTS,
     seconds: float = inf,
+    interruption: Interruption | None = None,
 ) -> list[MutationScore]:
     """Compute the mutation score of every operator with trials.
 
@@ -303,6 +305,8 @@ def audit(
         inputs: largest number of further nodes on which surviving mutants of operators without a
             formula run.
         seconds: processor time of a search after which no further nodes are drawn.
+        interruption: a signal that it records ends the audit, and the scores then count only the
+            finished implementations; None to raise KeyboardInterrupt.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}
@@ -329,9 +333,18 @@ def audit(
         chain.from_iterable(parallel(work, batches, jobs, chunk=1)),
     )
     by_kind: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for count, ((name, kind, _), result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
-        progress(count, len(tasks))
-        by_kind[name, kind] += [result] if isinstance(result, Verdict) else result
+    try:
+        for count, (task, result) in enumerate(zip(tasks, outcomes, strict=True), start=1):
+            progress(count, len(tasks))
+            name, kind, _ = task
+            by_kind[name, kind] += [result] if isinstance(result, Verdict) else result
+    except KeyboardInterrupt:
+        if interruption is None:
+            raise
+        examined = {name for name, _ in by_kind}
+        present = [operator for operator in present if operator.name in examined]
+        nodes = {name: trials for name, trials in nodes.items() if name in examined}
+        thorough = False
     audited: list[tuple[Operator | NodeOperator, Sequence[AuditedCase | NodeTrial]]] = [
         *((operator, trials[operator.name]) for operator in present),
         *((own_trials[0].operator, own_trials) for own_trials in nodes.values()),

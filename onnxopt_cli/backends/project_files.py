@@ -134,8 +134,8 @@ def write_project_files(
         force: whether existing files are replaced.
 
     Raises:
-        UsageError: if an argument is invalid, a file exists, or a symbolic link leads out of the
-            project (then nothing is written); or if a file cannot be written.
+        UsageError: if an argument is invalid, a file exists, a symbolic link leads out of the
+            project, or a file cannot be written. No new file is left.
     """
     specification = parse_specification(backend or _REFERENCE)
     _require_known(specification)
@@ -158,14 +158,23 @@ def write_project_files(
         names = ", ".join(printable(os.path.relpath(path)) for path in existing)
         hint = "--force replaces these files; onnxopt.toml precedes pyproject.toml"
         raise UsageError(f"the project has settings or a workflow: {names}", hint=hint)
-    for path, text in texts.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            parent = printable(os.path.relpath(path.parent))
-            raise UsageError(f"cannot create {parent}: {error.strerror or error}") from error
-        write_atomically(path, text.encode())
+    try:
+        for path, text in texts.items():
+            _write(path, text)
+    except UsageError:
+        for path in texts.keys() - existing:
+            path.unlink(missing_ok=True)
+        raise
     return [Path(os.path.relpath(path)) for path in texts]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parent = printable(os.path.relpath(path.parent))
+        raise UsageError(f"cannot create {parent}: {error.strerror or error}") from error
+    write_atomically(path, text.encode())
 
 
 def missing_file(backend: str) -> str:

@@ -167,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _interrupted(stop: KeyboardInterrupt) -> int:
+    click.echo("interrupted", err=True)
     return stop.exit_code if isinstance(stop, Stop) else _INTERRUPTED
 
 

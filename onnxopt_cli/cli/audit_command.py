@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_operator
-from onnxopt_cli.cli.console import show_progress, stdout, tell_problems
+from onnxopt_cli.cli.console import note, show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import (
     opened_cluster,
@@ -29,7 +29,7 @@ from onnxopt_cli.config.run_config import (
 from onnxopt_cli.core.files import require_unused, require_writable_file, write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
-from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.interruption import INTERRUPTED, interruptible
 
 if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
@@ -111,12 +111,14 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     if options["injected"]:
         if options["cluster"] or options["shard"] or options["join"]:
             raise click.UsageError("--injected excludes --cluster, --shard and --join")
-        wrong, document = _injected(chosen, options)
+        code, document = _injected(chosen, options)
     else:
-        wrong, document = _scored(chosen, operators, options, problems)
+        code, document = _scored(chosen, operators, options, problems)
+    if code in INTERRUPTED:
+        return code
     if options["json_path"] is not None:
         write_atomically(options["json_path"], document.encode())
-    return 2 if problems else wrong
+    return 2 if problems else code
 
 
 def _scored(
@@ -125,14 +127,19 @@ def _scored(
     options: Mapping[str, Any],
     problems: list[Fault],
 ) -> tuple[int, str]:
-    """Print the mutation scores; return the exit code and the JSON document."""
+    """Print the mutation scores; return the exit code and the JSON document.
+
+    After a signal, the scores count only the implementations that are finished.
+    """
     from onnxopt_cli import _api as api
     from onnxopt_cli.report.audit_report import audit_json, audit_page
 
     shard = api.Shard.parse(options["shard"]) if options["shard"] else None
     verbose, known = options["verbose"], len(problems)
     with (
-        opened_cluster(ClusterConfig.of(options), Interruption()) as cluster,
+        interruptible() as interruption,
+        interruption.at_once(),
+        opened_cluster(ClusterConfig.of(options), interruption) as cluster,
         # The first steps of the progress are the cases to prepare; all further steps are the
         # implementations to judge.
         show_progress("auditing", "steps", cluster) as tick,
@@ -150,15 +157,19 @@ def _scored(
             shard=shard,
             join=options["join"],
             inputs=options["inputs"],
+            interruption=interruption,
         )
     tell_problems(problems[known:])
-    if not scores:
+    if not scores and not interruption.signal:
         raise NothingSelected(
             f"none of {len(chosen)} cases is a single deterministic node that can be audited"
         )
     for score in scores:
         for renderable in audit_page(score, verbose=verbose):
             stdout().print(renderable)
+    if interruption.signal:
+        note("interrupted: the scores count only the implementations that are finished")
+        return interruption.exit_code, ""
     survivors = {survivor.name for score in scores for survivor in score.survivors}
     disallowed = {
         name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.console import note, show_step, stdout
+from onnxopt_cli.cli.console import show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 
@@ -18,7 +18,8 @@ from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of each part of the search.  [default: at least 5]",
+    "Time limit of each part of the search.  "
+    "[default: 5; more after a long run or for many operators]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
     """Find the causes of the failures of a saved run.
@@ -40,21 +41,17 @@ def command(saved: Path, explain_time: float | None) -> int:
     if not any(result.failing for result in record.results):
         click.echo("no failing case to explain")
         return 0
-    try:
-        with show_step("looking for known mistakes") as tell:
-            explanations = api.explain(
-                record.results,
-                find_again(
-                    {result.case: result.location for result in record.results},
-                    ModelInputs.from_json(record.options),
-                ).values(),
-                judging=Judging.from_json(record.options),
-                seconds=explain_time,
-                progress=tell,
-            )
-    except KeyboardInterrupt:
-        note("interrupted while looking for known mistakes: failures are not explained")
-        raise
+    with show_step("looking for known mistakes") as tell:
+        explanations = api.explain(
+            record.results,
+            find_again(
+                {result.case: result.location for result in record.results},
+                ModelInputs.from_json(record.options),
+            ).values(),
+            judging=Judging.from_json(record.options),
+            seconds=explain_time,
+            progress=tell,
+        )
     if not explanations:
         stdout().print_wrapped(
             "no failure can be explained: onnxopt explains wrong outputs of models with a single "

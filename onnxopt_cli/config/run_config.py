@@ -563,7 +563,8 @@ class RunConfig(Settings):
         None,
         "--explain-time SECONDS",
         "Time limit of each search: for known mistakes, for other causes, for causes in operators "
-        "without a formula, and for the first wrong node.  [default: at least 5]",
+        "without a formula, and for the first wrong node.  "
+        "[default: 5; more after a long run or for many operators]",
         Number(most=1e6),
         may_differ=True,
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+from contextlib import contextmanager
 
 import pytest
 from places import REPOSITORY
@@ -185,3 +188,17 @@ def test_cases_of_random_operators_cannot_be_audited(workplace, onnxopt):
     answer = onnxopt("audit", "onnx-node", "--operator", "Bernoulli")
     assert answer.code == 5
     assert "a single deterministic node" in answer.err
+
+
+def test_signal_leaves_the_scores_of_finished_implementations(workplace, onnxopt, monkeypatch):
+    @contextmanager
+    def send_signal_at_third_step(*_):
+        yield lambda done, total: total and done == 3 and os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("onnxopt_cli.cli.audit_command.show_progress", send_signal_at_third_step)
+    (workplace / "weak.yaml").write_text(INCONCLUSIVE)
+    answer = onnxopt("audit", "weak.yaml", "-j", "1", "--json", "audit.json")
+    assert answer.code == 128 + signal.SIGTERM
+    assert "AdmmPenalty" in answer.out
+    assert "the scores count only the implementations that are finished" in answer.err
+    assert not (workplace / "audit.json").exists()

@@ -314,12 +314,12 @@ def interrupt(place, name, number, *arguments, **settings):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("module", ["click", "numpy", "onnx", "rich"])
-def test_signal_during_imports_ends_the_command_without_a_message(place, module, number, code):
+def test_signal_during_imports_ends_the_command_with_one_line(place, module, number, code):
     (place / "modules").mkdir()
     (place / "modules" / f"{module}.py").write_text(NEVER_STARTS)
     paths = f"{place / 'modules'}:{REPOSITORY}"
     code_and_output = interrupt(place, "started", number, "run", "demo.yaml", PYTHONPATH=paths)
-    assert code_and_output == (code, b"", b"")
+    assert code_and_output == (code, b"", b"interrupted\n")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -331,7 +331,7 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     code_and_output = interrupt(
         place, "started", number, *command, "-b", "python:slow.py:Backend", TMPDIR=str(temporary)
     )
-    assert (code_and_output[0], code_and_output[2]) == (code, b"")
+    assert (code_and_output[0], code_and_output[2]) == (code, b"interrupted\n")
     assert list(temporary.iterdir()) == []
 
 
@@ -373,7 +373,7 @@ def test_signal_while_node_cases_are_made_leaves_no_files(place, number, code):
     while not (place / "collecting").exists() and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.communicate(timeout=30) == (b"", b"interrupted\n")
     assert process.returncode == code
     assert not (place / "cache").exists()
 

@@ -199,3 +199,10 @@ def test_link_within_the_project_is_followed(workplace, onnxopt):
     (workplace / ".github").symlink_to("ci")
     assert onnxopt("init").code == 0
     assert (workplace / "ci/workflows/onnxopt.yml").is_file()
+
+
+def test_no_file_is_left_if_one_cannot_be_written(workplace, onnxopt):
+    WORKFLOW.mkdir(parents=True)
+    answer = onnxopt("init", "--force")
+    assert (answer.code, "cannot write" in answer.err) == (2, True)
+    assert [path.name for path in workplace.iterdir()] == [".github"]

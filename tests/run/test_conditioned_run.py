@@ -214,6 +214,7 @@ def test_inconclusive_elements_are_counted(onnxopt, tmp_path, backend):
     assert result.code == 0
     note = "inconclusive: the tolerance reaches half of the value in 1 of 2 elements"
     assert note in result.out
+    assert "passes 1 case with inconclusive elements" in result.out
 
 
 def test_case_without_a_conclusive_element_does_not_count_as_passed(onnxopt, tmp_path, backend):

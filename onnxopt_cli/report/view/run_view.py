@@ -50,7 +50,7 @@ _MAX_REASON_CHARS = 200
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
-    "in which a tolerance reaches half of the value of an element": INCONCLUSIVE,
+    "with inconclusive elements, whose tolerance reaches half of their value": INCONCLUSIVE,
 }
 # Outcomes without a result, whose reasons are listed separately from failures.
 WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
