@@ -633,7 +633,7 @@ class _Search:
         return Problem(model, inputs, outputs if stored else None)
 
     def _reproduction(self, runs: Sequence[NodeRun]) -> Problem | None:
-        """Return the problem of some nodes with expected outputs, or None beyond a limit."""
+        """Return the problem of some nodes with expected outputs; None if a limit is exceeded."""
         size = self._bytes_of(runs)
         if not self._reproductions_left or size > self._bytes_left:
             return None

@@ -46,7 +46,7 @@ NO_OPERAND = "an operand has no value"
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 # The number of nodes after which the nodes of bodies and branches are no longer walked. A limit is
-# necessary because each level of nested loops doubles the number.
+# necessary because each level of nested loops doubles the number of nodes.
 _MAX_ENTERED_RUNS = 20_000
 # Largest number of nodes that one request computes.
 _MAX_TOGETHER = 256
@@ -534,7 +534,7 @@ class ModelWalk:
             self.store[key] = self._of_declared_type(key, value)
 
     def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
-        """Return a message about the limit that a node's values exceed; empty within all limits."""
+        """Return a message about the limit that a node's values exceed; empty if there is none."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.max_bytes and size > self.max_bytes:
@@ -544,7 +544,7 @@ class ModelWalk:
         return ""
 
     def _of_declared_type(self, key: str, value: Value) -> Value:
-        """Return a value in the inferred type; some operators of the reference return another."""
+        """Return a value in the inferred type; some of the reference's types are different."""
         declared = self.types.get(key)
         if declared is None or not isinstance(value, np.ndarray):
             return value

@@ -45,7 +45,8 @@ FEW_CHANGES = (1, 1, 2)
 _INDEPENDENT_WAYS = frozenset({"drawn", "passing", "reshaped"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# The operator's generator draws one of this number of nodes; all other nodes result from changes.
+# Of _GENERATED_PERIOD nodes, the operator's generator draws one, and the others result from
+# changes.
 _GENERATED_PERIOD = 3
 # The number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
@@ -107,9 +108,9 @@ def variations(
 ) -> Iterator[Variation]:
     """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
 
-    Two thirds of the nodes result from changes of the given nodes. One third is drawn by the
-    generator of the operator, if the operator has one, from seeds that no suite uses. After the
-    first 300 models, each model is followed by the same model with other values of its inputs.
+    Two thirds of the nodes result from changes of the given nodes. One third of the nodes is drawn
+    by the generator of the operator, if the operator has one, from seeds that no suite uses. After
+    the first 300 models, each model is followed by the same model with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.

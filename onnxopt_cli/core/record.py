@@ -123,7 +123,7 @@ class Explanation:
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         if not self.causes and (self.note or UNEXPLAINED in counts_of_others):
-            # The note is stated in the place of a cause.
+            # In the sentence, the note takes the place of a cause.
             counts = [(self.note, sum(counts_of_others.pop(UNEXPLAINED, {}).values()))]
         parts: list[str] = []
         for words, count in counts:

@@ -230,7 +230,8 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
     """Apply a function to plain numbers, and return a plain number.
 
-    NumPy performs the operation, so the result is infinite or NaN where Python raises an error.
+    NumPy performs the operation, so the result is infinite or NaN where Python would raise an
+    error.
     """
     return np.asarray(function(*values)).item()
 

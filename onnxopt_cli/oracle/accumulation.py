@@ -50,7 +50,7 @@ EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Co
 # probability that a correct algorithm fails any of them is below 1e-9.
 _FALSE_ALARM = 1e-10
 # Findings are reported if a correct algorithm yields them with a probability below
-# _FINDING_PROBABILITY. Only findings below 1e-9 are failures.
+# _FINDING_PROBABILITY. Only findings with a probability below 1e-9 are failures.
 _FINDING_PROBABILITY = 1e-4
 # The smallest number of elements of an examined output; for fewer elements, the tests are too weak.
 _MIN_ELEMENTS = 256
@@ -180,7 +180,7 @@ class _Sums:
     addend: Array
 
     def lost(self, roundoff: float) -> float:
-        """Return a bound of the systematic loss of small terms in a sum, in units of u sum|ab|.
+        """Return a bound on the systematic loss of small terms in a sum, in units of u sum|ab|.
 
         A term below half of the last digit of the partial sum is lost completely, so that its
         rounding error is not random.

@@ -329,7 +329,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
             # The reference's operators accept no value of stash_type other than FLOAT. In a wide
-            # model the operators compute in double nevertheless.
+            # model, the operators compute in double even if stash_type is FLOAT.
             setattr(node, name, onnx.TensorProto.FLOAT)
     # The reference's own method is slow even if it logs nothing.
     node._log = lambda *_: None  # noqa: SLF001

@@ -105,7 +105,7 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True)
 class FormulaOracle:
-    """Evaluates the formula of an operator. Stored outputs must agree with its result.
+    """Evaluates the formula of an operator, with which stored outputs must agree.
 
     Attributes:
         judging: how outputs are judged.

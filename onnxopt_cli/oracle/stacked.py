@@ -41,8 +41,8 @@ _MAX_WINDOW_ELEMENTS = 1 << 20
 # looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# The largest number of bytes of intermediate results and moved operands with which runs visit the
-# nodes together.
+# Runs visit the nodes together if intermediate results and moved operands take at most this number
+# of bytes.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the default domain, to which all listed operators belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")

@@ -44,7 +44,7 @@ PRECISION_ATTRIBUTES = frozenset({"precision", "softmax_precision", "stash_type"
 _TYPE_ATTRIBUTES = PRECISION_ATTRIBUTES | {"to", "dtype", "output_datatype", "output_dtype"}
 # Attributes of Constant that hold float32 numbers.
 _CONSTANT_ATTRIBUTES = frozenset({"value_float", "value_floats"})
-#: The unit roundoff u of each dtype. Floating-point types narrower than these are treated as
+#: The unit roundoff u of each dtype. Floating-point types that are not listed are treated as
 #: discrete.
 ROUNDOFF: dict[np.dtype[Any], float] = {
     np.dtype(np.float16): 2.0**-11,

@@ -58,10 +58,10 @@ def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
 @pytest.mark.parametrize(
     ("domain", "operator", "opset", "mutant"),
     [
-        # The input K of TopK has one value, unlike that of Attention.
+        # The input K of TopK has one value, unlike the input K of Attention.
         ("", "Attention", 23, "K first batch for all"),
         ("", "Attention", 23, "K last axes exchanged"),
-        # The pads of Pad may be negative, unlike those of a window.
+        # The pads of Pad may be negative, unlike the pads of a window.
         ("", "Pad", 2, "pads without its sign"),
         ("", "Reshape", 14, "shape without sign"),
         ("", "Where", 16, "condition aligned to the first axis"),

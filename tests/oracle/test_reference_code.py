@@ -86,7 +86,7 @@ def test_functions_that_are_proven_uncalled_do_not_run(operator):
 
 def test_uncalled_functions():
     uncalled = {function.__qualname__ for function in uncalled_functions("", "MaxPool", 22)}
-    # A correction replaces the method that calls these functions.
+    # A correction replaces the method that calls the following functions.
     assert {"MaxPool._max_pool_2d", "CommonPool._run", "_pool"} <= uncalled
     assert not uncalled & {"_maximum", "_geometry", "_Geometry.windows"}
     names = {function.__name__ for function in uncalled_functions("", "DeformConv", 22)}

@@ -101,7 +101,8 @@ class ConditionQueries(ConditionFitting):
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             each = self._sampled(call, branches)
-            # An input in which no element could show the fault is less informative.
+            # An input in which no element could show the fault is less informative than other
+            # inputs.
             if self._random.random() < max(0.1, self._visible_share(each)):
                 yield each
 

@@ -482,7 +482,7 @@ class ElementConditions:
             column = 4 if condition.is_sufficient else 2
             counts = np.array([_counts(node, [condition.parts])[0] for node in failing])
             evidence = counts[:, column].sum()
-            # A condition that leaves wrong elements to other causes is more often accidental.
+            # A condition that leaves wrong elements to other causes is often accidental.
             required = 2 if condition.is_sufficient else 1
             if np.count_nonzero(counts[:, 0]) < required * MIN_FAILING:
                 return False
@@ -627,7 +627,7 @@ def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
 
 
 def _chance(first: Array, second: Array | float) -> Array:
-    """Return a bound of the probability that the elements of a set all have a feature.
+    """Return a bound on the probability that the elements of a set all have a feature.
 
     The elements of a node depend on each other, so the bound is a probability for a single element:
     that an element of the set has the feature, or that an element without the feature does not

@@ -478,7 +478,7 @@ def _equal(first: Array, second: Array) -> Array:
 
 
 def is_varied(right: Array) -> bool:
-    """Return whether an output with the right elements in another order is no coincidence."""
+    """Return whether right elements in another order are unlikely to be a coincidence."""
     return _is_numeric(right) and np.unique(right).size > _MIN_DISTINCT
 
 

@@ -72,8 +72,8 @@ MAX_ADDED_MISTAKES = 2
 #: If the remaining failing cases outnumber the reproduced cases by a factor of MAX_LEFT_RATIO, the
 #: agreement with a mistake may be due to chance.
 MAX_LEFT_RATIO = 3
-#: Seconds for each operator of the search for other causes, which follows the search for known
-#: mistakes, and mostly waits for the backend.
+#: Seconds for each operator that the search for other causes may take. The search follows the
+#: search for known mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12

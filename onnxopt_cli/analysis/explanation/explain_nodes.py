@@ -660,7 +660,7 @@ class _NodeSearch(HypothesisRanking):
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether only this hypothesis explains enough generated nodes."""
+        """Return whether enough generated nodes are explained by this hypothesis alone."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:

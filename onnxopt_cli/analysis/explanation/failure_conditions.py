@@ -60,8 +60,8 @@ DISAGREEMENT_MARGIN = 0.02
 _DIFFERENT_SHARE = 0.01
 #: The number of failing cases that a condition requires if the backend cannot run generated nodes.
 MIN_FAILING_WITHOUT_QUERIES = 4
-# A condition that more than _MAX_INPUTS_SHARE of the inputs, and of their elements, meet is not
-# informative.
+# A condition is not informative if more than _MAX_INPUTS_SHARE of the inputs, and of their
+# elements, meet it.
 _MAX_INPUTS_SHARE = 0.9
 #: A part belongs to a condition only if MIN_PASSING inputs that lack only this part pass.
 MIN_PASSING = 5
@@ -142,7 +142,7 @@ class _Search(ConditionQueries):
         if (for_all and for_all.conditions) or self._submit is None:
             return for_all
         if self._mistake:
-            # The statement "only where" would be false if the mistake also occurs under other
+            # The statement "only where" would be false if the mistake also occurred under other
             # conditions.
             return None
         self._partial = True
@@ -278,7 +278,7 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the indices of the conditions that elements lack which meet the other condition.
+        """Return the index of each condition that an element lacks while meeting the other.
 
         The result is empty if an element meets both conditions.
         """

@@ -105,7 +105,7 @@ class NodeExamination:
     ) -> None:
         self._samples, self._submit = samples, submit
         self._clock, self._end = clock, limit.after(clock)
-        # Mistakes that reproduce failing cases, by name; the likely ones first.
+        # Mistakes that reproduce failing cases, by name; the likely mistakes first.
         self._candidates: list[str] = []
         # Mistakes that reproduce so few wrong elements that only generated nodes can confirm them.
         self._doubtful: list[str] = []

@@ -65,7 +65,7 @@ NARROW_GAP = 0.01
 _MIN_INSIDE = 3
 # Largest number of intervals that are tried for one number of a node.
 _MAX_INTERVALS = 2
-# The largest number of characters of an attribute's value that is named.
+# An attribute's value is named if it has at most this number of characters.
 _MAX_VALUE_CHARS = 40
 # The largest number of elements of an input whose values are examined.
 _MAX_ELEMENTS = 1 << 20
@@ -933,7 +933,7 @@ class JudgedNode:
 
     @property
     def outputs(self) -> JudgedOutputs | None:
-        """The correct outputs, and the wrong elements of the backend's; None if they are large."""
+        """The correct outputs, and the backend's wrong elements; None if outputs are large."""
         right = self.native if self.sample.right is None else self.sample.right
         if (
             sum(value.size for value in right if isinstance(value, np.ndarray))

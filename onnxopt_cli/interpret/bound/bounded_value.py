@@ -556,7 +556,7 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum, also as a weighted mean that is computed from a difference.
+    """Return the error of a sum; a weighted mean may also be computed from a difference.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
     and have opposite signs, the difference may overflow; the error is then infinite.

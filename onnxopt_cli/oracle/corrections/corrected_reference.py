@@ -335,7 +335,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along ``axis`` or, in early versions, over all axes from ``axis`` on."""
+    """Return a function that computes along ``axis`` or, in early versions, all axes from it on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis

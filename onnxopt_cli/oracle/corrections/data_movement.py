@@ -29,7 +29,7 @@ def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
 
 @replaces("op_gathernd._gather_nd_impl")
 def _gathered_slices(original: Any, data: Array, indices: Array, batch_dims: int) -> Any:
-    """Gather slices, also none of them."""
+    """Gather any number of slices, including no slice."""
     shape = (*indices.shape[:-1], *data.shape[batch_dims + indices.shape[-1] :])
     if 0 in shape:
         return (np.zeros(shape, data.dtype),)

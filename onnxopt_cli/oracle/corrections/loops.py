@@ -82,7 +82,7 @@ def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0
 
 
 def scan_class() -> type:
-    """Return a class of Scan that supports all axes and directions; the reference's does not."""
+    """Return a class of Scan with all axes and directions, some of which the reference lacks."""
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_scan
 

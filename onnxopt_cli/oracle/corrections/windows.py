@@ -435,7 +435,7 @@ class _Geometry:
 
 
 def _flat_windows(windows: Array, rank: int) -> Array:
-    """Return a contiguous copy of windows, with the elements of each along the last axis.
+    """Return a contiguous copy of windows, with the elements of a window along the last axis.
 
     Args:
         windows: the windows.
@@ -474,7 +474,7 @@ def _geometry(x: Array, attributes: dict[str, Any]) -> _Geometry:
 
 
 def _wide(x: Array) -> Array:
-    """Return a tensor in the type in which it is accumulated: float32 for 16 bits."""
+    """Return a tensor in the type in which it is accumulated: float32 for 16-bit types."""
     return x.astype(np.float32) if dtype_name(x.dtype) in _SHORT_TYPES else x
 
 

@@ -1,8 +1,8 @@
 """The runs of a model and of its reformulations, from which its condition is estimated.
 
 The model runs in its own types (:class:`FirstRun`), in double, and in double with injected
-roundings. Depending on the nodes that ran, it also runs in its own types with sequential sums, with
-subnormal numbers flushed to zero, and with NaN or infinity spread by fast algorithms.
+roundings. Depending on the nodes that ran, the model also runs in its own types with sequential
+sums, with subnormal numbers flushed to zero, and with NaN or infinity spread by fast algorithms.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _NOISE = 2.0**-46
 # The slopes on both sides of a point are considered equal if their relative difference is below
 # this limit.
 _SAME_SLOPE = 1e-5
-# The largest number of node visits for difference quotients of single elements. If more visits were
-# necessary, quotients along random directions are used instead.
+# The largest number of node visits for difference quotients of single elements. If the quotients
+# need more visits, quotients along random directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 

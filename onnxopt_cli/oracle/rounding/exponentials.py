@@ -77,7 +77,7 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
     """Perturb the logarithm of a sum in a ``with`` block.
 
-    The logarithm is rounded as if the largest operand had been added.
+    The logarithm is rounded as if the largest operand had been added to it.
 
     Args:
         move: returns the error of the logarithm, given the largest operand.

@@ -720,7 +720,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array as the buffer for a result; None if its type differs from the operand's."""
+    """Return an array as the buffer for a result; None if the types of array and operand differ."""
     return array if operand.dtype == array.dtype else None
 
 

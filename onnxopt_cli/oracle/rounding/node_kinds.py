@@ -166,7 +166,7 @@ _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
 # The largest number of elements of an input that are moved, one after another.
 _MAX_MOVED_ELEMENTS = 8
-# The number of elements with an effect on an output after which no further element is moved.
+# No further element is moved once this number of moved elements had an effect on an output.
 _ENOUGH_EFFECTS = 2
 
 

@@ -407,7 +407,7 @@ def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Va
     """
     if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
         return output
-    # Narrower types are summed in float32.
+    # All types except double are summed in float32.
     summed_in = np.dtype(np.float64 if output.dtype == np.float64 else np.float32)
     norm = np.abs(output).astype(np.float64)
     if node.op_type == "LpNormalization":
