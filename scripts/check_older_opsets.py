@@ -44,7 +44,7 @@ def computed_by(backend: str) -> Callable[[onnx.ModelProto, Any], list[Any] | No
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Return whether two values agree in type and shape, and up to rounding."""
+    """Return whether two values have the same type and shape, and equal elements up to rounding."""
     if isinstance(first, list):
         return len(first) == len(second) and all(map(agree, first, second))
     if not isinstance(first, np.ndarray):

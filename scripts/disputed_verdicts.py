@@ -239,7 +239,7 @@ def gru(
     output: str,
     **_: Any,
 ) -> Exact:
-    """Bound the error by roundings of 1, the range of the activations."""
+    """Bound the error by roundings of 1, because activations have magnitudes up to 1."""
     direction, batch, column = at[-3:]
     hidden = r.shape[2]
     bias = np.zeros(6 * hidden) if b is None else b[direction]

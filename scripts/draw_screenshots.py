@@ -101,7 +101,7 @@ def terminal_picture(output: str) -> str:
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(prompt), Text.from_ansi(lines), sep="")
-    # The rules are removed, because a browser would download the fonts that they name.
+    # The CSS rules for fonts are removed, because a browser would download the fonts.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="onnxopt"), flags=re.DOTALL)
 
 

@@ -279,7 +279,7 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
-    """Draw a fault with one or two conditions; ``beyond`` makes the last inexpressible."""
+    """Draw a fault with one or two conditions; with ``beyond``, the last one is inexpressible."""
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
     drawn = [draw_condition(operator, random) for _ in range(number)]
     if beyond:

@@ -218,7 +218,7 @@ def epsilon(node: Node, operands: Sequence[Array], compute: Compute) -> list[Arr
 
 
 def axis(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Compute along the axis after the right axis."""
+    """Compute along the axis that follows the correct axis."""
     rank = np.ndim(operands[0]) if operands else 0
     if rank < 2:  # noqa: PLR2004
         return None
@@ -641,8 +641,8 @@ def rerun(steps: Sequence[Step], compute: Compute, change: Callable[[Array], Arr
 class Faulty:
     """A backend with the fault that the environment variable describes.
 
-    The fault has a ``kind`` and ``outputs``, the first outputs of the faulty nodes in order. A
-    fault of fused nodes affects only models that contain all of the fused nodes.
+    The fault has a ``kind``, and ``outputs``: the name of the first output of each faulty node, in
+    order. A fault of fused nodes affects only models that contain all of the fused nodes.
     """
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
@@ -820,7 +820,7 @@ class ChainVisibility:
 
 
 def applied(kind: str, steps: Sequence[Step], compute: Compute) -> list[Array] | None:
-    """Return the wrong outputs of a fault; None if the fault does not apply or fails."""
+    """Return the wrong outputs of a fault; None if it does not apply or cannot be computed."""
     try:
         if kind in FUSION_FAULTS:
             return FUSION_FAULTS[kind](steps, compute)

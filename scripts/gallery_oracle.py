@@ -214,7 +214,7 @@ def _hardmax(rows: Tensor) -> Tensor:
 
 
 def conv_transpose(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Compute a transposed convolution without padding, strides and dilations."""
+    """Compute a transposed convolution without padding, strides or dilations."""
     del version
     source, weights, bias = _padded(operands, 3)
     group = attributes.get("group", 1)
@@ -451,7 +451,7 @@ def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence
 
 
 def cosine_window(first: float, second: float, third: float = 0.0) -> Function:
-    """Return a periodic window that is a sum of cosines, for the weights of its terms."""
+    """Return a function that computes a periodic window as a weighted sum of cosines."""
 
     def window(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
         del version
@@ -532,7 +532,7 @@ def global_lp_pool(operands: Operands, attributes: Attributes, version: int) -> 
 
 
 def qlinear_conv(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Convolve quantized numbers along one axis, without padding, strides and groups."""
+    """Convolve quantized numbers along one axis, without padding, strides or groups."""
     del version
     _require(attributes)
     source, source_scale, source_zero, weight, weight_scale, weight_zero = operands[:6]

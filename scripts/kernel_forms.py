@@ -703,7 +703,7 @@ class Staged:
     form: Callable[..., list[Array]]
 
     def storing(self, dtype: np.dtype[Any]) -> Callable[..., list[Array]]:
-        """Return the form, which then stores its results in the given type."""
+        """Return the form as a function that stores its results in the given type."""
         return partial(self.form, lambda x: x.astype(dtype).astype(x.dtype))
 
 
@@ -810,7 +810,7 @@ def resized(attributes: Attributes, x: Array, *others: Any) -> list[Array]:
 
 
 def rotated(attributes: Attributes, x: Array, cosines: Array, sines: Array, *places: Any) -> Any:
-    """Compute RotaryEmbedding of four axes with fused multiply-add."""
+    """Compute RotaryEmbedding of a tensor with four axes by fused multiply-add."""
     if places and places[0] is not None:
         cosines, sines = cosines[places[0]], sines[places[0]]
     supported = {"interleaved", "num_heads", "rotary_embedding_dim"}

@@ -328,9 +328,10 @@ def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list
 
 
 def winograd_matrices(outputs: int) -> tuple[Array, Array, Array]:
-    """Return the matrices of F(outputs, 3): for products, kernels and tiles (Cook and Toom).
+    """Return the matrices for products, kernels and tiles of Winograd's algorithm F(outputs, 3).
 
-    The points are 0, 1, -1, 2, -2, 1/2, -1/2 and infinity.
+    The matrices follow from the algorithm of Cook and Toom with the points 0, 1, -1, 2, -2, 1/2,
+    -1/2 and infinity.
     """
     half = Fraction(1, 2)
     points: list[Any] = [Fraction(0), 1, -1, 2, -2, half, -half][: outputs + TILED_KERNEL - 2]
@@ -689,7 +690,7 @@ def rational(
 def window(
     form: str, coefficients: Sequence[float], attributes: Attributes, size: Array
 ) -> list[Array]:
-    """Compute a window from cosines of angles in float32."""
+    """Compute a window from cosines of float32 angles."""
     if attributes.get("output_datatype", 1) != 1:
         raise Unsupported("a type other than float32")
     real, count = np.float32, int(size)

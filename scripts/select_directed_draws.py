@@ -76,7 +76,7 @@ MIN_KILLS = 3
 # An operator with at least this number of cases gets at most one draw of each type.
 MAX_CASES = 30
 # Lengths of a long axis. The first of these lengths with which the node is computed within the time
-# limit is used. After the first draw of an operator, the longest is not tried again.
+# limit is used. After the first draw of an operator, the first length is not tried again.
 LENGTHS = (1031, 259, 67)
 # The largest number of elements of an axis that does not count as long.
 BLOCK = 64

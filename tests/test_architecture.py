@@ -33,7 +33,7 @@ ORDER = [
     {"cli", "pytest_plugin", "pytest_cases"},
 ]
 
-#: Parts that commands use only through _api. Commands may import the other parts directly, for
+#: Parts that commands use only through _api. Commands may import all other parts directly, for
 #: example to name cases, operators and backends.
 BEHIND_API = {"analysis", "run"}
 

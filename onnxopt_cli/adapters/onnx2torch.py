@@ -12,9 +12,9 @@
 """onnx2torch on the CPU.
 
 onnx2torch raises NotImplementedError for operators, versions and attributes that it lacks. The
-module that it creates returns a list with one value for each node that produces outputs of the
-graph, or the value itself if there is one such node. The value is the node's output, a list of its
-outputs, or the first output if onnx2torch computes no further outputs.
+module that onnx2torch creates returns a list with one value for each node that produces outputs of
+the graph, or the value itself if there is one such node. The value is the node's output, a list of
+its outputs, or the first output if onnx2torch computes no further outputs.
 """
 
 import torch

@@ -10,8 +10,8 @@
 # ///
 """ggml on the CPU, as an execution provider of ONNX Runtime.
 
-Nodes that ggml does not support would run on ONNX Runtime's own CPU provider. The session forbids
-this fallback, so nodes that ggml does not support are unsupported.
+Nodes that ggml does not support are unsupported, because the session does not let them run on ONNX
+Runtime's own CPU provider.
 """
 
 import onnxruntime

@@ -24,8 +24,8 @@ import tract
 
 from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types
 
-# Keep stack traces of many lines out of errors, even if RUST_BACKTRACE is 1. The stack traces
-# of panics remain.
+# Keep stack traces of many lines out of errors, even if RUST_BACKTRACE is 1. Only the messages of
+# panics still contain stack traces.
 os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 

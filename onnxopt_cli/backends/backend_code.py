@@ -239,7 +239,7 @@ def named_code(text: str) -> Iterator[Path]:
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, the bytecode that Python loads in place of the files, and its folders."""
+    """Yield files, and the bytecode, with its folders, that Python loads in place of the files."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file

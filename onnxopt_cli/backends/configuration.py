@@ -115,8 +115,8 @@ class Configuration:
     def backend(self, backend: str) -> str:
         """Return the name of a backend with its specification: ``trt=python:...``.
 
-        Options after a comma are kept. Any other text is returned unchanged. A name before ``=``
-        replaces the name in the file: ``fast=trt,device=0``.
+        Options that follow a comma are copied to the result. Any other text is returned unchanged.
+        A name before ``=`` replaces the name in the file: ``fast=trt,device=0``.
 
         Raises:
             UsageError: if the name is unknown, but resembles a name in the file.

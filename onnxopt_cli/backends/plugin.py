@@ -5,9 +5,9 @@ an object with ``run(inputs)``; the inputs are a list in the graph's order. The 
 ``supports_device`` and ``is_compatible`` are called if they exist. The option ``device`` is ``CPU``
 by default.
 
-The interface of onnxopt is an instance, a module, or a class without constructor arguments, with
-``run(model, inputs)``, or that function alone; the inputs are a dict by name. Both interfaces
-return the outputs as a list or tuple in the graph's order, or as a dict by name.
+The interface of onnxopt is a function ``run(model, inputs)``, alone or in an instance, a module, or
+a class without constructor arguments; the inputs are a dict by name. Both interfaces return the
+outputs as a list or tuple in the graph's order, or as a dict by name.
 
 A plugin reports a feature as unsupported with NotImplementedError, unittest.SkipTest (the base
 class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`; or
@@ -256,7 +256,7 @@ class _FinderElsewhere:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of the module, found in another folder.
+        """Find the module in another folder than the plugin's, and return its specification.
 
         If the plugin's folder were searched, the plugin's file would import itself.
 

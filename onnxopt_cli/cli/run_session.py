@@ -269,8 +269,8 @@ def execute(config: RunConfig) -> int:
     targets = _targets(config)
     execution, memory = config.execution, config.execution.limits.memory
     each = None
-    # Forking is unsafe if the process may have threads, of a backend in this process or of a
-    # calling program.
+    # Forking is unsafe if a backend in this process, or a program that calls onnxopt, may have
+    # started threads.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
     find = partial(collect, targets, memory, each, show_progress, config.model_inputs)

@@ -533,7 +533,7 @@ class RunConfig(Settings):
     verbose: bool = setting(
         False,
         "-v, --verbose",
-        "Show every output, and all of each failure.",
+        "Show every output, and all details of each failure.",
         Flag(),
         section="Output",
         may_differ=True,
@@ -609,7 +609,7 @@ class RunConfig(Settings):
     def expectation_files(self) -> tuple[Path, ...]:
         """Return the expectation files to read.
 
-        The file to update, if it exists, is the last one.
+        If the expectation file to update exists, it is the last file in the result.
         """
         update = self.update_expect
         if update is None:

@@ -410,7 +410,7 @@ def _convolution(drawing: _Drawing) -> None:
         _normalize_batch(drawing, y)
     elif follower > 1:
         drawing.node(
-            "Add" if follower == 2 else "Mul",  # noqa: PLR2004 - runtimes fuse both
+            "Add" if follower == 2 else "Mul",  # noqa: PLR2004 - both kinds are fused
             y,
             drawing.weights(*drawing.choice([(maps, 1, 1), (1, maps, 1, 1), (1,)])),
         )

@@ -468,8 +468,8 @@ class _ClusterSearch(Search):
 class _Requests(Sequence[dict[str, Any]]):
     """The requests to search the portions of a task.
 
-    A request is created when it is sent. The request contains the failures that are known at that
-    moment, and the remaining time.
+    A request is created when it is sent. The request contains the failures that are known when it
+    is created, and the remaining time.
     """
 
     def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:

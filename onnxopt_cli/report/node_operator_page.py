@@ -58,7 +58,7 @@ def node_mistakes_page(
 
     Args:
         schemas: the versions of the operator, the newest first.
-        names: names of the mistakes, in any case.
+        names: names of the mistakes; letter case does not matter.
 
     Raises:
         UsageError: if a mistake is unknown.

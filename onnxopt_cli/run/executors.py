@@ -347,8 +347,8 @@ def require_backends(
     for specification in specifications:
         require_known_name(specification)
     missing = []
-    # Adapters come last: if a backend of another kind exists, no adapter is installed here. A
-    # failed installation would be repeated when the backends are opened.
+    # Adapters are checked last: if a backend of another kind exists, no adapter is installed here,
+    # because a failed installation would be repeated when the backends are opened.
     for specification in sorted(specifications, key=lambda named: bool(named.adapter)):
         try:
             require_plugin_file(specification)

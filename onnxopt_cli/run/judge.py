@@ -130,8 +130,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the correct result with the fewest wrong elements. The
-    fallback ignores results that follow the second reading of a contested question.
+    If no correct result matches, return the correct result with the fewest wrong elements; results
+    that follow the second reading of a contested question are then not considered.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False

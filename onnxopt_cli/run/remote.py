@@ -148,7 +148,7 @@ class Remote:
 
 
 def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return the id and the file's path of each case, and the paths of all files that it needs.
+    """Return for each case its id and the path of its file, and the paths of all files it needs.
 
     For a case of a built-in suite, the path is empty, because each worker has these suites.
     """

@@ -58,7 +58,8 @@ MAX_EPSILONS = 4.0
 _MAX_EXTRA_ROUNDING = 1000.0
 # A wrong implementation can return an element within the tolerance of the correct value by chance.
 # The probability is about the ratio of the tolerance of the correct value to the error bound of the
-# wrong implementation. Ratios below the limit count as unlikely.
+# wrong implementation. Below this ratio, an element is considered unlikely to be within the
+# tolerance by chance.
 _UNLIKELY = 0.01
 #: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"

@@ -298,7 +298,7 @@ def _submit(plan: Plan, case: Case) -> _Submission:
 
 
 def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected, ...]:
-    """Return the expected result for each backend, which may be pending."""
+    """Return for each backend the expected result, which may be pending."""
     maths = [executor.specification.math for executor in plan.backends]
     by_math = {math: plan.oracle.expected(problem, math) for math in dict.fromkeys(maths)}
     return tuple(by_math[math] for math in maths)
@@ -537,9 +537,8 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # If several cases have the same location in a file, they are two ways to run the same
-    # trajectory. One process runs both ways, so that the error bounds of the trajectory are derived
-    # only once.
+    # If two cases have the same location in a file, they run the same trajectory in two ways. Both
+    # cases run in one process, so that the error bounds of the trajectory are derived only once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())

@@ -190,7 +190,7 @@ class BitsLost:
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
-        # The names may be empty, because only the measures are used.
+        # The names of backend, operator and output are empty, because only the measures are used.
         row = Accuracy.of("", "", "", Provenance.DERIVED, diffs)
         within = row.ulp_within(TYPICAL_SHARE)
         typical = float("inf") if within is None else log2(1 + within)

@@ -141,7 +141,7 @@ def suite_cases(
     open_progress: OpenProgress = hide_progress,
     operators: Sequence[Operator] | None = None,
 ) -> list[Case]:
-    """Return the cases of a generated suite, equal to the cases in its files without outputs.
+    """Return the cases of a generated suite, as in its files but without outputs.
 
     Most cases are created directly from their templates, since writing and reading a case file
     takes longer than running its cases. Only templates of refusals and trajectories are written as

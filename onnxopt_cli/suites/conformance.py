@@ -218,7 +218,7 @@ class _ConformanceTemplates(Author):
     def early_or_late(self, name: str, about: str, changed: Attributes) -> CaseTemplate:
         """Return a template at the usual T.
 
-        If an output is inconclusive at that T, the template has T = 0.
+        If an output is inconclusive at the usual T, the template has T = 0.
         """
         return self.judgeable(
             self.template(name, about, count=count, changed=changed) for count in (COUNT, 0)

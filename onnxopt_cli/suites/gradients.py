@@ -183,7 +183,8 @@ def _weighted(
         inputs: its inputs, by which y is differentiated.
         weight: the shape of the weight.
         attributes: its attributes.
-        sources: its inputs as in a step; by default the names of ``inputs``.
+        sources: the inputs of the operator's node, by name or as constants; by default the names of
+            ``inputs``.
     """
     steps: list[_Step] = [
         (op_type, sources or " ".join(inputs), "h", attributes or {}),

@@ -509,7 +509,7 @@ def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 @cache
 def _narrow_shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return smaller shapes that can be broadcast to a shape, with the keys of ``_NARROW``."""
+    """Return smaller shapes that can be broadcast to a shape; the keys are words of ``_NARROW``."""
     shapes = shape[1:], (*shape[:-1], 1), (1, *shape[1:]), (), (1,), (1,) * len(shape)
     ways = zip(_NARROW[1:], shapes, strict=True)
     return {way: narrow for way, narrow in ways if len(narrow) <= len(shape) and narrow != shape}

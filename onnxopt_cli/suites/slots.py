@@ -157,8 +157,8 @@ def _together(
 ) -> Iterator[CaseTemplate]:
     """Yield cases in which operands are broadcast in each of several ways.
 
-    A single case has a group for each way. If an output is a sum over all tensors, each way has a
-    separate case, since a large term would hide the other terms.
+    A single case has a group for each way of broadcasting. If an output is a sum over all tensors,
+    each way has a separate case, since a large term would hide the other terms.
 
     Args:
         author: creates the operator's templates.

@@ -36,7 +36,7 @@ def _table() -> dict[str, Any]:
 
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
-    """Return the rows of a suite for an operator, with the operator in place of its name."""
+    """Return an operator's rows of a suite; in each row, the operator replaces its name."""
     rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 

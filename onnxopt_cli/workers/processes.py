@@ -58,7 +58,7 @@ def visible() -> bool:
     if sys.platform != "linux":
         return True
     with suppress(OSError):
-        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - a string will do
+        return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - compared as a string
     return False
 
 

@@ -243,7 +243,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker; record why: for its case, its start or its end."""
+        """Kill the worker, and record the reason: for its case, its start or its end."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()

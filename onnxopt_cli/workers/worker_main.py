@@ -271,8 +271,8 @@ def _end_group(worker: int) -> None:
 def _has_unreaped(id_kind: int, number: int) -> bool:
     """Return whether this process has children that it has not reaped.
 
-    The result is True if the system cannot answer the question. The parameters select children in
-    the same way as the parameters of ``waitid``.
+    The result is True if the system does not provide the information. The parameters select
+    children in the same way as the parameters of ``waitid``.
     """
     try:
         os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -278,7 +278,7 @@ def test_too_broad_pattern_is_detected():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("SaysTheSameOfAll", "no part of it differs from its messages about invalid models"),
+        ("SaysTheSameOfAll", "no part of the message differs from"),
         ("RefusesEverything", "it runs none of the operators that were tried"),
     ],
 )

@@ -141,7 +141,8 @@ def test_attributes_in_a_function_are_float32_values():
 
 def test_unnamed_output_is_not_passed_to_optional_inputs():
     node = adam_node(("X_new", "", ""))
-    # H_new exceeds -X_new; the result would change if H_new were passed as the absent lower limit.
+    # H_new exceeds -X_new, so the result would change if H_new were passed as the lower limit,
+    # which the node omits.
     negative = helper.make_node("Neg", ["X_new"], ["negative"])
     clip = helper.make_node("Clip", ["negative", "", "top"], ["y"])
     proto = model(

@@ -66,7 +66,7 @@ def call(place, *arguments, **settings):
 
 def call_in_shell(place, script, **settings):
     done = subprocess.run(
-        ["bash", "-c", script.replace("onnxopt", f"{sys.executable} -m onnxopt_cli")],  # noqa: S607 - the pipe is the point
+        ["bash", "-c", script.replace("onnxopt", f"{sys.executable} -m onnxopt_cli")],  # noqa: S607 - to test pipes
         cwd=place, env=environment(**settings), capture_output=True, timeout=60, check=False,
     )  # fmt: skip
     check(done.stdout + done.stderr)

@@ -121,7 +121,7 @@ CALLS = {
     "unlinkat": 263, "rmdir": 84, "poll": 7, "epoll_wait": 232, "umask": 95, "sendmsg": 46,
     "sched_getscheduler": 145, "getpriority": 140, "pidfd_send_signal": 424, "kcmp": 312,
 }  # fmt: skip
-#: True if this machine uses the numbers of x86-64 and can filter system calls.
+#: True if this machine has the system call numbers of x86-64 and can filter system calls.
 AVAILABLE = sys.platform == "linux" and platform.machine() == "x86_64"
 
 _LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 __version__ = "1.5"
-print("standard output is not the protocol's")  # noqa: T201 - that is the point
+print("standard output is not the protocol's")  # noqa: T201 - to test the output
 
 
 class Copies:

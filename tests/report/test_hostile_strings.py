@@ -40,8 +40,8 @@ from onnxopt_cli.report.terminal import (
 from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
-# Commands to GitHub, Azure and TeamCity. Before a command, runners ignore characters that .NET
-# regards as white space.
+# Commands to GitHub, Azure and TeamCity. Runners of CI servers ignore white space before a command,
+# including all characters that .NET regards as white space.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}

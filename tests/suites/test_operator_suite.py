@@ -154,7 +154,7 @@ def test_narrowed_integers_change_the_result(bits):
             values=[narrow(value, bits) for value in node.values],
             attributes={key: narrow(value, bits) for key, value in node.attributes.items()},
         )
-        # After this change some categories are equal, and the reference rejects equal categories.
+        # In fewer bits, some categories are equal, and the reference rejects equal categories.
         with suppress(IndexError):
             if all(map(same, outputs(narrowed), outputs(node))):
                 unchanged.append((operator, name))

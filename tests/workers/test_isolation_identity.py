@@ -23,7 +23,7 @@ pytestmark = [
 
 FORGERS = PLUGINS / "forgers.py"
 RATES = {"first": 0.25, "bad": 0.5, "last": 0.125}
-# Code that surrounds the code of a forging plugin; the last part defines the backend.
+# Code before and after the code of a forging plugin; AFTER defines the backend.
 BEFORE = f"import os, sys; sys.path.append({str(PLUGINS)!r}); from hostile import *\n"
 AFTER = "\nBackend = Well\n"
 

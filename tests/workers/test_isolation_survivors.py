@@ -222,7 +222,7 @@ def test_message_about_isolation_is_absent_if_it_is_complete(demo):
 
 
 def beats(pulse):
-    """Return whether the process that updates a file is alive, listed or not."""
+    """Return whether the process that updates a file is alive."""
     before = pulse.read_text() if pulse.exists() else ""
     time.sleep(0.3)
     return before != (pulse.read_text() if pulse.exists() else "")

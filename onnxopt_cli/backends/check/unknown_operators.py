@@ -79,7 +79,9 @@ def reports_unknown_operators(subject: CheckedBackend) -> str:
             )
             raise RuleBroken(f"{failure}; {reason}")
         if not pattern:
-            reason = "no part of it differs from its messages about invalid models"
+            reason = (
+                "no part of the message differs from the backend's messages about invalid models"
+            )
             raise RuleBroken(f"{failure}; {reason}")
         # A shorter pattern makes the longer patterns that contain it redundant.
         patterns = [*(longer for longer in patterns if pattern not in longer), pattern]

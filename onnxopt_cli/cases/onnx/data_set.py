@@ -174,7 +174,7 @@ def _name_unread_files(
 
 
 def read_checked_case(files: CaseFiles) -> Problem:
-    """Read a case, check its model with onnx, and the shapes of its values against the graph.
+    """Read a case; check its model with onnx, and compare the shapes of its values with the graph.
 
     Raises:
         InvalidCase: see :func:`read_case`.

@@ -118,10 +118,10 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
-    """Check that all opsets of a model can exist, and that no function replaces an operator.
+    """Check that no opset version is out of range, and that no function replaces an operator.
 
     Raises:
-        Malformed: if an opset cannot exist, or a function replaces an operator.
+        Malformed: if an opset version is out of range, or a function replaces an operator.
     """
     imports = (entry for part in (model, *model.functions) for entry in part.opset_import)
     for entry in imports:
@@ -251,7 +251,7 @@ def _is_link(path: Path) -> bool:
     try:
         return path.is_symlink()
     except OSError as error:
-        # The name of the file may be too long, for example.
+        # Possible reasons are a name that is too long and a folder that is not accessible.
         raise Malformed(f"cannot be read: {error.strerror}") from None
 
 

@@ -430,7 +430,7 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
 
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
-    """Return a message about the first field of parsed data that does not fit; else None."""
+    """Return a message about the first field that contradicts the descriptor; None without one."""
     numbers = set()
     # If the data are parsed as a message without fields, they consist of unknown fields, which can
     # be listed.

@@ -578,7 +578,7 @@ def _quadratic_shape_error(
 def _rosenbrock_shape_error(
     shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]]
 ) -> str:
-    if len(shape) != 1 or shape[0] < 2:  # noqa: PLR2004 - it pairs neighboring elements
+    if len(shape) != 1 or shape[0] < 2:  # noqa: PLR2004 - the gradient pairs neighbours
         return f"an X of shape {list(shape)}, expected a vector of at least 2 elements"
     valley = parameters.get("valley", ())
     return f"valley of shape {list(valley)}, expected a number" if valley else ""

@@ -393,7 +393,7 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
 
 @dataclass
 class _Builder:
-    """Builds nodes from the parser's events; errors after which it can continue are collected."""
+    """Builds nodes from the parser's events; collects errors after which parsing can continue."""
 
     events: Iterator[Any]
     errors: list[FormatError]

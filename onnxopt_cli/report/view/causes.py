@@ -327,8 +327,9 @@ def message_pattern(message: str, operators: Collection[str] = ()) -> str:
     """Return one line of a message with a placeholder for each part that is specific to a case.
 
     Placeholders replace quoted text, text in brackets, paths, numbers, identifiers, element types
-    and operators. The type of an exception at the beginning is kept. If the whole message is quoted
-    or in brackets, such as an exception with a tuple of arguments, its quoted sentences are kept.
+    and operators. If a message begins with the type of an exception, the type is not replaced. If
+    the whole message is quoted or in brackets, such as an exception with a tuple of arguments, its
+    quoted sentences are kept.
 
     Args:
         message: the line.

@@ -58,7 +58,8 @@ _TOP = re.compile(r"[A-Za-z-]+\s*:")
 #: a glob.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# No globs are derived from an id with more separators, because their number grows quadratically.
+# No globs are derived from an id with more separators than this number, because the number of globs
+# grows quadratically.
 _MAX_SEPARATORS = 24
 
 
@@ -462,7 +463,7 @@ class _Edit:
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return the line at which to insert the first entries, and any lines before them."""
+        """Return where to insert the first entries, and the lines to insert before the entries."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):

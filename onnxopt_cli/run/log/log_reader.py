@@ -285,10 +285,10 @@ class _Rules:
         self._rerun: set[Key] = set()
 
     def start(self, key: Key) -> None:
-        """Check the start of a case.
+        """Check a record that a case has started.
 
         Raises:
-            ValueError: if the case cannot start here.
+            ValueError: if the record contradicts the records before it.
         """
         self._require_known(key)
         if key in self._closed:

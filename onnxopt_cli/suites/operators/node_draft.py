@@ -156,7 +156,7 @@ class NodeDraft:
         return value
 
     def attribute(self, name: str, options: Sequence[Any]) -> Any:
-        """Choose the value of an attribute if the operator has it; None leaves it out."""
+        """Choose the value of an attribute, if the operator has the attribute; None omits it."""
         return self.set(name, self.choice(options)) if self.has(name) else None
 
     def float_attribute(self, name: str, options: Sequence[float | None]) -> float | None:
@@ -413,5 +413,5 @@ def _integers(
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type itself; int64 for a type to which NumPy cannot convert objects."""
+    """Return a type to which NumPy can convert objects: the given type, or int64."""
     return dtype if dtype.kind in "iu" else np.dtype(np.int64)

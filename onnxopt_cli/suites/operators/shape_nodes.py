@@ -90,7 +90,7 @@ def _squeeze(draft: NodeDraft) -> None:
         return
     chosen = [ones[place] for place in draft.axes(len(ones), 1)]
     if draft.has("axes"):
-        # Early versions do not say whether unordered axes refer to the axes of the input.
+        # Early versions do not define the meaning of axes that are not in ascending order.
         chosen.sort()
     _axes(draft, [axis - len(shape) if draft.maybe(3) else axis for axis in chosen])
 

@@ -395,7 +395,7 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
     yield "ScatterND", "five_axes", slices
     yield "Compress", "five_axes", fixed_node(x, np.array([True, False, True]), axis=3)
     yield "TopK", "five_axes", fixed_node(x, int64s(2), axis=-4, largest=0)
-    # Adding zero turns -0.0 into 0.0, because the order of 0.0 and -0.0 is not defined.
+    # Zero is added to turn -0.0 into 0.0, because the order of 0.0 and -0.0 is not defined.
     whole_numbers = np.trunc(x[0] / 5) + np.float32(0)
     yield "Unique", "four_axes", fixed_node(whole_numbers, axis=-2, outputs=4)
     classes = np.arange(16).reshape(2, 2, 2, 2) * 5 % 3

@@ -40,7 +40,7 @@ def _limits(dtype: np.dtype[Any]) -> Array:
 
 
 def _paired(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw all pairs of limits of an integer type for which the result is defined."""
+    """Draw the pairs of limits of an integer type, except pairs without a defined result."""
     draft.require(all(draft.allowed(place, (dtype,)) for place in (0, 1)))
     limits = _limits(DTYPES[dtype])
     if draft.schema.name in _EXACT_RESULTS:

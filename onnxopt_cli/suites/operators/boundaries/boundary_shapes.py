@@ -138,7 +138,7 @@ def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: i
     """Draw negative elements beside padding, which a maximum or a mean must ignore."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
-    x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - moves the maxima
+    x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - to move the maxima
     draft.add(np.ascontiguousarray(x).astype(DTYPES[dtype]))
     draft.set("kernel_shape", [kernel, kernel])
     draft.set("pads", list(pads))

@@ -40,7 +40,8 @@ def _both_signs(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(sign * value for value in values for sign in (1.0, -1.0))
 
 
-#: Exceptional arguments of functions, by operator. The results are the limits of the functions.
+#: Exceptional arguments of functions, by operator. The expected results are the mathematical limits
+#: of the functions.
 EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Acos": (1.0, -1.0, 0.0, 1.5, -2.0, _INF, _NAN),
     "Acosh": (1.0, 0.5, -2.0, 99.0, *_HUGE, _INF, _NAN),
@@ -119,7 +120,7 @@ def _threshold(
 ) -> None:
     """Draw elements around a threshold.
 
-    In float32, the nearest float64 elements equal the threshold.
+    The float64 elements next to the threshold would equal the threshold in float32.
     """
     kind = _typed(draft, dtype)
     distances = {"float32": (0.25, 0.5), "float64": (2.0**-40, 0.5)}[dtype]
@@ -140,7 +141,7 @@ def _clip(draft: NodeDraft, *, values: Sequence[float], dtype: str) -> None:
 def _large_integers(draft: NodeDraft, *, operands: int = 1) -> None:
     """Draw integers that float32 or float64 rounds.
 
-    The second operand is either near the integers or small.
+    The second operand is either close to the first operand or a small constant.
     """
     dtype = _typed(draft, "int64")
     values = np.array(_BEYOND_FLOATS, dtype)

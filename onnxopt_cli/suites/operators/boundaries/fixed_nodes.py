@@ -41,7 +41,7 @@ def int64s(*values: Any) -> Array:
 def distinct(*shape: int) -> Array:
     """Return a tensor of float32 whose elements are in irregular order.
 
-    Up to 101 elements differ from each other.
+    In a tensor of up to 101 elements, all elements differ from each other.
     """
     count = prod(shape)
     return ((np.arange(count) * 37 % 101 - 50) / 8).reshape(shape).astype(np.float32)
