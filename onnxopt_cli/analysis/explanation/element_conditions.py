@@ -52,8 +52,8 @@ MIN_FAILURE_RATE = 0.3
 #: are generated from a single case often share its rank and types by accident.
 MIN_CASES_WITH_TRAIT = 5
 #: A limit of a number is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of the ELEMENTS_AT_LIMIT
-#: elements next to it that meet the condition are wrong. Otherwise, the limit may be only the end
-#: of the known values.
+#: elements next to it that meet the condition are wrong. If fewer of these elements are wrong, the
+#: limit may merely be the end of the known values.
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
 #: A limit is stated only if the relative difference between the nearest wrong element and the

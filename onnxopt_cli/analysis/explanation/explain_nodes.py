@@ -68,7 +68,7 @@ MAX_FAILING = 60
 MAX_PASSING = 160
 #: The limit of the search for each failing operator of a backend.
 OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
-#: The number of operators whose limits all failing operators of a backend share.
+#: All failing operators of a backend together have at most the limit of this number of operators.
 MAX_OPERATOR_LIMITS = 5
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
@@ -97,8 +97,8 @@ MIN_MEETING_CASES = 3
 MIN_OTHER_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Shares of the limit of a search. The search for causes of errors gets less, because it tries
-# no known mistakes.
+# Shares of the limit of a search. The search for causes of errors gets a smaller share, because it
+# tries no known mistakes.
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
@@ -223,7 +223,7 @@ def _submitted(
     model: onnx.ModelProto,
     inputs: Mapping[str, Value],
 ) -> Sequence[Value] | Outcome:
-    """Tell the current step of the search, and run a node on a backend."""
+    """Report the current step of the search, and run a node on a backend."""
     tell()
     return ask(backend, model, inputs)
 
@@ -580,9 +580,9 @@ class _NodeSearch(HypothesisRanking):
         return confirming >= MIN_INDEPENDENT
 
     def _validated(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
-        """Submit nodes with more changes, and drop the statements that they refute.
+        """Submit nodes with more changes, and drop the statements that these nodes refute.
 
-        The hypotheses are dropped from the accepted ones.
+        Refuted hypotheses are no longer accepted.
 
         Args:
             conditions: the conditions on elements that are to be stated.

@@ -44,7 +44,7 @@ SILENCE_SECONDS = 30.0
 #: The difference, as a fraction of the largest element, above which two outputs for the same inputs
 #: count as different.
 REPEATED_RTOL = 1e-3
-# Share of a search after which no further mistake is tried.
+# Share of the limit of a search after which no further mistake is tried.
 _EXAMINATION_SHARE = 0.6
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
@@ -77,7 +77,7 @@ class SearchLimit:
         return SearchLimit(clock.evaluations + self.evaluations, clock.now() + self.seconds)
 
     def remaining(self, clock: SearchClock) -> SearchLimit:
-        """Return the rest of a search that must end at these measurements of a clock."""
+        """Return the limit that remains until a clock has these measurements."""
         return SearchLimit(self.evaluations - clock.evaluations, self.seconds - clock.now())
 
     @property
@@ -118,7 +118,7 @@ class NodeExamination:
         return self._remaining().is_used_up
 
     def _remaining(self) -> SearchLimit:
-        """Return what remains for the search."""
+        """Return the limit that remains for the search."""
         return self._end.remaining(self._clock)
 
     def _forked(
