@@ -52,14 +52,27 @@ class Outcome(StrEnum):
     NOT_RUN = "not-run"
 
 
+# The following five kinds have no outcome in common and together contain every outcome.
 #: Outcomes that do not count as failures of the backend.
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
+#: Outcomes of a backend that returned outputs which are not accepted.
+WRONG_RESULTS = frozenset({Outcome.FAIL, Outcome.VACUOUS})
+#: Outcomes of a backend that rejected the model or raised an exception.
+RAISED = frozenset({Outcome.UNSUPPORTED, Outcome.ERROR})
+#: Outcomes of a backend whose process ended, exceeded a limit or violated the protocol.
+PROCESS_FAILURES = frozenset(
+    {Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK}
+)
 #: Outcomes caused by the case file or the run, not by the backend.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
+#: The kinds of outcomes in the order of reports: wrong values, which are the most informative, come
+#: first, and errors such as a missing operator come last.
+KINDS_OF_OUTCOMES = (WRONG_RESULTS, HARMLESS, NOT_ITS_FAULT, PROCESS_FAILURES, RAISED)
+
 #: Outcomes whose causes are sought, in the order of the search.
 EXPLAINED = (Outcome.FAIL, Outcome.ERROR)
 #: Outcomes that a rerun cannot change.
-SETTLED = frozenset({Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP, Outcome.NOT_RUN})
+SETTLED = NOT_ITS_FAULT | {Outcome.UNSUPPORTED, Outcome.SKIP}
 
 #: Beginning of the line that states the file and line of the backend's code that raised an error.
 RAISED_AT = "raised at "

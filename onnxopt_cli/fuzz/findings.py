@@ -22,6 +22,7 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
     HARMLESS,
+    PROCESS_FAILURES,
     Diff,
     Location,
     Outcome,
@@ -46,7 +47,6 @@ from onnxopt_cli.run.reproduce import (
 
 # Kinds of examples without a formula, whose tolerances are condition estimates.
 _ESTIMATED = (GeneratedExample, RandomGraph)
-_COSTLY = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK})
 #: Describes failures in which types and shapes are correct but values are not.
 VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -88,7 +88,7 @@ class Trial:
     @property
     def is_costly(self) -> bool:
         """True if the backend crashed or reached a limit, so that its worker is restarted."""
-        return self.result.outcome in _COSTLY
+        return self.result.outcome in PROCESS_FAILURES
 
     @property
     def size(self) -> tuple[int, int]:

@@ -39,6 +39,7 @@ from onnxopt_cli.core.record import (
 )
 from onnxopt_cli.core.result import (
     OUTSIDE_IDS,
+    PROCESS_FAILURES,
     SETTLED,
     Outcome,
     Result,
@@ -110,7 +111,7 @@ _MAX_ORIGIN_CHARS = 300
 _Restarted = Callable[[Sequence[Case]], list[Result]]
 
 # Outcomes after which the worker is replaced, so that earlier cases have no effect on later cases.
-_WORKER_ENDS = frozenset({Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.LEAK})
+_WORKER_ENDS = PROCESS_FAILURES - {Outcome.PROTOCOL}
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
 

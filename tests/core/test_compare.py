@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnxopt_cli.core.compare import absolute_distance, compare_outputs
+from onnxopt_cli.core.result import KINDS_OF_OUTCOMES, Outcome
 from onnxopt_cli.core.tolerance import (
     ONNX_DEFAULT,
     Branch,
@@ -250,3 +252,7 @@ def test_distance_of_scalars_is_a_scalar_array(name):
     zero, one = (np.array(number, name) for number in (0, 1))
     assert absolute_distance(zero, one).shape == ()
     assert absolute_distance(zero, one) == 1
+
+
+def test_every_outcome_has_one_kind():
+    assert sorted(chain.from_iterable(KINDS_OF_OUTCOMES)) == sorted(Outcome)

@@ -15,6 +15,7 @@ from math import isfinite
 
 from onnxopt_cli.core.record import Explanation
 from onnxopt_cli.core.result import (
+    KINDS_OF_OUTCOMES,
     Outcome,
     Result,
     Standing,
@@ -37,20 +38,6 @@ _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
 # The largest number of outputs, and of operators, that a title names.
 _MAX_NAMES = 3
-# Groups are ordered by outcome: wrong values, which are the most informative, come first, and
-# errors such as a missing operator come last.
-_SEVERITY = {
-    outcome: rank
-    for rank, outcomes in enumerate(
-        (
-            (Outcome.FAIL, Outcome.VACUOUS, Outcome.PASS),
-            (Outcome.INVALID,),
-            (Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM, Outcome.PROTOCOL, Outcome.LEAK),
-            (Outcome.ERROR,),
-        )
-    )
-    for outcome in outcomes
-}
 # The largest number of elements of a preferred example, because large examples are hard to read.
 _MAX_READABLE_ELEMENTS = 64
 # The placeholder for a part that differs between cases.
@@ -159,7 +146,7 @@ def group_failures(
         else:
             cause = _title(ordered[0], results, similarity[0])
         failure_groups.append(FailureGroup(backend, cause, operator, mistakes, tuple(ordered)))
-    return sorted(failure_groups, key=_severity)
+    return sorted(failure_groups, key=_rank)
 
 
 def causes_by_result(
@@ -212,9 +199,10 @@ def reasons_alike(results: Sequence[Result]) -> list[str]:
     return [printable(clipped(reason, 2 * _MAX_LINE_CHARS)) for reason in reasons]
 
 
-def _severity(group: FailureGroup) -> tuple[int, int]:
+def _rank(group: FailureGroup) -> tuple[int, int]:
     """Return the sort key of a group."""
-    ranks = (_SEVERITY.get(result.outcome, len(_SEVERITY)) for result in group.results)
+    outcomes = {result.outcome for result in group.results}
+    ranks = (rank for rank, kind in enumerate(KINDS_OF_OUTCOMES) if kind & outcomes)
     return min(ranks), -len(group.results)
 
 

@@ -23,6 +23,7 @@ from onnxopt_cli.core.result import (
     HARMLESS,
     OUTSIDE_IDS,
     SETTLED,
+    WRONG_RESULTS,
     Outcome,
     Result,
     Standing,
@@ -48,7 +49,7 @@ _ENDS = frozenset({0, 1, 2, 5})
 # Outcomes of results with differences: of the backend's outputs, or of invalid stored outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # Outcomes of cases whose outputs were compared.
-_COMPARED = _WITH_WRONG_OUTPUTS | {Outcome.PASS, Outcome.VACUOUS, Outcome.SKIP, Outcome.LEAK}
+_COMPARED = HARMLESS | WRONG_RESULTS | {Outcome.INVALID, Outcome.LEAK}
 # Outcomes of cases that may not have been started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
