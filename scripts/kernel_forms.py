@@ -894,11 +894,11 @@ def causal_convolution(
 
 
 def dequantized(_: Attributes, x: Array, scale: Array, *zero: Array) -> list[Array]:
-    """Compute DequantizeLinear per tensor with fused multiply-add."""
+    """Compute DequantizeLinear per tensor in float32."""
     if scale.size != 1 or scale.dtype != np.float32 or x.dtype not in (np.int8, np.uint8):
         raise Unsupported("axes or types")
     offset = zero[0].astype(np.float32) if zero and zero[0] is not None else np.float32(0)
-    return [fused(x.astype(np.float32), scale, -(offset * scale))]
+    return [(x.astype(np.float32) - offset) * scale]
 
 
 def sums_of(operator: str, total: Sum) -> Callable[..., list[Array]]:
@@ -1036,3 +1036,22 @@ def layer_cases(draw: Draw) -> Iterator[tuple[str, list[Any], Attributes]]:
         for corners in (0, 1):
             sizes = np.array([3, 1, 7, 12])
             yield "AffineGrid", [draw(kind, 3, 2, 3), sizes], {"align_corners": corners}
+
+
+def further_cases(draw: Draw) -> Iterator[tuple[str, list[Any], Attributes]]:
+    """Yield cases of windows, dequantization, rotation, and a loss."""
+    for count, periodic in product((2, 8, 100, 3000), (0, 1)):
+        for name in ("BlackmanWindow", "HammingWindow", "HannWindow"):
+            yield name, [np.array(count)], {"periodic": periodic}
+    x = np.arange(256).astype(np.uint8)
+    for zero_point in (0, 77):
+        yield "DequantizeLinear", [x, np.float32(0.0173), np.uint8(zero_point)], {}
+    for kind in ("normal", "mean 20", "mean 1e3", "scale 30"):
+        yield "Swish", [draw(kind, 300)], {}
+        angles = 6 * draw("uniform", 2, 50, 4)
+        for interleaved in (0, 1):
+            operands = [draw(kind, 2, 3, 50, 8), np.cos(angles), np.sin(angles)]
+            yield "RotaryEmbedding", operands, {"interleaved": interleaved}
+        for classes in (2, 60, 3000):
+            labels = np.arange(30) % classes
+            yield "SoftmaxCrossEntropyLoss", [draw(kind, 30, classes), labels], {}

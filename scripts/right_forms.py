@@ -36,6 +36,7 @@ from kernel_forms import (
     KERNELS,
     Staged,
     function_cases,
+    further_cases,
     in_order,
     layer_cases,
     padded,
@@ -1019,12 +1020,13 @@ def cases() -> Iterator[Case]:
         function_cases,
         reduction_cases,
         layer_cases,
+        further_cases,
     ):
         yield from kind(draw)
 
 
 # Operators that onnx's reference or the forms do not compute in 16-bit types.
-SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "Det"})
+SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "DequantizeLinear", "Det", *WINDOWS})
 
 
 def typed_cases(operators: Sequence[str] = ()) -> Iterator[tuple[str, Case]]:
@@ -1058,7 +1060,7 @@ def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     def info(name: str, dtype: Any, shape: Any = None) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
 
-    dtype = operands[0].dtype if operands[0].dtype.kind != "i" else np.dtype(np.float32)
+    dtype = operands[0].dtype if operands[0].dtype.kind not in "iu" else np.dtype(np.float32)
     infos = [info(name, value.dtype, value.shape) for name, value in inputs.items()]
     graph = helper.make_graph([node], operator, infos, [info(name, dtype) for name in outputs])
     is_later = operator in LATER_OPERATORS
@@ -1094,6 +1096,8 @@ def form_name(form: Any) -> str:
 
 def main(*operators: str) -> int:
     """Write the cases, run them by every form, and print the results that are rejected."""
+    if unknown := [name for name in operators if name not in FORMS]:
+        sys.exit(f"no forms of {', '.join(unknown)}; the operators are {', '.join(sorted(FORMS))}")
     command = [sys.executable, "-m", "onnxopt_cli"]
     count = max(len(forms) for name, forms in FORMS.items() if not operators or name in operators)
     backends = [f"python:{Path(__file__).resolve()}:Form{place}" for place in range(count)]

@@ -499,6 +499,17 @@ SORTED = np.sort(np.random.default_rng(7).standard_normal(4096)).astype(np.float
 EQUAL = np.full(4096, 1.0001, np.float32)
 
 
+def test_product_of_pairs_of_equal_factors_passes():
+    inputs = {"x": np.full(30_000, 1.0003, np.float32)}
+    exact, value = np.prod(inputs["x"].astype(float)), inputs["x"]
+    while value.size > 1:
+        value = np.append(value, np.ones(value.size % 2, np.float32))
+        value = value[::2] * value[1::2]
+    model = model_of("ReduceProd", inputs, keepdims=0)
+    assert error_shares(model, inputs, value[0]).max() <= 1
+    assert error_shares(model, inputs, np.float32(1.005 * exact)).max() > 1
+
+
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("length", [4, 16])
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ from onnxopt_cli.oracle.rounding.sums import (
     cumulative_sum_scale,
     direct_bound,
     flushed_error,
+    product_of_factors_scale,
     product_scale,
 )
 from onnxopt_cli.oracle.stacked import (
@@ -135,6 +136,7 @@ _SCALES_OF_OPERATORS = {
     "CumSum": cumulative_sum_scale,
     "Gemm": product_scale,
     "MatMul": product_scale,
+    "ReduceProd": product_of_factors_scale,
 }
 _SCALES_OF_KINDS = {
     NodeKind.CONVOLVE: convolution_scale,

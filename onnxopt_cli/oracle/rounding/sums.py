@@ -60,7 +60,7 @@ _BATCH_OPERANDS = 5
 # The unit is _CUMULATIVE_SHARE times the error of a sequential algorithm, so that a tolerance of 16
 # units is twice the error.
 _CUMULATIVE_SHARE = 2 / 16
-# The unit of a cumulative product is _FACTOR_SHARE roundings for each factor, so that a tolerance
+# The unit of a product is _FACTOR_SHARE roundings for each factor, so that a tolerance
 # of 16 units is one rounding for each factor.
 _FACTOR_SHARE = 1 / 16
 # Gemm multiplies the first two operands, and may add a third one.
@@ -206,6 +206,15 @@ def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) 
     magnitudes = np.moveaxis(np.where(np.isfinite(output), np.abs(output), 0.0), axis, -1)
     scale = _FACTOR_SHARE * magnitudes * (counts[::-1] if reverse else counts)
     return np.moveaxis(scale, -1, axis)
+
+
+def product_of_factors_scale(_node: Any, operands: Sequence[Any], output: Array) -> Any:
+    """Return the scale of the errors of ``ReduceProd``: a rounding for each factor.
+
+    If the factors are equal, the roundings of blocks of equal length are equal, too.
+    """
+    count = operands[0].size // output.size
+    return _FACTOR_SHARE * count * np.where(np.isfinite(output), np.abs(output), 0.0)
 
 
 def _cumulated_axis(operands: Sequence[Any]) -> int:
