@@ -499,6 +499,22 @@ SORTED = np.sort(np.random.default_rng(7).standard_normal(4096)).astype(np.float
 EQUAL = np.full(4096, 1.0001, np.float32)
 
 
+def test_coordinates_of_deformed_windows_are_rounded_to_float32():
+    random = np.random.default_rng(7)
+    x, offset = random.standard_normal((1, 1, 1, 200)), random.standard_normal((1, 2, 1, 200))
+    offset[:, 0] = 0
+    inputs = {"x": x, "w": np.ones((1, 1, 1, 1)), "offset": offset}
+    inputs = {name: value.astype(np.float32) for name, value in inputs.items()}
+    columns = np.arange(200, dtype=np.float32) + inputs["offset"][0, 1, 0]
+    padded, last = np.pad(inputs["x"][0, 0, 0], 4), np.floor(columns).astype(int) + 4
+    share = columns - np.floor(columns)
+    value = padded[last] * (1 - share) + padded[last + 1] * share
+    model = model_of("DeformConv", inputs)
+    assert error_shares(model, inputs, value[None, None, None]).max() <= 1
+    wrong = padded[last] * (1 - share * 0.999) + padded[last + 1] * share * 0.999
+    assert error_shares(model, inputs, wrong[None, None, None]).max() > 1
+
+
 def test_product_of_pairs_of_equal_factors_passes():
     inputs = {"x": np.full(30_000, 1.0003, np.float32)}
     exact, value = np.prod(inputs["x"].astype(float)), inputs["x"]

@@ -8,7 +8,7 @@ indices of MaxPool in the reference are wrong in some cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -293,20 +293,12 @@ def _deformed(
     if x.ndim != _IMAGE_RANK:
         return original(node, x, w, offset, b, mask, **attributes)
     count, group = attributes.get("offset_group") or 1, attributes.get("group") or 1
-    top, left, *_ = attributes.get("pads") or [0] * 4
-    strides, dilations = (attributes.get(name) or [1, 1] for name in ("strides", "dilations"))
     kernel, shape = w.shape[2:], offset.shape[2:]
     offsets = offset.reshape(len(x), count, *kernel, 2, *shape)
-    coordinates = []
-    for axis, padding in enumerate((top, left)):
-        within_window = np.arange(kernel[axis]) * dilations[axis]
-        window_starts = np.arange(shape[axis]) * strides[axis] - padding
-        grid = np.add.outer(within_window, window_starts)
-        grid = grid[:, None, :, None] if axis == 0 else grid[None, :, None, :]
-        coordinates.append(offsets[:, :, :, :, axis] + grid)
+    coordinates = offsets + regular_coordinates(attributes, kernel, shape)
     channels = x.shape[1]
     images = x.reshape(len(x), count, channels // count, *x.shape[2:])
-    columns = _bilinear(images, *coordinates)
+    columns = _bilinear(images, coordinates[:, :, :, :, 0], coordinates[:, :, :, :, 1])
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
     columns = columns.reshape(len(x), group, channels // group, *kernel, *shape)
@@ -314,6 +306,28 @@ def _deformed(
     y = np.einsum("ngcijhw,gocij->ngohw", columns, weights).reshape(len(x), len(w), *shape)
     y = y if b is None else y + b.reshape(-1, 1, 1)
     return (y.astype(x.dtype),)
+
+
+def regular_coordinates(
+    attributes: Mapping[str, Any], kernel: Sequence[int], shape: Sequence[int]
+) -> Array:
+    """Return the coordinates of DeformConv in pixels, without offsets.
+
+    The axes of the result are the two axes of the kernel, the axis of coordinates, and the two axes
+    of the output.
+    """
+    top, left, *_ = attributes.get("pads") or [0] * 4
+    strides, dilations = (attributes.get(name) or [1, 1] for name in ("strides", "dilations"))
+    rows, columns = (
+        np.add.outer(
+            np.arange(kernel[axis]) * dilations[axis],
+            np.arange(shape[axis]) * strides[axis] - padding,
+        )
+        for axis, padding in enumerate((top, left))
+    )
+    full = (*kernel, *shape)
+    both = (rows[:, None, :, None], columns[None, :, None, :])
+    return np.stack([np.broadcast_to(grid, full) for grid in both], axis=2)
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:

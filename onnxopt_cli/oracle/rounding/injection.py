@@ -33,9 +33,11 @@ from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, devic
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
 from onnxopt_cli.oracle.rounding.intermediate_values import (
     GRIDS,
+    OFFSETS,
     coordinate_errors,
     moved_activations,
     moved_coordinates,
+    offset_coordinates,
 )
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
@@ -126,6 +128,8 @@ _SMALLEST_NORMAL = {
 # The factor by which a number must exceed the rounding error of a subnormal number for this error
 # to be negligible.
 _VISIBLE = 2.0**60
+# Batch, channel, row and column.
+_IMAGE_RANK = 4
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
 # The values of post_transform for the logistic function. In TreeEnsemble, the attribute is a
@@ -529,6 +533,11 @@ class Injector:
                 operand_roundoff = site.operand_roundoff * self._step
             # Large arrays are changed in place, because allocation takes longer than arithmetic.
             errors = self._roundings(operands[place])
+            if node.op_type == "DeformConv" and place == OFFSETS:
+                weights, offsets = (value_of_run(operands[i], 0) for i in (1, OFFSETS))
+                sizes = self._offset_errors(node, weights, offsets, site)
+                moved[place] = Stacked(operand + errors * sizes)
+                continue
             errors *= operand_roundoff
             if place == GRIDS.get(node.op_type):
                 errors = errors * coordinate_errors(node.op_type, operand)
@@ -539,6 +548,24 @@ class Injector:
                     np.asarray(np.multiply(operand, errors, out=_reused(errors, operand)))
                 )
         return moved
+
+    def _offset_errors(
+        self, node: Any, weights: Array, offsets: Array, site: RoundingSite
+    ) -> Array:
+        """Return the largest errors of the offsets of DeformConv.
+
+        The sum of an offset and a regular coordinate is rounded relative to the sum.
+        """
+        attributes = {
+            item.name: helper.get_attribute_value(item) for item in node.onnx_node.attribute
+        }
+        errors: Array = site.operand_roundoff * self._step * np.abs(offsets)
+        if weights.ndim != _IMAGE_RANK:
+            return errors
+        units = UNITS if site.roundoff <= SINGLE_ROUNDOFF else SHORT_UNITS
+        roundoff = _COORDINATES_SHARE * site.position_roundoff * UNITS / units * self._step
+        coordinates = offset_coordinates(attributes, weights, offsets)
+        return np.maximum(errors, roundoff * coordinates)
 
     def _error_model(self, site: RoundingSite, draw: Callable[[Array], Array]) -> ErrorModel:
         """Return the errors of the averages of a normalization.

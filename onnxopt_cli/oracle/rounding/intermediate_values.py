@@ -16,7 +16,7 @@ coordinate. Therefore the coordinates are perturbed as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.corrections import grids
+from onnxopt_cli.oracle.corrections.windows import regular_coordinates
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
 # The largest distance of a saturated activation from its limit, in roundings.
@@ -36,8 +37,8 @@ _INTERIOR_SHARE = 1 / 4
 # Modes of Resize in which a coordinate is the quotient of a position and the scale. The quotient is
 # exact if the scale is a power of two.
 _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
-# Coordinates of GridSample are exact in any order of operations if the grid has at most 12 binary
-# digits after the point.
+# Coordinates of GridSample and DeformConv are exact in any order of operations if the grid or the
+# offset has at most 12 binary digits after the point.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
@@ -47,6 +48,8 @@ _WEIGHT_SHARE = 1 / 16
 
 #: The index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
+#: The index of the operand of DeformConv that contains offsets from regular coordinates.
+OFFSETS = 2
 
 
 def moved_activations(
@@ -77,6 +80,21 @@ def coordinate_errors(op_type: str, grid: Array) -> Array:
     exact_numbers = (grid * _EXACT_GRID) % 1 == 0
     exact = exact_numbers & (op_type == "GridSample") | ~np.isfinite(grid)
     return np.where(exact, 0.0, np.maximum(1.0, np.abs(grid)))
+
+
+def offset_coordinates(attributes: Mapping[str, Any], weights: Array, offsets: Array) -> Array:
+    """Return the magnitudes of the coordinates of DeformConv; 0 for an exact coordinate.
+
+    Args:
+        attributes: attributes of the node.
+        weights: the weights, of rank 4.
+        offsets: the offsets, whose shape the result has.
+    """
+    kernel, shape = weights.shape[2:], offsets.shape[2:]
+    regular = regular_coordinates(attributes, kernel, shape)
+    coordinates = offsets.reshape(len(offsets), -1, *regular.shape) + regular
+    is_exact = (offsets * _EXACT_GRID) % 1 == 0
+    return np.where(is_exact, 0.0, np.abs(coordinates).reshape(offsets.shape))
 
 
 def moved_coordinates(
