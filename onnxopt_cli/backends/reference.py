@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxopt_cli.backends.protocol import (
     Backend,
@@ -29,9 +29,8 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients, has_gradient
 from onnxopt_cli.operators.call import bind, node_attributes, sole_call, sole_operator
 from onnxopt_cli.operators.nodes import (
-    all_nodes,
     spell_out_defaults,
-    subgraphs,
+    with_dense_tensors,
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
@@ -81,7 +80,7 @@ def _evaluated(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[obje
 
 
 def _numpy_evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
-    return _evaluator_class()(_with_dense_initializers(spell_out_defaults(model)))
+    return _evaluator_class()(with_dense_tensors(spell_out_defaults(model)))
 
 
 def _corrected(evaluator: ReferenceEvaluator, inputs: Mapping[str, Value]) -> list[object]:
@@ -154,30 +153,6 @@ def _unsupported(error: BaseException) -> Unsupported | None:
     if not operator and not isinstance(error, NotImplementedError):
         return None
     return Unsupported(printable(_LISTING.sub("", message), lines=True), operator=operator)
-
-
-def _with_dense_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without sparse initializers, which onnx's evaluator rejects."""
-
-    def graphs(model: onnx.ModelProto) -> list[onnx.GraphProto]:
-        return [model.graph, *(graph for node in all_nodes(model) for graph in subgraphs(node))]
-
-    if not any(graph.sparse_initializer for graph in graphs(model)):
-        return model
-    model = deepcopy(model)
-    for graph in graphs(model):
-        graph.initializer.extend(map(_dense, graph.sparse_initializer))
-        del graph.sparse_initializer[:]
-    return model
-
-
-def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-    values = numpy_helper.to_array(sparse.values)
-    indices = numpy_helper.to_array(sparse.indices)
-    array = np.zeros(tuple(sparse.dims), values.dtype)
-    places = np.unravel_index(indices, array.shape) if indices.ndim == 1 else tuple(indices.T)
-    array[places] = values
-    return numpy_helper.from_array(array, sparse.values.name)
 
 
 @cache

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import chain
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, helper
+from onnx import AttributeProto, helper, numpy_helper
 
 from onnxopt_cli.errors import NodeError
 
@@ -24,6 +25,51 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the distinct op_types of all nodes of a model, in order of first appearance."""
     return tuple(dict.fromkeys(node.op_type for node in all_nodes(model)))
+
+
+def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graph of a model, and the subgraphs of all nodes."""
+    yield model.graph
+    for node in all_nodes(model):
+        yield from subgraphs(node)
+
+
+def sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
+    """Yield the sparse initializers and constants of a model."""
+    for graph in graphs_of(model):
+        yield from graph.sparse_initializer
+    for attribute in _sparse_constants(model):
+        yield attribute.sparse_tensor
+
+
+def with_dense_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model with dense tensors in place of sparse ones, which onnx's evaluator rejects."""
+    if not any(sparse_tensors(model)):
+        return model
+    model = deepcopy(model)
+    for graph in graphs_of(model):
+        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        del graph.sparse_initializer[:]
+    for attribute in _sparse_constants(model):
+        attribute.CopyFrom(helper.make_attribute("value", _dense(attribute.sparse_tensor)))
+    return model
+
+
+def _sparse_constants(model: onnx.ModelProto) -> Iterator[AttributeProto]:
+    for node in all_nodes(model):
+        if node.op_type == "Constant" and not plain_domain(node.domain):
+            for attribute in node.attribute:
+                if attribute.HasField("sparse_tensor"):
+                    yield attribute
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    values = numpy_helper.to_array(sparse.values)
+    indices = numpy_helper.to_array(sparse.indices)
+    array = np.zeros(tuple(sparse.dims), values.dtype)
+    places = np.unravel_index(indices, array.shape) if indices.ndim == 1 else tuple(indices.T)
+    array[places] = values
+    return numpy_helper.from_array(array, sparse.values.name)
 
 
 def plain_domain(domain: str) -> str:

@@ -15,7 +15,11 @@ import onnx
 from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.operators.nodes import used_names, with_bound_functions
+from onnxopt_cli.operators.nodes import (
+    used_names,
+    with_bound_functions,
+    with_dense_tensors,
+)
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.corrections.wide_norms import scaled
 from onnxopt_cli.oracle.patching import corrected, replaced
@@ -103,6 +107,7 @@ class ReferenceModel:
         like: ReferenceModel | None = None,
     ) -> None:
         self.wide = wide
+        model = with_dense_tensors(model)
         donor = like if like and like.wide == wide else None
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
@@ -479,13 +484,13 @@ def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
 def _without_initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> onnx.ModelProto:
-    """Return a model without dense initializers, whose functions have their attributes bound."""
+    """Return a model without initializers, whose functions have their attributes bound."""
     if like and wide and not like.wide:
         return widened(like.proto)
     bare = model
     if model.graph.initializer:
         graph = onnx.GraphProto(name=model.graph.name)
-        for field in ("node", "input", "output", "value_info", "sparse_initializer"):
+        for field in ("node", "input", "output", "value_info"):
             getattr(graph, field).extend(getattr(model.graph, field))
         bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
         bare.opset_import.extend(model.opset_import)

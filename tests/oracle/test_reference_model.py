@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
+from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.oracle import stacked
 from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
 from onnxopt_cli.oracle.estimate.reference_values import (
@@ -519,3 +520,48 @@ def _values_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
         shape = [size.dim_value for size in info.type.tensor_type.shape.dim]
         values[info.name] = (1 + random.random(shape)).astype(dtype)
     return values
+
+
+def sparse_model(indices, shape, kind):
+    """Return a model that adds a sparse tensor [1, 2] at the given indices to its input."""
+    flat = np.ravel(indices)
+    values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1, 2])
+    places = helper.make_tensor("at", TensorProto.INT64, np.shape(indices), flat)
+    sparse = helper.make_sparse_tensor(values, places, shape)
+    proto = parser.parse_model(
+        _HEADER + "agraph (float[2,2] x) => (float[?,?] y) { y = Add(x, w) }"
+    )
+    if kind == "initializer":
+        proto.graph.sparse_initializer.append(sparse)
+    else:
+        proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], sparse_value=sparse))
+    return proto
+
+
+@pytest.mark.parametrize("kind", ["initializer", "constant"])
+@pytest.mark.parametrize("indices", [[0, 3], [[0, 0], [1, 1]]])
+def test_sparse_tensor_is_computed_as_a_dense_one(kind, indices):
+    proto = sparse_model(indices, [2, 2], kind)
+    assert model_fault(proto) == ""
+    (output,) = reference_values(proto, {"x": np.ones((2, 2), np.float32)})
+    np.testing.assert_array_equal(output, [[2, 1], [1, 3]])
+
+
+@pytest.mark.parametrize("kind", ["initializer", "constant"])
+@pytest.mark.parametrize(
+    ("indices", "shape"),
+    [
+        ([0, 4], [2, 2]),
+        ([-1, 0], [2, 2]),
+        ([3, 0], [2, 2]),
+        ([1, 1], [2, 2]),
+        ([[0, 0], [0, 2]], [2, 2]),
+        ([[0], [3]], [2, 2]),
+        ([0, 1, 2], [2, 2]),
+        ([0, 1], [1, 2**40]),
+        ([0, 1], [-2, 1]),
+        ([0, 1], []),
+    ],
+)
+def test_faulty_sparse_tensor_is_a_fault_of_the_model(kind, indices, shape):
+    assert "sparse tensor" in model_fault(sparse_model(indices, shape, kind))

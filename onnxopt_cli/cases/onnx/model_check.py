@@ -5,8 +5,10 @@ All calls of the checker and of shape inference for a case are made in this modu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +17,7 @@ import onnx
 from onnx import TypeProto, defs, helper, numpy_helper
 
 from onnxopt_cli.core.text import clipped, printable
+from onnxopt_cli.core.untrusted_files import MAX_CASE_BYTES
 from onnxopt_cli.core.values import Value, structure_of
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.gradient.reverse_mode import is_gradient, variables_of
@@ -28,9 +31,10 @@ from onnxopt_cli.operators.native_onnx import (
 )
 from onnxopt_cli.operators.nodes import (
     all_nodes,
+    graphs_of,
     imported_versions,
     plain_domain,
-    subgraphs,
+    sparse_tensors,
 )
 from onnxopt_cli.operators.registry import registry
 
@@ -62,6 +66,8 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
+        for sparse in sparse_tensors(model):
+            _require_valid(sparse)
         checked = _checkable(model)
         _declare_sizes(checked, inputs)
         shapeless = _shapeless(checked)
@@ -94,7 +100,7 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     versions = imported_versions(checked)
-    for graph in _graphs(checked):
+    for graph in graphs_of(checked):
         # Inference treats sparse initializers as sparse tensors, whereas nodes receive dense
         # tensors.
         for sparse in graph.sparse_initializer:
@@ -112,6 +118,34 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     _forget_broadcast_shapes(checked)
     _declare_derivatives(checked)
     return checked
+
+
+def _require_valid(sparse: onnx.SparseTensorProto) -> None:
+    """Check a sparse tensor, because onnx's full check omits sparse initializers.
+
+    Raises:
+        NodeError: if an index is out of bounds, the indices are not in ascending order or do not
+            fit the values, or the dense tensor would be larger than a case may be.
+    """
+    values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
+    shape, name = tuple(sparse.dims), printable(sparse.values.name)
+    size = math.prod(shape)
+    if min(shape, default=0) >= 0 and size * values.itemsize > MAX_CASE_BYTES:
+        raise NodeError(
+            f"the sparse tensor {name} amounts to {size * values.itemsize} bytes; at most "
+            f"{MAX_CASE_BYTES} are possible"
+        )
+    # ValueError, TypeError: indices out of bounds, of another rank, or no integers.
+    with suppress(ValueError, TypeError):
+        if places.ndim > 1:
+            places = np.ravel_multi_index(tuple(places.T), shape)
+        is_within = not places.size or 0 <= places[0] <= places[-1] < size
+        if shape and places.shape == values.shape and is_within and (np.diff(places) > 0).all():
+            return
+    raise NodeError(
+        f"the indices of the sparse tensor {name} are not distinct places, in ascending order, of "
+        f"a tensor of shape {list(shape)}"
+    )
 
 
 def _declare_sizes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> None:
@@ -178,21 +212,15 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
         if registry().find(node.domain, node.op_type) is not None
         for name in node.output
     }
-    for graph in _graphs(model):
+    for graph in graphs_of(model):
         for value in (*graph.output, *graph.value_info):
             if value.name in yielded and value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
 
 
-def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    yield model.graph
-    for node in all_nodes(model):
-        yield from subgraphs(node)
-
-
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
     """Return the types of the inputs and outputs that are tensors without a declared shape."""
-    values = (value for graph in _graphs(model) for value in (*graph.input, *graph.output))
+    values = (value for graph in graphs_of(model) for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
 
