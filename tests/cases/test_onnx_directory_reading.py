@@ -387,6 +387,24 @@ def test_inconsistent_tensor_in_the_model_is_reported(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("data_type", "content", "fault"),
+    [
+        (TensorProto.UINT8, {"int32_data": [300]}, "has the entry 300 in int32_data"),
+        (TensorProto.BFLOAT16, {"int32_data": [-1]}, "has the entry -1 in int32_data"),
+        (TensorProto.UINT32, {"uint64_data": [2**32]}, "has the entry 4294967296 in uint64_data"),
+        (TensorProto.BOOL, {"raw_data": b"\x02"}, "has the byte 2 for a bool"),
+        (TensorProto.STRING, {"string_data": [b"\xff"]}, "has a string that is not UTF-8"),
+    ],
+)
+def test_element_that_its_type_lacks_is_reported(tmp_path, data_type, content, fault):
+    initializer = TensorProto(name="w", data_type=data_type, dims=[1], **content)
+    value = tensor(ONE_TWO)
+    make_directory(tmp_path / "test_x", identity({"x": FLOAT}, [initializer]), [value], [value])
+    (complaint,) = complaints(tmp_path / "test_x")
+    assert fault in complaint
+
+
 NEGATIVE = TensorProto(name="n", data_type=1, dims=[-1], raw_data=b"")
 SPARSE = SparseTensorProto(values=NEGATIVE, indices=tensor(np.array([0])), dims=[1])
 

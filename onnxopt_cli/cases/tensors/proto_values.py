@@ -514,10 +514,7 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
     if storage.name == STRING:
         # onnx would make an array of NumPy's string types, which drop trailing null characters.
         array = np.empty(len(tensor.string_data), object)
-        try:
-            array[:] = [text.decode() for text in tensor.string_data]
-        except UnicodeDecodeError as error:
-            raise Malformed(f"has a string that is not UTF-8: {error.object[:40]!r}") from None
+        array[:] = _texts(tensor)
         return array.reshape(shape)
     if field == "raw_data":
         if storage.bits >= _BYTE:
@@ -528,6 +525,13 @@ def array_of(tensor: onnx.TensorProto, raw_data: Array | None = None) -> Array:
         tensor.raw_data = raw_data.tobytes()
     # The array is copied, because the array that onnx returns may share the message's memory.
     return np.array(numpy_helper.to_array(tensor))
+
+
+def _texts(tensor: onnx.TensorProto) -> list[str]:
+    try:
+        return [text.decode() for text in tensor.string_data]
+    except UnicodeDecodeError as error:
+        raise Malformed(f"has a string that is not UTF-8: {error.object[:40]!r}") from None
 
 
 def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
@@ -542,13 +546,21 @@ def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
 
 
 def check_tensor(tensor: onnx.TensorProto) -> None:
-    """Check that a tensor's dims agree with its data; the elements are not checked.
+    """Check that a tensor's dims agree with its data, and that its type has all its elements.
 
     Raises:
-        Malformed: if the element type is unknown, a dimension is negative, or the data are in
-            several fields, in a field of another type, in another file, or of the wrong size.
+        Malformed: if the element type is unknown, a dimension is negative, the data are in several
+            fields, in a field of another type, in another file, or of the wrong size, a number is
+            out of the range of its type, or a string is not UTF-8.
     """
-    _layout(tensor)
+    storage, _, field, raw = _layout(tensor)
+    if storage.name == STRING:
+        _texts(tensor)
+    elif field == "raw_data":
+        if storage.name == "bool":
+            elements(raw, storage.dtype)
+    elif field in {"int32_data", "uint64_data"}:
+        _check_entries(tensor, storage)
 
 
 def byte_size(tensor: onnx.TensorProto) -> int:
