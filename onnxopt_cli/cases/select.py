@@ -27,6 +27,7 @@ from onnxopt_cli.core.result import (
     Result,
 )
 from onnxopt_cli.core.text import (
+    abbreviated,
     nearest,
     printable,
     some_of,
@@ -109,7 +110,7 @@ def choose(
         chosen = _having("operator", filters.operators, pairs)
     for word in sorted({word for pattern in patterns for word in pattern.unmatched}):
         hint = _similar_id(word, ids)
-        tell(f"no case's id matches -k {word}{'; ' * bool(hint)}{hint}")
+        tell(f"no case's id matches -k {abbreviated(word)}{'; ' * bool(hint)}{hint}")
     if failed is not None:
         chosen, reason = _failed_last(chosen, failed)
         if reason:

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import with_bound_functions
 from onnxopt_cli.oracle.distributions import drawn
@@ -134,6 +135,21 @@ def test_recursive_functions_are_rejected(functions, message):
         with_bound_functions(made)
     with pytest.raises(NoReferenceError, match=message):
         condition(made, {"x": X})
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "message"),
+    [
+        ("F (x) => (y) { z = Neg (x) }", "y = my.F (x)", "does not compute its output y"),
+        ("F (x) => (y) { y = Neg (x) }", "y = my.F (x, x)", "has 2 inputs; at most 1"),
+        ("F (x) => (y) { y = Neg (x) }", "y, z = my.F (x)", "has 2 outputs; at most 1"),
+        ("F (x, s) => (x, y) { y = Neg (x) }", "z, y = my.F (x)", ""),
+    ],
+)
+def test_functions_and_their_calls_are_checked(function, call, message):
+    fault = model_fault(model(function, call=call))
+    assert message in fault
+    assert bool(message) == bool(fault)
 
 
 def test_doubling_calls_share_bound_functions():

@@ -66,6 +66,7 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
+        _require_sound_functions(model)
         for sparse in sparse_tensors(model):
             _require_valid(sparse)
         checked = _checkable(model)
@@ -82,6 +83,32 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     except (NodeError, OnnxRefusal) as error:
         return _fault(error)
     return ""
+
+
+def _require_sound_functions(model: onnx.ModelProto) -> None:
+    """Check the outputs of functions and the numbers of values in calls, which onnx does not check.
+
+    Raises:
+        NodeError: naming a function with an output that it does not compute, or with a call that
+            passes more inputs or takes more outputs than the function has.
+    """
+    functions = {}
+    for function in model.functions:
+        functions[plain_domain(function.domain), function.name, function.overload] = function
+        computed = {*function.input, *(name for node in function.node for name in node.output)}
+        for name in function.output:
+            if name not in computed:
+                raise NodeError(f"the function {function.name} does not compute its output {name}")
+    for node in all_nodes(model):
+        called = functions.get((plain_domain(node.domain), node.op_type, node.overload))
+        for role in ("input", "output") if called else ():
+            # Empty names at the end of a list stand for omitted values.
+            names, accepted = [*getattr(node, role)], len(getattr(called, role))
+            if any(names[accepted:]):
+                raise NodeError(
+                    f"a call of the function {node.op_type} has {len(names)} {role}s; at most "
+                    f"{accepted} are possible"
+                )
 
 
 def _fault(error: NodeError | OnnxRefusal) -> str:
