@@ -22,9 +22,9 @@ SUPPORTED_PYTHONS = nox.project.python_versions(PROJECT)
 PLUGIN_PYTHON = "3.9"
 PLUGIN_PACKAGES = ("numpy==1.24.*", "onnx==1.14.*", "onnxruntime==1.16.*")
 
-#: The packages of tests whose results may depend on the Python version. These packages contain code
-#: that parses source code, or reads and writes files. The other tests compute with NumPy, or take
-#: long.
+#: The packages of tests whose results may depend on the Python version. The code that these
+#: packages test parses source code, or reads and writes files. All other packages test computations
+#: with NumPy, or take long.
 VERSION_DEPENDENT_TESTS = (
     "cases", "core", "mutation", "operators", "report", "run/expectations", "run/log",
 )  # fmt: skip

@@ -169,7 +169,7 @@ def _start(child: Child) -> int:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS + 5)
-        # This limit protects the machine, but is high enough to measure a violation.
+        # The limit of memory protects the machine, but is high enough to measure a violation.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (3 * _MEMORY_BYTES, hard))
         os.chdir(child.folder)

@@ -17,8 +17,8 @@ plugin's attribute of that name.
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
 If the import system finds the file under the file's name, the file is loaded under this name, so
-that processes which the plugin spawns find its functions. Otherwise, the file is loaded under a
-unique name.
+that processes which the plugin spawns find its functions. If the import system does not find the
+file, the file is loaded under a unique name.
 """
 
 from __future__ import annotations

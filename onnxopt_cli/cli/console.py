@@ -41,11 +41,11 @@ class _Console(Console):
         raise BrokenPipeError
 
     def print_record(self, text: Text) -> None:
-        """Print a line for other programs to search; it is wrapped only on a terminal."""
+        """Print a line that other programs may search; it is wrapped only on a terminal."""
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text | str) -> None:
-        """Print text, and wrap its lines unless the text forbids wrapping, as commands do.
+        """Print text, and wrap its lines unless wrapping is forbidden, as in a command to copy.
 
         All lines of a paragraph have the indentation of its first line. Blanks at the ends of
         lines, which rich would leave, are removed.

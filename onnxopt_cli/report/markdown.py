@@ -93,7 +93,7 @@ def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> lis
 def _changes(view: RunView) -> list[str]:
     """Return a list of improvements and deteriorations since the baseline.
 
-    All other changes are only counted.
+    Changes that are neither improvements nor deteriorations are only counted.
     """
     if view.baseline is None:
         return []

@@ -537,8 +537,9 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # If two cases have the same location in a file, they run the same trajectory in two ways. Both
-    # cases run in one process, so that the error bounds of the trajectory are derived only once.
+    # A trajectory has two cases with the same location in a file, one for each way to run the
+    # trajectory. One process runs all cases with the same location, so that the error bounds of a
+    # trajectory are derived only once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())

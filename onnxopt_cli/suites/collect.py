@@ -230,7 +230,7 @@ def _find(
 
 
 def _find_by_id(target: str, memory: int, model_inputs: ModelInputs) -> list[Case]:
-    """Return the cases below the current folder with an id, or whose ids begin with it.
+    """Return the cases below the current folder whose ids equal the target, or begin with it.
 
     The second part of an id is the name of a file without its suffix, or of a test directory.
 

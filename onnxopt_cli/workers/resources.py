@@ -199,7 +199,8 @@ class LeakCheck:
 
     def __init__(self, supervisor: int, foreign_files: Collection[FileKey] = ()) -> None:
         self._supervisor, self._foreign_files = supervisor, frozenset(foreign_files)
-        # Supervisors exist only on Linux. All other children of a supervisor are orphans.
+        # Supervisors exist only on Linux. The first child of a supervisor is the worker, and all
+        # its other children are orphans.
         adopted = children(supervisor) if sys.platform == "linux" else []
         self._worker = adopted[0] if adopted else supervisor
         self._known_orphans = set(adopted[1:])

@@ -76,7 +76,7 @@ _RERUN_NOTE = " (when the case ran again)"
 _TEARDOWN_SECONDS = 30.0
 # Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
-# Memory checks take at most this share of the time; slow checks are made less often.
+# Memory checks take at most this share of a worker's running time; slow checks are made less often.
 _MEMORY_CHECK_SHARE = 0.1
 # Texts that programs print when they end because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")

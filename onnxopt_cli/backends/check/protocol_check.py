@@ -1,4 +1,4 @@
-"""Check whether a backend keeps the rules that onnxopt relies on.
+"""Check whether a backend follows the rules that onnxopt relies on.
 
 :file:`exec/protocol.md` specifies the rules for commands. The rules are not cases, because a case
 cannot contain a damaged model, a request with an unknown field, or printed output. A command runs

@@ -1,8 +1,8 @@
 """Load a plugin in another Python interpreter, and run it by the protocol of commands.
 
-The other interpreter executes this file. The interpreter needs Python 3.9, NumPy 1.24 and onnx
-1.14, and no package of onnxopt. Therefore, all modules that this file imports must support these
-versions.
+The interpreter that the option ``python`` names executes this file. The interpreter needs Python
+3.9, NumPy 1.24 and onnx 1.14, and no package of onnxopt. Therefore, all modules that this file
+imports must support these versions.
 """
 
 from __future__ import annotations

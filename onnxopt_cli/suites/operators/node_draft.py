@@ -96,7 +96,7 @@ class NodeDraft:
         schema: the operator in one version.
         choices: makes the choices.
         is_exceptional: whether tensors may contain NaN, infinities and the limits of their types
-            even if the generator draws none there.
+            even if the generator does not draw such elements.
 
     Attributes:
         schema: the operator in one version.

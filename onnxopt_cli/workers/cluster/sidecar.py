@@ -83,7 +83,8 @@ def placed(tree: Path, path: str) -> Path:
         tree: the folder of the copies.
         path: the absolute path of the file on the client.
     """
-    # Only in a path of Windows, a colon follows the drive; elsewhere, it may be in any name.
+    # In a path of Windows, the colon after the drive is removed; on other systems, colons in names
+    # stay.
     return tree / re.sub(r"^/+|^([A-Za-z]):[/\\]+", r"\1/", path).lstrip("/")
 
 
