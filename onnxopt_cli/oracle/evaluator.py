@@ -69,7 +69,7 @@ Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]
 
 
 def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: int) -> Sequence[Any]:
-    """Compute a node: the default visitor."""
+    """Return the outputs of a node without changes: the default visitor."""
     return compute(*inputs)
 
 

@@ -2,8 +2,8 @@
 
 :mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
 run. This module submits further inputs to the backend. Further inputs may contradict a known
-mistake. For failing cases that no known mistake reproduces, the inputs support one of the following
-causes. The causes are sought in this order:
+mistake. For failing cases that no known mistake reproduces, the module seeks another cause, in this
+order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.

@@ -11,7 +11,7 @@ and tanh(22) is 1 - 10u.
 
 A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
 elements. A node that selects elements may select another element because of an error of a
-coordinate. Therefore the coordinates are perturbed as well.
+coordinate. Therefore the coordinates of both kinds of nodes are perturbed.
 """
 
 from __future__ import annotations

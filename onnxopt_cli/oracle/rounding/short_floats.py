@@ -28,8 +28,7 @@ _STAGED = frozenset(
 )
 #: Operators that add tensors one after another. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
-#: Operators whose published bodies round the exponents to the model's own type, without
-#: cancellation.
+#: Operators whose published bodies round the exponents to the model's own type; no terms cancel.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
 _NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
 _COORDINATES = frozenset({NodeKind.COORDINATES, NodeKind.SELECT})

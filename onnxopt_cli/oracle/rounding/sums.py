@@ -133,7 +133,7 @@ def direct_bound(
 
 
 def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
-    """Return the scale of the error of a long sum of products, from the first term to the last.
+    """Return the scale of the error of a long sum of products that is added from first to last.
 
     Args:
         node: a ``Gemm`` or ``MatMul``, as the evaluator prepares it.
