@@ -279,7 +279,7 @@ def valid_draws(
                 distinct = judged_elements(problem, may_be_empty=name == "empty")
         except Unsuitable:
             continue
-        except TimeoutError:
+        except OutOfTime:
             return
         except Exception as error:  # noqa: BLE001 - the reference does not implement the node
             print(f"{operator} {name} {seed}: {error!r}"[:200], flush=True)
@@ -311,8 +311,6 @@ def wraps(node: GeneratedNode) -> bool:
     ]
     try:
         in_double = outputs_of(node, replace(node, values=values).problem)
-    except TimeoutError:
-        raise
     except Exception:  # noqa: BLE001 - an operator of integers alone does not overflow
         return False
     return any(
@@ -330,12 +328,19 @@ def is_integer(value: Value) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
 
 
+class OutOfTime(BaseException):
+    """A draw takes too long.
+
+    The class is not an Exception, because condition estimates ignore exceptions of reformulations.
+    """
+
+
 @contextmanager
 def limited_time() -> Iterator[None]:
-    """Raise TimeoutError after MAX_SECONDS of processor time in a ``with`` block."""
+    """Raise OutOfTime after MAX_SECONDS of processor time in a ``with`` block."""
 
     def stop(_number: int, _frame: object) -> None:
-        raise TimeoutError
+        raise OutOfTime
 
     signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, MAX_SECONDS)
@@ -383,8 +388,6 @@ def agrees_on_onnxruntime(problem: Problem, reading: Reading, *, must_run: bool)
         actual = resolve_backend("onnxruntime").prepare(problem.model).run(problem.inputs)
     except Unsupported:
         return True
-    except TimeoutError:
-        raise
     except Exception:  # noqa: BLE001 - ONNX Runtime raises exceptions of many types
         return not must_run
     for conditioned, stored, value in zip(
