@@ -143,6 +143,8 @@ def test_recursive_functions_are_rejected(functions, message):
         ("F (x) => (y) { z = Neg (x) }", "y = my.F (x)", "does not compute its output y"),
         ("F (x) => (y) { y = Neg (x) }", "y = my.F (x, x)", "has 2 inputs; at most 1"),
         ("F (x) => (y) { y = Neg (x) }", "y, z = my.F (x)", "has 2 outputs; at most 1"),
+        (LEAKY, "y = LeakyRelu <alpha: float = @k> (x)", "refers to the attribute k"),
+        (LEAKY, "y = my.F <k = 0.3> (x)", ""),
         ("F (x, s) => (x, y) { y = Neg (x) }", "z, y = my.F (x)", ""),
     ],
 )

@@ -33,6 +33,7 @@ from onnxopt_cli.operators.nodes import (
     all_nodes,
     graphs_of,
     imported_versions,
+    nodes_within,
     plain_domain,
     sparse_tensors,
 )
@@ -86,12 +87,20 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
 
 
 def _require_sound_functions(model: onnx.ModelProto) -> None:
-    """Check the outputs of functions and the numbers of values in calls, which onnx does not check.
+    """Check the outputs, calls and attributes of functions, which onnx does not check.
 
     Raises:
         NodeError: naming a function with an output that it does not compute, or with a call that
-            passes more inputs or takes more outputs than the function has.
+            passes more inputs or takes more outputs than the function has; or naming a node outside
+            of functions that refers to the attribute of a function.
     """
+    for node in nodes_within(model.graph.node):
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                raise NodeError(
+                    f"a node {node.op_type} outside of functions refers to the attribute "
+                    f"{attribute.ref_attr_name} of a function"
+                )
     functions = {}
     for function in model.functions:
         functions[plain_domain(function.domain), function.name, function.overload] = function
