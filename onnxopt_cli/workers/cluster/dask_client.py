@@ -42,7 +42,7 @@ from uuid import uuid4
 from onnxopt_cli.core.blocks import available_jobs
 from onnxopt_cli.core.codec import read_json
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
+from onnxopt_cli.core.untrusted_files import MAX_CASE_BYTES, Malformed, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.workers.cluster.sidecar import (
     Setup,
@@ -94,6 +94,8 @@ _MAX_LOSS_CHARS = 200
 _MAX_RESPONSE_BYTES = 1 << 26
 # Errors that may be raised when an invalid response is read.
 _INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+# The largest number of files and folders below the paths of --ship.
+_MAX_SHIPPED_ENTRIES = 100_000
 # The approximate number of bytes of files that are sent at once.
 _FILES_AT_ONCE_BYTES = 32 << 20
 
@@ -335,9 +337,27 @@ def _scheduler_address(where: str, *, insecure: bool) -> str:
 
 
 def _files_below(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the paths of the files to ship.
+
+    Raises:
+        UsageError: if the folders have too many entries, or the files are too large.
+    """
+    visited = size = 0
+    hint = "ship only the files that the backend needs"
     for path in paths:
-        candidates = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (real_place(candidate) for candidate in candidates if candidate.is_file())
+        files = []
+        for candidate in [path] if path.is_file() else path.rglob("*"):
+            visited += 1
+            if visited > _MAX_SHIPPED_ENTRIES:
+                limit = f"more than {_MAX_SHIPPED_ENTRIES} files and folders"
+                raise UsageError(f"--ship {printable(str(path))}: {limit}", hint=hint)
+            if candidate.is_file():
+                size += candidate.stat().st_size
+                files.append(real_place(candidate))
+            if size > MAX_CASE_BYTES:
+                limit = f"the files have more than {MAX_CASE_BYTES} bytes"
+                raise UsageError(f"--ship {printable(str(path))}: {limit}", hint=hint)
+        yield from sorted(files)
 
 
 def _read(path: str) -> bytes:

@@ -495,3 +495,13 @@ def test_scheduler_with_tls_requires_certificates(tmp_path):
 def test_missing_file_for_workers_is_a_usage_error(onnxopt, option):
     answer = onnxopt("run", "spec", "-b", "numpy", "--cluster", "local", *option)
     assert (answer.code, "'nowhere' does not exist" in answer.text) == (2, True)
+
+
+def test_files_for_workers_are_limited_in_size(onnxopt, tmp_path):
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data" / "weights").open("wb") as file:
+        file.truncate(5 << 30)
+    words = ("--cluster", "tcp://127.0.0.1:1", "--ship", str(tmp_path / "data"))
+    answer = onnxopt("run", "spec", "-b", "numpy", *words)
+    assert answer.code == 2
+    assert "the files have more than 4294967296 bytes" in " ".join(answer.text.split())
