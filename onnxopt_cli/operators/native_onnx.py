@@ -212,6 +212,7 @@ class _Helper:
 
         Raises:
             OnnxRefusal: if onnx refuses the model, or crashes.
+            OSError: if the helper cannot be started.
         """
         if self.needless:
             return _perform(part, model, options)
@@ -234,9 +235,9 @@ class _Helper:
 
     def _exchange(self, request: bytes) -> bytes | str:
         """Return the helper's response, or a description of how the helper ended."""
+        if self._connection is None or self._parent != os.getpid():
+            self._start()
         try:
-            if self._connection is None or self._parent != os.getpid():
-                self._start()
             connection = self._connection
             assert connection is not None  # noqa: S101 - the helper was started
             connection.send_bytes(request)
@@ -254,6 +255,11 @@ class _Helper:
             raise
 
     def _start(self) -> None:
+        """Start the helper process.
+
+        Raises:
+            OSError: if the system allows no more processes or open files.
+        """
         from multiprocessing.connection import Pipe
 
         self._connection, helper_end = Pipe()
@@ -272,6 +278,9 @@ class _Helper:
                 )
                 self._process = self._program.pid
                 STARTED.add(self._process)
+        except BaseException:
+            self._end()
+            raise
         finally:
             helper_end.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 
@@ -211,3 +212,18 @@ def test_no_command_crashes_on_a_model_that_crashes_onnx(workplace, command):
     done = run_command(command, "crashing.yaml", "some", cwd=workplace)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_helper_that_cannot_start_is_not_a_fault_of_the_model():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
+    )
+    native_onnx.renew()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            check_model(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    check_model(model)
