@@ -676,9 +676,38 @@ def _axes(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _classes(random: Random, node: BoundNode) -> BoundNode:
+    """Replace the values of an input, or of all inputs, by values of a rare class.
+
+    Faults often depend on a class of values, such as negative numbers, that most inputs contain.
+    """
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.dtype.kind in "fi" and array.size
+    ]
+    if not places:
+        return node
+    convert = random.choice(_VALUE_CLASSES)
+    for place in places if random.randrange(2) else [random.choice(places)]:
+        array = node.operand(place)
+        if array is not None:
+            node = node.with_operand(place, convert(array).astype(array.dtype))
+    return node
+
+
+# Functions that return values of a class.
+_VALUE_CLASSES: tuple[Callable[[Array], Array], ...] = (
+    np.abs,
+    lambda array: -np.abs(array),
+    np.rint,
+    lambda array: array - np.trunc(array),
+    lambda array: np.full_like(array, array.reshape(-1)[0]),
+    lambda array: np.nan_to_num(array, nan=1, posinf=2, neginf=-2),
+)
 _Change = Callable[[Random, BoundNode], BoundNode]
 _CHANGES: tuple[_Change, ...] = (
     *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
-_NEIGHBOUR_CHANGES: tuple[_Change, ...] = (*_CHANGES, _axes, _axes)
+_NEIGHBOUR_CHANGES: tuple[_Change, ...] = (*_CHANGES, *(_axes,) * 2, *(_classes,) * 3)

@@ -821,6 +821,24 @@ def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones()
     assert sum("alpha" not in node.attributes for node in nodes) >= 8
 
 
+def test_some_generated_nodes_are_passing_ones_with_another_rank_or_sign():
+    failing, passing = (
+        BoundNode.of(
+            onnx.parser.parse_model(
+                f'<ir_version: 8, opset_import: ["": 16]> g (float[{lengths}] x) => '
+                f"(float[{lengths}] y) {{ y = Abs(x) }}"
+            ),
+            {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(shape)},
+        )
+        for lengths, shape in (("1, 1, 1, 1, 1, 2, 3", (1, 1, 1, 1, 1, 2, 3)), ("6", 6))
+    )
+    nodes = [*filter(None, islice(neighbours([failing], [passing], seed=1, seconds=1.0), 120))]
+    assert any(node.is_independent and node.bound.operand(0).ndim == 7 for node in nodes)
+    floats = [x for node in nodes if (x := node.bound.operand(0)).dtype.kind == "f" and x.size > 2]
+    assert any((x <= 0).all() for x in floats)
+    assert any((x >= 0).all() for x in floats)
+
+
 def test_condition_depends_on_integer_attributes():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[1, 1, 5] x) => (float[1, 1, 4] y) '
