@@ -41,8 +41,9 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 #: The numbers from which the number of changes of a node near to another node is drawn.
 FEW_CHANGES = (1, 1, 2)
-# The ways to generate a node that use no part of a failing node except its number of axes.
-_INDEPENDENT_WAYS = frozenset({"drawn", "passing", "reshaped"})
+# The ways to generate a node that use no part of a failing node except its number of axes, or given
+# parameters.
+_INDEPENDENT_WAYS = frozenset({"drawn", "passing", "reshaped", "stated"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
 # Of _GENERATED_PERIOD nodes, the operator's generator draws one, and the others result from
@@ -74,8 +75,9 @@ class Variation:
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
-        is_independent: whether no part of the node is that of a failing node. Nodes that result
-            from changes of a failing node may have its rank, shapes or values by accident.
+        is_independent: whether the node has no part of a failing node, apart from given parameters.
+            Nodes that result from changes of a failing node may have its rank, shapes, values or
+            attributes by accident.
     """
 
     opset: int
@@ -203,6 +205,7 @@ def neighbours(
     seed: int,
     seconds: float,
     gaps: Sequence[tuple[str, tuple[float, float]]] = (),
+    stated: Sequence[str] = (),
     change_counts: Sequence[int] = FEW_CHANGES,
 ) -> Iterator[Variation | None]:
     """Yield an endless sequence of nodes near to given nodes; None in place of an invalid node.
@@ -210,10 +213,10 @@ def neighbours(
     Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
     node with attributes and short inputs of a failing node, or the reverse, because a condition on
     shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
-    nodes with the number of axes of a failing node. Some nodes are failing nodes in which a single
-    optional attribute or input is omitted or added, because all failing nodes may have the
-    attribute or input by accident. All remaining nodes come from the generator
-    of the operator, if the operator has one.
+    nodes with the number of axes, or with given parameters, of a failing node. Some nodes are
+    failing nodes in which a single optional attribute or input is omitted or added, because all
+    failing nodes may have the attribute or input by accident. All remaining nodes come from the
+    generator of the operator, if the operator has one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -221,6 +224,7 @@ def neighbours(
         seed: equal seeds yield equal nodes.
         seconds: the time limit of a node; slower nodes are left out.
         gaps: names of attributes, each with an interval from which some nodes take its value.
+        stated: names of attributes and inputs that some passing nodes take from a failing node.
         change_counts: the numbers from which the number of changes of a node is drawn.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
@@ -229,6 +233,7 @@ def neighbours(
     ways = ["failing"] * 9 + ["toggled"] * 6
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
+        ways += ["stated"] * 8 * bool(stated)
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
         variation, way = None, random.choice(ways)
@@ -237,7 +242,9 @@ def neighbours(
             try:
                 with time_limit(seconds):
                     variation = _computed(
-                        _neighbour(random, way, failing, passing, versions, gaps, change_counts)
+                        _neighbour(
+                            random, way, failing, passing, versions, gaps, stated, change_counts
+                        )
                     )
             except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
                 variation = None
@@ -253,12 +260,14 @@ def _neighbour(
     passing: Sequence[BoundNode],
     versions: Sequence[defs.OpSchema],
     gaps: Sequence[tuple[str, tuple[float, float]]],
+    stated: Sequence[str],
     change_counts: Sequence[int],
 ) -> BoundNode:
     if way == "drawn":
         problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
         return BoundNode.of(problem.model, problem.inputs)
-    node = random.choice(passing if way in {"passing", "mixed", "reshaped"} else failing)
+    begins_passing = way in {"passing", "mixed", "reshaped", "stated"}
+    node = random.choice(passing if begins_passing else failing)
     if way == "gap":
         name, (low, high) = random.choice(gaps)
         is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
@@ -269,10 +278,30 @@ def _neighbour(
     if way in {"mixed", "exchanged"}:
         donor = random.choice(failing if way == "mixed" else passing)
         return _with_parameters(random, node, donor)
+    if way == "stated":
+        node = _with_stated(node, random.choice(failing), stated)
+        return random.choice(_NEIGHBOUR_CHANGES)(random, node) if random.randrange(2) else node
     if way == "reshaped":
         node = _with_rank(random, node, random.choice(failing))
     for _ in range(random.choice(change_counts)):
         node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
+    return node
+
+
+def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> BoundNode:
+    """Give a node the attributes and inputs with given names of another node."""
+    formals = [formal.name for formal in node.schema.inputs]
+    for name in stated:
+        if name in node.schema.attributes:
+            node = node.with_attribute(name, donor.attributes.get(name))
+        elif name in formals:
+            place, value = formals.index(name), donor.operand(formals.index(name))
+            names = [*node.names, *[""] * (place + 1 - len(node.names))]
+            if value is None:
+                names[place] = ""
+                node = node.with_names(names)
+            else:
+                node = replace(node, names=tuple(names)).with_operand(place, value)
     return node
 
 

@@ -517,8 +517,9 @@ class _NodeSearch(HypothesisRanking):
         ]
         # A condition on an integer must hold for values that no failing case has.
         gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
+        stated = [trait.parameter for trait in best.traits if trait.parameter]
         nodes = partial(
-            neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, change_counts
+            neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, stated, change_counts
         )
         for variation in self._forked(
             lambda: ((1, node) for node in select_nodes(nodes(), best, rivals)), self._remaining()
@@ -571,9 +572,10 @@ class _NodeSearch(HypothesisRanking):
         )
 
     def _is_independent(self, hypothesis: Hypothesis) -> bool:
-        """Return whether nodes that do not result from failing nodes confirm a condition."""
-        if not any(trait.may_be_accidental for trait in hypothesis.traits):
-            return True
+        """Return whether nodes that do not result from failing nodes confirm a condition.
+
+        All nodes that result from changes of a failing node may meet a condition by accident.
+        """
         confirming = sum(
             sample.is_independent and hypothesis.explains(sample) for sample in self._samples
         )

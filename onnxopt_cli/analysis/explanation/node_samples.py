@@ -110,7 +110,8 @@ class Trait:
         is_parameter: whether the statement is about an attribute, an optional input, a type or the
             version of the operator. Generated nodes vary attributes, optional inputs, types and
             versions separately from the shapes and values of a failing node.
-        is_version: whether the statement is about the version of the operator.
+        parameter: name of the attribute or optional input of the statement; empty for other
+            statements.
     """
 
     text: str
@@ -118,15 +119,7 @@ class Trait:
     ignoring: str = ""
     limits: NumberLimits | None = None
     is_parameter: bool = False
-    is_version: bool = False
-
-    @property
-    def may_be_accidental(self) -> bool:
-        """Whether all nodes that result from changes of one failing node may have the trait.
-
-        Ranks, versions and relations between shapes or values often remain when a node is changed.
-        """
-        return self.is_version or not self.is_parameter
+    parameter: str = ""
 
     @property
     def key(self) -> str:
@@ -223,8 +216,8 @@ class NumberLimits:
             words.append(f"{comparison} {number_text(most, LIMIT_DIGITS)}")
         text = f"{self.number.name} is {' and '.join(words)}"
         cost = self.number.cost + 0.4 * (len(words) - 1)
-        is_parameter = bool(self.number.attribute)
-        return Trait(text, cost, self.number.ignoring, self, is_parameter)
+        attribute = self.number.attribute
+        return Trait(text, cost, self.number.ignoring, self, bool(attribute), attribute)
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
@@ -325,29 +318,35 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
 
 
 def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
-    for name, entry in node.schema.attributes.items():
-        kind = attribute_type(entry)
-        if kind not in {"INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS"}:
-            continue
-        value = node.attribute(name)
-        ignoring = "" if entry.required else f"{name} ignored"
-        # A parameter may be an attribute in one version of an operator and an input in another.
-        is_also_input = name in _input_names(node.schema.name, node.schema.domain)
-        full_name = f"the attribute {name}" if is_also_input else name
-        if name in node.attributes:
-            default = node.with_attribute(name, None).attribute(name)
-            if value == default:
-                yield Trait(f"{full_name} {_are(name)} given", 1.6)
-            else:
-                yield _stated(name, full_name, default, ignoring)
+    for name in node.schema.attributes:
+        for trait in _traits_of_attribute(node, name):
+            yield replace(trait, parameter=name)
+
+
+def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
+    entry = node.schema.attributes[name]
+    kind = attribute_type(entry)
+    if kind not in {"INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS"}:
+        return
+    value = node.attribute(name)
+    ignoring = "" if entry.required else f"{name} ignored"
+    # A parameter may be an attribute in one version of an operator and an input in another.
+    is_also_input = name in _input_names(node.schema.name, node.schema.domain)
+    full_name = f"the attribute {name}" if is_also_input else name
+    if name in node.attributes:
+        default = node.with_attribute(name, None).attribute(name)
+        if value == default:
+            yield Trait(f"{full_name} {_are(name)} given", 1.6)
         else:
-            yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
-        if value is not None:
-            # A statement about a value includes the nodes that have the value by default.
-            for trait in _named(name, full_name, value, "", 1.0):
-                yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
-            if ignoring and value != node.with_attribute(name, None).attribute(name):
-                yield from _named(name, full_name, value, ignoring, 1.0)
+            yield _stated(name, full_name, default, ignoring)
+    else:
+        yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
+    if value is not None:
+        # A statement about a value includes the nodes that have the value by default.
+        for trait in _named(name, full_name, value, "", 1.0):
+            yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
+        if ignoring and value != node.with_attribute(name, None).attribute(name):
+            yield from _named(name, full_name, value, ignoring, 1.0)
 
 
 def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
@@ -460,12 +459,13 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
         if formal.option == option.Optional:
             is_given = index < len(node.names) and bool(node.names[index])
             yield (
-                Trait(f"{name} is given", 1.0, f"{name} ignored")
+                Trait(f"{name} is given", 1.0, f"{name} ignored", parameter=name)
                 if is_given
-                else Trait(f"{name} is left out", 1.15)
+                else Trait(f"{name} is left out", 1.15, parameter=name)
             )
         if formal.option != option.Variadic and value is not None:
-            yield from _parameter_traits(name, value, index)
+            for trait in _parameter_traits(name, value, index):
+                yield replace(trait, parameter=name)
     used = [name for name in node.names if name]
     yield from _true([(len({*used}) < len(used), "one value is used for two inputs", 1.3)])
     if formals and formals[-1].option == option.Variadic:
@@ -485,10 +485,10 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
 
 def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
     version = schema.since_version
-    yield Trait(f"the operator has version {version}", 1.45, is_version=True)
+    yield Trait(f"the operator has version {version}", 1.45)
     for later_version in _versions(schema.name, schema.domain)[1:]:
         words = "at least version" if version >= later_version else "a version before"
-        yield Trait(f"the operator has {words} {later_version}", 1.4, is_version=True)
+        yield Trait(f"the operator has {words} {later_version}", 1.4)
 
 
 @cache

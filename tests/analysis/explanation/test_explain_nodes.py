@@ -691,17 +691,13 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
 
 
 @pytest.mark.parametrize("independent", [2, 3])
-def test_condition_on_shapes_requires_nodes_that_do_not_result_from_failing_nodes(independent):
+def test_condition_requires_nodes_that_do_not_result_from_failing_nodes(independent):
     is_long = Trait("A is long", 0.3)
     fresh = [*nodes(40, is_long, failed=True), *nodes(40, failed=False)]
     for sample in fresh[independent:]:
         sample.is_independent = False
     search = _NodeSearch("mine", "Abs", [], fresh, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     assert search._is_proven(Hypothesis((is_long,), None, 0.0), fresh) is (independent > 2)
-    is_given = Trait("alpha is given", 0.3, is_parameter=True)
-    for sample in fresh[:40]:
-        sample.traits = frozenset({is_given})
-    assert search._is_proven(Hypothesis((is_given,), None, 0.0), fresh)
 
 
 def test_mistake_that_cannot_be_computed_is_not_reported_as_different():
