@@ -41,9 +41,9 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 #: The numbers from which the number of changes of a node near to another node is drawn.
 FEW_CHANGES = (1, 1, 2)
-# The ways to generate a node that use no part of a failing node except its number of axes, or given
-# parameters.
-_INDEPENDENT_WAYS = frozenset({"drawn", "passing", "reshaped", "stated"})
+# The ways to generate a node that use no part of a failing node except its number of axes, a type
+# or given parameters.
+_INDEPENDENT_WAYS = frozenset({"converted", "drawn", "passing", "reshaped", "stated"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
 # Of _GENERATED_PERIOD nodes, the operator's generator draws one, and the others result from
@@ -213,7 +213,7 @@ def neighbours(
     Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
     node with attributes and short inputs of a failing node, or the reverse, because a condition on
     shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
-    nodes with the number of axes, or with given parameters, of a failing node. Some nodes are
+    nodes with the number of axes, a type or given parameters of a failing node. Some nodes are
     failing nodes in which a single optional attribute or input is omitted or added, because all
     failing nodes may have the attribute or input by accident. All remaining nodes come from the
     generator of the operator, if the operator has one.
@@ -233,6 +233,7 @@ def neighbours(
     ways = ["failing"] * 9 + ["toggled"] * 6
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
+        ways += ["converted"] * 2
         ways += ["stated"] * 8 * bool(stated)
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
@@ -266,7 +267,7 @@ def _neighbour(
     if way == "drawn":
         problem = draw_seeded(random.choice(versions), _FIRST_SEED + random.getrandbits(32)).problem
         return BoundNode.of(problem.model, problem.inputs)
-    begins_passing = way in {"passing", "mixed", "reshaped", "stated"}
+    begins_passing = way in _INDEPENDENT_WAYS | {"mixed"}
     node = random.choice(passing if begins_passing else failing)
     if way == "gap":
         name, (low, high) = random.choice(gaps)
@@ -281,6 +282,8 @@ def _neighbour(
     if way == "stated":
         node = _with_stated(node, random.choice(failing), stated)
         return random.choice(_NEIGHBOUR_CHANGES)(random, node) if random.randrange(2) else node
+    if way == "converted":
+        node = _with_type_of(random, node, random.choice(failing))
     if way == "reshaped":
         node = _with_rank(random, node, random.choice(failing))
     for _ in range(random.choice(change_counts)):
@@ -303,6 +306,23 @@ def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> Bo
             else:
                 node = replace(node, names=tuple(names)).with_operand(place, value)
     return node
+
+
+def _with_type_of(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
+    """Give an input, and all inputs of its type, the type of the input of another node."""
+    places = [
+        place
+        for place in _tensors(node)
+        if place < len(donor.names)
+        and (like := donor.operand(place)) is not None
+        and like.dtype in _allowed_types(node, place)
+    ]
+    if not places:
+        return node
+    chosen = random.choice(places)
+    like = donor.operand(chosen)
+    assert like is not None  # noqa: S101 - the input is a tensor
+    return _with_type(random, node, chosen, like.dtype)
 
 
 def _with_rank(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
@@ -581,10 +601,17 @@ def _types(random: Random, node: BoundNode) -> BoundNode:
     if not allowed:
         return node
     chosen, types = random.choice(allowed)
+    return _with_type(random, node, chosen, random.choice(types))
+
+
+def _with_type(random: Random, node: BoundNode, chosen: int, new: np.dtype[Any]) -> BoundNode:
+    """Replace the type of an input, and of all inputs of that type, by another type.
+
+    The inputs get new values.
+    """
     like = node.operand(chosen)
     assert like is not None  # noqa: S101 - the input is a tensor
-    new = random.choice(types)
-    for index in indices:
+    for index in _tensors(node):
         array = node.operand(index)
         if array is None or array.dtype != like.dtype or new not in _allowed_types(node, index):
             continue
@@ -725,6 +752,23 @@ def _classes(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _order(random: Random, node: BoundNode) -> BoundNode:
+    """Exchange the elements of an input, so that special values are in other places."""
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size > 1
+    ]
+    if not places:
+        return node
+    place = random.choice(places)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    flat = array.reshape(-1)
+    order = random.sample(range(flat.size), flat.size)
+    return node.with_operand(place, flat[order].reshape(array.shape))
+
+
 # Functions that return values of a class.
 _VALUE_CLASSES: tuple[Callable[[Array], Array], ...] = (
     np.abs,
@@ -739,4 +783,6 @@ _CHANGES: tuple[_Change, ...] = (
     *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
-_NEIGHBOUR_CHANGES: tuple[_Change, ...] = (*_CHANGES, *(_axes,) * 2, *(_classes,) * 3)
+_NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
+    *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_order,) * 2,
+)  # fmt: skip

@@ -90,7 +90,8 @@ MAX_CHANCE = 1e-9
 #: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
 #: this part.
 MIN_LACKING = 3
-#: If the backend cannot run generated nodes, MIN_MEETING_CASES failing cases must meet a condition.
+#: If the backend cannot run generated nodes, or if generated nodes do not suffice, at least
+#: MIN_MEETING_CASES failing cases must agree with a statement.
 MIN_MEETING_CASES = 3
 #: If the backend cannot run generated nodes, a condition requires MIN_OTHER_CASES passing cases
 #: that do not meet it.
@@ -480,7 +481,10 @@ class _NodeSearch(HypothesisRanking):
             if not self._is_consistent(best):
                 continue
             supported = self._is_proven(best, self._samples[first:])
-            if not best.traits:
+            explained_cases = sum(
+                bool(sample.case) and best.explains(sample) for sample in self._samples
+            )
+            if not best.traits and explained_cases >= MIN_MEETING_CASES:
                 supported = supported or self._cases_support(ranked)
             if supported and self._needs_all_parts(best):
                 self._accepted.append(best)
@@ -559,10 +563,10 @@ class _NodeSearch(HypothesisRanking):
         passing = sum(not hypothesis.contradicts(sample) for sample in right)
         if agreeing < MIN_AGREEING or passing < MIN_UNCONTRADICTED:
             return False
-        if not hypothesis.traits:
-            return True
         if not self._is_independent(hypothesis):
             return False
+        if not hypothesis.traits:
+            return True
         if hypothesis.mistake is None:
             return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
         # Outputs that equal those of a mistake are evidence for the mistake. A single right node
@@ -572,9 +576,9 @@ class _NodeSearch(HypothesisRanking):
         )
 
     def _is_independent(self, hypothesis: Hypothesis) -> bool:
-        """Return whether nodes that do not result from failing nodes confirm a condition.
+        """Return whether nodes that do not result from failing nodes confirm a hypothesis.
 
-        All nodes that result from changes of a failing node may meet a condition by accident.
+        All nodes that result from changes of a failing node may agree with it by accident.
         """
         confirming = sum(
             sample.is_independent and hypothesis.explains(sample) for sample in self._samples
