@@ -499,6 +499,19 @@ SORTED = np.sort(np.random.default_rng(7).standard_normal(4096)).astype(np.float
 EQUAL = np.full(4096, 1.0001, np.float32)
 
 
+def test_tolerance_of_regions_is_eight_roundings_of_a_coordinate():
+    row = np.arange(200, dtype=np.float32) - 100
+    regions, batch = np.array([[10.1, 0, 190.3, 1]], np.float32), np.zeros(1, np.int64)
+    inputs = {"x": row[None, None, None], "regions": regions, "batch": batch}
+    attributes = {"output_width": 1, "output_height": 1, "sampling_ratio": 1}
+    model = model_of("RoiAlign", inputs, **attributes)
+    edges = regions[0].astype(float)
+    exact = (edges[0] + edges[2]) / 2 - 0.5 - 100
+    for roundings, fails in ((4, False), (12, True)):
+        value = np.float32(exact + roundings * 2.0**-24 * 100)
+        assert (error_shares(model, inputs, value[None, None, None, None]).max() > 1) == fails
+
+
 def test_coordinates_of_deformed_windows_are_rounded_to_float32():
     random = np.random.default_rng(7)
     x, offset = random.standard_normal((1, 1, 1, 200)), random.standard_normal((1, 2, 1, 200))

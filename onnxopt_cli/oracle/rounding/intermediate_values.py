@@ -45,6 +45,10 @@ _EXACT_RATIO = 2.0**6
 # If the ratio has more than 6 binary digits after the point, the scale of the error of a weight is
 # _WEIGHT_SHARE times the sum of the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
+# A coordinate of RoiAlign lies at a share t of the distance between two edges of a region. Its
+# error is at most 2 (1 - t) + 2 t roundings of the scaled and shifted edges, 3 t roundings of their
+# distance and its parts, and 3 roundings of sums. With a tolerance of 16 units, 8 are accepted.
+_REGION_SHARE = 1 / 2
 
 #: The index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
@@ -77,9 +81,10 @@ def moved_activations(
 
 def coordinate_errors(op_type: str, grid: Array) -> Array:
     """Return the errors, in roundings, of coordinates that are computed from an operand."""
-    exact_numbers = (grid * _EXACT_GRID) % 1 == 0
-    exact = exact_numbers & (op_type == "GridSample") | ~np.isfinite(grid)
-    return np.where(exact, 0.0, np.maximum(1.0, np.abs(grid)))
+    if op_type == "RoiAlign":
+        return np.where(np.isfinite(grid), _REGION_SHARE * np.maximum(1.0, np.abs(grid)), 0.0)
+    is_exact = (grid * _EXACT_GRID) % 1 == 0
+    return np.where(is_exact | ~np.isfinite(grid), 0.0, np.maximum(1.0, np.abs(grid)))
 
 
 def offset_coordinates(attributes: Mapping[str, Any], weights: Array, offsets: Array) -> Array:
