@@ -6,6 +6,7 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
 from google.protobuf.message import EncodeError
 
@@ -30,8 +31,9 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# The number of cases after which a worker is replaced, which limits the effect of slow leaks.
-_CASES_PER_WORKER = 1000
+# The number of cases after which a worker is replaced, which limits the effect of slow leaks of
+# backends. Closed workers, which run only code of onnxopt, are not replaced.
+_CASES_PER_WORKER = 2000
 # The largest number of bytes of outputs that await a reader. Beyond this limit, a pool assigns only
 # the request whose response the runner awaits, because the outputs of many requests that were
 # submitted ahead might exhaust the memory.
@@ -57,12 +59,19 @@ class WorkerLoop:
         sweep_folders()
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
+        self._next_tick = 0.0
 
     def run_once(self, seconds: float = TICK_SECONDS) -> None:
-        """Wait for events of workers, and let each pool handle them."""
-        self.selector.select(seconds)
+        """Wait for events of workers, and let each pool handle them.
+
+        Workers without an event are polled only once per tick, for their limits of time and memory.
+        """
+        ready = {key.fd for key, _ in self.selector.select(seconds)}
+        is_tick = monotonic() >= self._next_tick
+        if is_tick:
+            self._next_tick = monotonic() + TICK_SECONDS
         for pool in self.pools:
-            pool.advance()
+            pool.advance(lambda worker: is_tick or worker.has_event(ready))
 
     def close(self) -> None:
         """Kill all workers."""
@@ -176,10 +185,15 @@ class Pool:
             worker.kill()
         self._workers.clear()
 
-    def advance(self) -> None:
-        """Collect the results of the workers, and assign queued cases to workers."""
+    def advance(self, is_due: Callable[[Worker], bool]) -> None:
+        """Collect the results of the workers, and assign queued cases to workers.
+
+        Args:
+            is_due: returns whether to poll a worker.
+        """
         for worker in self._workers:
-            worker.poll()
+            if is_due(worker):
+                worker.poll()
             self._collect(worker)
         self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
         while job := self._next_job():
@@ -220,7 +234,8 @@ class Pool:
             job.unread_bytes = total_bytes(worker.response.outputs or ())
             self._unread_bytes += job.unread_bytes
             job.result, worker.response = worker.response, None
-            if worker.free and worker.case_count >= _CASES_PER_WORKER:
+            is_used_up = worker.case_count >= _CASES_PER_WORKER and not worker.closed
+            if worker.free and is_used_up:
                 worker.end()
         if worker.state is State.GONE:
             self._remove(worker)

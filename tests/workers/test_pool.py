@@ -1,4 +1,4 @@
-"""Pools limit the outputs that they hold."""
+"""Pools limit the outputs that they hold, and replace workers of backends."""
 
 from __future__ import annotations
 
@@ -20,24 +20,31 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs workers")
 class ImmediateWorker:
     """A worker without a process that responds to each request at once with 40 MiB."""
 
-    def __init__(self):
+    def __init__(self, *, closed=False):
         self.version, self.state = "1", State.IDLE
         self.response = self.refusal = self.incident = None
         self.case_count = 0
+        self.closed = closed
 
     @property
     def free(self):
         return self.response is None
 
     def submit(self, _request, _model):
+        self.case_count += 1
         self.response = Response([[np.broadcast_to(np.float32(0), (10 << 20,))]])
         return True
+
+    def has_event(self, _ready):
+        return False
 
     def poll(self):
         pass
 
     def kill(self):
         self.state = State.GONE
+
+    end = kill
 
 
 def test_unread_outputs_delay_all_requests_except_the_awaited_one():
@@ -58,4 +65,21 @@ def test_unread_outputs_delay_all_requests_except_the_awaited_one():
     responses = [wait() for wait in waits]
     assert all(response.outputs for response in responses)
     assert sorted(started) == [*range(8)]
+    loop.close()
+
+
+@pytest.mark.parametrize(("closed", "count"), [(False, 4), (True, 1)])
+def test_only_workers_of_backends_are_replaced_after_a_number_of_cases(monkeypatch, closed, count):
+    monkeypatch.setattr("onnxopt_cli.workers.pool._CASES_PER_WORKER", 1)
+    started = []
+
+    def start():
+        started.append(ImmediateWorker(closed=closed))
+        return started[-1]
+
+    loop = WorkerLoop()
+    pool = Pool(parse_specification("numpy"), start, 1, loop, Interruption())
+    for _ in range(4):
+        assert pool.submit(Request(onnx.ModelProto(), {}))().outputs
+    assert len(started) == count
     loop.close()
