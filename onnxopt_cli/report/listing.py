@@ -28,7 +28,7 @@ from onnxopt_cli.operators.rewrite import (
     formula_difference,
     formula_text,
 )
-from onnxopt_cli.report.terminal import plain_table
+from onnxopt_cli.report.terminal import WordTable, plain_table
 from onnxopt_cli.report.view.verdict import counted, in_words
 
 _MAX_SHOWN_ELEMENTS = 12
@@ -181,7 +181,7 @@ def heading(text: str) -> Padding:
 
 def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
     """Yield a heading and a table without lines; yield nothing if there are no rows."""
-    table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
+    table = WordTable(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     for column in table.columns:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -339,13 +340,56 @@ class _Elements:
             yield Padding(Text(f"{index}: {', '.join(parts)}"), (0, 0, 0, 2))
 
 
+class WordTable(Table):
+    """A table that breaks cells only between words.
+
+    If the longest words do not fit beside each other, each row becomes a paragraph that begins with
+    its first cell.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table or the paragraphs; part of rich's protocol."""
+        wide = options.update(max_width=_WIDE_COLUMNS)
+        measures = [
+            [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
+            for column in self.columns
+        ]
+        least = [max(measure.minimum for measure in column) for column in measures]
+        most = [max(measure.maximum for measure in column) for column in measures]
+        _, right, _, left = self.padding
+        gaps = (left + right) * (len(self.columns) - (not self.pad_edge))
+        room = (self.width or options.max_width) - gaps - sum(least)
+        if room < 0:
+            yield from self._paragraphs()
+            return
+        # The first columns, which have the names, get their full width first.
+        for column, minimum, maximum in zip(self.columns, least, most, strict=True):
+            column.width = minimum + min(room, maximum - minimum)
+            room -= column.width - minimum
+        yield from super().__rich_console__(console, options)
+
+    def _paragraphs(self) -> Iterator[RenderableType]:
+        first, *others = self.columns
+        titles = [self.title, first.header if self.show_header else ""]
+        for title in filter(None, map(str, filter(None, titles))):
+            yield Text(title, self.header_style)
+        for name, *cells in zip(first.cells, *(column.cells for column in others), strict=True):
+            yield name
+            parts = [
+                f"{column.header} {cell}" if column.justify == "right" else str(cell)
+                for column, cell in zip(others, cells, strict=True)
+                if str(cell)
+            ]
+            yield Padding(Text(", ".join(parts), "dim"), (0, 0, 0, 2))
+
+
 def plain_table(
     rows: Iterable[Sequence[Text | str]],
     left: Sequence[str],
     right: Sequence[str] = (),
     style: str = "bold",
 ) -> Table:
-    """Return a table without lines, whose cells wrap.
+    """Return a table without lines.
 
     Args:
         rows: the cells; invisible and harmful characters of strings become visible.
@@ -353,7 +397,7 @@ def plain_table(
         right: titles of the other columns, which are right-aligned.
         style: style of the titles.
     """
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style=style)
+    table = WordTable(box=None, padding=(0, 1), pad_edge=False, header_style=style)
     for title in left:
         table.add_column(title, overflow="fold")
     for title in right:

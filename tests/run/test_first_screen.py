@@ -15,7 +15,7 @@ from two_cases import BACKEND, CASE
 import onnxopt_cli as onnxopt
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.report.terminal import failure_panel
+from onnxopt_cli.report.terminal import failure_panel, plain_table
 from onnxopt_cli.report.view.result_view import ResultView
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
@@ -328,3 +328,15 @@ def test_output_of_the_backend_is_distinguished_from_the_message(printed, shown_
     after_message = lines[lines.index("ValueError: wrong") + 1 :]
     assert after_message[: len(shown_lines)] == shown_lines
     assert after_message[len(shown_lines)].startswith("again: ")
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80])
+def test_no_word_of_a_table_is_broken(columns):
+    names = ["a/case-with-a-long-name/plain", "b/short"]
+    rows = [(name, "Momentum", "0.0625", "12345678") for name in names]
+    console = Console(width=columns, file=StringIO())
+    console.print(plain_table(rows, ("case", "operator"), ("error / tolerance", "99% ulp")))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    words = {word.strip(",") for line in lines for word in line.split()}
+    assert {*names, "Momentum", "0.0625", "12345678"} <= words
