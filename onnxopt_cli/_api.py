@@ -229,7 +229,7 @@ def load_cases(
     if collection.problems:
         invalid(collection.problems)
     elif not selected:
-        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+        raise NothingSelected(f"no case is selected, of {len(collection.cases)} found")
     return selected
 
 

@@ -161,9 +161,7 @@ def _scored(
         )
     tell_problems(problems[known:])
     if not scores and not interruption.signal:
-        raise NothingSelected(
-            f"none of {len(chosen)} cases is a single deterministic node that can be audited"
-        )
+        raise NothingSelected("no case is a single deterministic node, which an audit requires")
     for score in scores:
         for renderable in audit_page(score, verbose=verbose):
             stdout().print(renderable)
@@ -188,7 +186,7 @@ def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, 
     with show_progress("injecting errors", "cases") as tick:
         injections = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
     if not injections:
-        raise NothingSelected(f"none of {len(chosen)} cases has outputs to inject errors into")
+        raise NothingSelected("no case has outputs to inject errors into")
     for renderable in injected_page(injections):
         stdout().print(renderable)
     missed = [injection for injection in injections if injection.exchange_missed]

@@ -19,7 +19,7 @@ from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
     RunConfig,
     "explain_time",
     "Time limit of each part of the search.  "
-    "[default: 5; more after a long run or for many operators]",
+    "[default: 5; more after a long run, or for operators without a formula]",
 )
 def command(saved: Path, explain_time: float | None) -> int:
     """Find the causes of the failures of a saved run.

@@ -181,7 +181,7 @@ def _case(target: str, config: LocateConfig) -> Case:
         raise InvalidCase(collection.problems)
     cases, _ = choose(collection.cases, config.filters, note)
     if not cases:
-        raise NothingSelected(f"none of {len(collection.cases)} cases is selected")
+        raise NothingSelected(f"no case is selected, of {len(collection.cases)} found")
     if len(cases) > 1:
         raise UsageError(
             f"{printable(target)} has {len(cases)} cases, expected one",

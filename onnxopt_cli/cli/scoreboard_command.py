@@ -30,7 +30,7 @@ from onnxopt_cli.workers.interruption import interruptible
     RunConfig,
     "explain_time",
     "Time limit of each part of the search for causes in each run; 0 for no search.  "
-    "[default: 5; more after a long run or for many operators]",
+    "[default: 5; more after a long run, or for operators without a formula]",
 )
 @options_of(ClusterConfig)
 def command(

@@ -564,7 +564,7 @@ class RunConfig(Settings):
         "--explain-time SECONDS",
         "Time limit of each search: for known mistakes, for other causes, for causes in operators "
         "without a formula, and for the first wrong node.  "
-        "[default: 5; more after a long run or for many operators]",
+        "[default: 5; more after a long run, or for operators without a formula]",
         Number(most=1e6),
         may_differ=True,
     )

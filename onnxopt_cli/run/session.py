@@ -216,7 +216,7 @@ def _selected(
     )
     if collection.cases and not selected and not collection.problems:
         raise NothingSelected(
-            f"none of {len(collection.cases)} cases is selected",
+            f"no case is selected, of {len(collection.cases)} found",
             hint="onnxopt list shows the ids that -k matches",
         )
     return selected, left_out

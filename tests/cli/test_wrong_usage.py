@@ -15,7 +15,7 @@ import pytest
         ("run empty", 5, "no case in empty", "cases are .yaml or .json files"),
         ("run notes.txt", 2, "notes.txt is not a case file", "cases are .yaml or .json files"),
         ("run damaged.yaml", 2, "damaged.yaml:1: found bytes that are not UTF-8", "expected UTF-8"),
-        ("run spec -k zzz", 5, "none of 7 cases is selected", "onnxopt list"),
+        ("run spec -k zzz", 5, "no case is selected, of 7 found", "onnxopt list"),
         ("run emty/file.yaml", 2, "no such path, suite or case", "did you mean empty?"),
         ("run emty/spec", 2, "no such path, suite or case", "did you mean empty?"),
         ("run empty/../damage.yaml", 2, "no such path", "did you mean damaged.yaml in empty/..?"),

@@ -222,7 +222,7 @@ def test_warning_names_a_pattern_that_matches_no_case(demo, onnxopt):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run", "demo.yaml", "-k", "nothing"], 5, "none of 2 cases"),
+        (["run", "demo.yaml", "-k", "nothing"], 5, "no case is selected, of 2 found"),
         (["run", "demo.yml"], 2, "demo.yml"),
         (["run", "onnx-nod"], 2, "did you mean onnx-node?"),
         (["run", "demo.yaml", "--tag", "ordinal"], 2, "did you mean ordinary?"),
