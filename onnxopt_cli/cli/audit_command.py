@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--inputs N",
-    "Run surviving mutants of operators without a formula on N further nodes; default 300.",
+    "Run surviving mutants of operators without a formula on N further nodes.  [default: 300]",
     type=click.IntRange(min=1),
 )
 @options_of(ClusterConfig)
