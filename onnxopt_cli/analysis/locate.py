@@ -407,7 +407,7 @@ class _Search:
         return returned
 
     def _digits_lost(self, node_run: NodeRun | None) -> float:
-        """Return how many decimal digits a sum or difference of two tensors cancels."""
+        """Return how many decimal digits cancel in a sum or difference of two tensors."""
         if node_run is None or node_run.node.op_type not in {"Add", "Sub"}:
             return 0.0
         keys = (*node_run.node.input, *node_run.node.output)
