@@ -304,6 +304,9 @@ def _is_valid(node: GeneratedNode) -> bool:
     """Return whether onnx's reference computes a node and onnx's check accepts the node's model."""
     try:
         return not model_fault(node.problem.model)
+    except OSError:
+        # The system allows no more processes or open files.
+        raise
     except Exception:  # noqa: BLE001 - onnx's reference raises any error for nodes that it does not compute
         return False
 
@@ -316,6 +319,9 @@ def draw_generated(source: Source, operator: str) -> GeneratedExample:
     try:
         node = draw(source.choice(schemas(operator)), source)
         valid = _is_valid(node)
+    except OSError:
+        # As above.
+        raise
     except Unsuitable:
         valid = False
     except Exception:  # noqa: BLE001 - a generator may compute a value with onnx's reference

@@ -224,6 +224,9 @@ def seeded_graph(seed: int) -> RandomGraph:
     example = drawing.example()
     try:
         fault = model_fault(example.problem().model)
+    except OSError:
+        # The system allows no more processes or open files.
+        raise
     except Exception as error:
         raise Unsuitable from error
     if fault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -17,7 +18,7 @@ from onnx.defs import get_schema
 from places import PLUGINS
 
 from onnxopt_cli.config.run_config import Execution, Isolation
-from onnxopt_cli.fuzz import search
+from onnxopt_cli.fuzz import drawn_examples, random_graph, search
 from onnxopt_cli.fuzz.drawn_examples import GeneratedExample
 from onnxopt_cli.fuzz.driver import Task
 from onnxopt_cli.fuzz.findings import VALUES
@@ -450,3 +451,19 @@ def test_failures_of_an_onnx_operator_are_found_and_kept(workplace, onnxopt):
     assert [list(case["attributes"]) for case in kept_cases("fuzz").values()] == [["alpha"]]
     assert onnxopt("run", "fuzz", "-b", backend).code == 1
     assert onnxopt("run", "fuzz", "-b", "onnx-reference").code == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [(drawn_examples, ["--operator", "Relu"]), (random_graph, ["--graphs"])],
+)
+def test_lack_of_processes_is_not_blamed_on_the_operator(
+    workplace, onnxopt, monkeypatch, module, words
+):
+    def lacking(_):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(module, "model_fault", lacking)
+    answer = onnxopt("fuzz", "-b", "numpy", "--isolation", "none", "--examples", "2", *words)
+    assert answer.code == 2
+    assert "system error: Resource temporarily unavailable" in answer.text
