@@ -23,7 +23,7 @@ from onnxopt_cli.analysis.explanation.element_features import (
     is_varied,
     wrong_content,
 )
-from onnxopt_cli.analysis.explanation.features import LIMIT_DIGITS, number_text, roundest
+from onnxopt_cli.analysis.explanation.features import LIMIT_DIGITS, number_text
 from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_INDEPENDENT, MIN_OTHERS
 from onnxopt_cli.core.values import Array
@@ -95,7 +95,7 @@ _MAX_PAIRS = 3
 
 
 class ElementLimit(NamedTuple):
-    """A feature of elements that limits a number, such as the right value, to an interval."""
+    """A feature of elements that limits a number, such as the right value, to an open interval."""
 
     name: str
     low: float
@@ -130,7 +130,8 @@ class ElementCondition:
     @property
     def key(self) -> str:
         """A text that identifies the condition, apart from the limits of numbers."""
-        parts = [part.split(" is at ")[0] for part in self.parts]
+        limits = dict(self.limits)
+        parts = [limits[part].name if part in limits else part for part in self.parts]
         return "|".join((str(self.place), *parts, self.trait.key if self.trait else ""))
 
     def applies_to(self, sample: NodeSample) -> bool:
@@ -255,7 +256,7 @@ class ElementConditions:
             pairs = [
                 (texts[first], texts[second])
                 for first, second in combinations(columns, 2)
-                if not (" is at " in texts[first] and " is at " in texts[second])
+                if not {texts[first], texts[second]} <= self._limits.keys()
             ]
             if not pairs:
                 continue
@@ -353,13 +354,15 @@ class ElementConditions:
             ])  # fmt: skip
             right = right[np.isfinite(right)]
             below, above = right[right < low], right[right > high]
+            # The true limit lies between a right and a wrong element. A statement that elements are
+            # wrong only beyond the right element is true, wherever the true limit lies.
             if below.size:
-                limit = roundest(np.nextafter(below.max(), np.inf), low)
-                text = f"{name} is at least {number_text(limit, LIMIT_DIGITS)}"
+                limit = float(below.max())
+                text = f"{name} is more than {number_text(limit, LIMIT_DIGITS)}"
                 self._add_limit(text, ElementLimit(name, limit, np.inf))
             if above.size:
-                limit = -roundest(np.nextafter(-above.min(), np.inf), -high)
-                text = f"{name} is at most {number_text(limit, LIMIT_DIGITS)}"
+                limit = float(above.min())
+                text = f"{name} is less than {number_text(limit, LIMIT_DIGITS)}"
                 self._add_limit(text, ElementLimit(name, -np.inf, limit))
 
     def _add_limit(self, text: str, limit: ElementLimit) -> None:
@@ -368,7 +371,8 @@ class ElementConditions:
             numbers = node.features.numbers.get(limit.name)
             if numbers is not None:
                 with np.errstate(invalid="ignore"):
-                    node.features.flags[text] = (numbers >= limit.low) & (numbers <= limit.high)
+                    within = numbers > limit.low if limit.high == np.inf else numbers < limit.high
+                    node.features.flags[text] = within
 
     # Conditions of contents ---------------------------------------------------------------------
 
@@ -430,6 +434,9 @@ class ElementConditions:
         ]
         if len(independent) < MIN_INDEPENDENT or not self.agrees(condition):
             return False
+        if condition.is_sufficient and condition.limits:
+            # The right elements next to a limit do not show where the fault of other elements ends.
+            return False
         if not condition.parts and not condition.content:
             return not any(
                 node.failed and not condition.applies_to(node.sample) for node in self.nodes
@@ -455,7 +462,7 @@ class ElementConditions:
             if met is None or numbers is None or node.wrong is None:
                 continue
             with np.errstate(invalid="ignore", over="ignore"):
-                is_beyond = (numbers < limit.low) | (numbers > limit.high)
+                is_beyond = numbers <= limit.low if limit.high == np.inf else numbers >= limit.high
                 distances.append(np.abs(numbers[met] - bound))
                 beyond.append(np.abs(numbers[is_beyond] - bound))
             wrong.append(node.wrong[met])
@@ -545,7 +552,8 @@ class ElementConditions:
         wrong = sum(
             node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
         )
-        quantifier = "wherever" if condition.share >= WHEREVER_SHARE else "only where"
+        is_wherever = condition.share >= WHEREVER_SHARE and not condition.limits
+        quantifier = "wherever" if is_wherever else "only where"
         parts = " and ".join(condition.parts)
         content = ""
         if condition.content:
