@@ -106,7 +106,7 @@ def _damaged_input(
     if kind < 0.1:  # noqa: PLR2004 - one in ten
         pool = hostile
     else:
-        pool = yaml if kind < 0.55 else directories  # noqa: PLR2004 - even odds
+        pool = yaml if kind < 0.55 else directories  # noqa: PLR2004 - equal probabilities
     original = generator.choice(pool)
     while sum(map(len, original.values())) > 1 << 19:
         original = generator.choice(pool)

@@ -5,7 +5,7 @@
 The models are files of packages, which are downloaded into FOLDER unless it already contains them.
 For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to one of its
 nodes. For each kind, the script draws a node whose outputs the fault changes by more than roundings
-can for the inputs of the model. If there is no such node, the fault is invisible. An invisible
+can for the inputs of the model. If no node has such outputs, the fault is invisible. An invisible
 fault is counted, but does not run. The choice of the node compares exact outputs and uses no code
 of onnxopt. ``--combined`` injects faults that occur only if a chain of two to five nodes runs as a
 whole, and that change an output of the model by more than rounding errors can. Finally,

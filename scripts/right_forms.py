@@ -777,7 +777,7 @@ def gated(
 
 
 def by_elimination(complete: bool, _: Attributes, x: Array) -> list[Array]:
-    """Eliminate with partial or complete pivoting."""
+    """Compute Det by elimination with partial or complete pivoting."""
 
     def determinant(matrix: Array) -> Any:
         a, sign = matrix.copy(), a_type(1)

@@ -96,7 +96,7 @@ RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
 # Types for which correct runtimes convert numbers beyond the range to different values.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# Among nodes with at least this number of distinct elements, none is preferred.
+# Nodes with at least this number of distinct elements are equally preferred.
 MAX_DISTINCT = 12
 
 

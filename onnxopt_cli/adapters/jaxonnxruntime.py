@@ -10,7 +10,7 @@
 # ///
 """jaxonnxruntime on the CPU, with 64-bit types, and with inputs that it may treat as constants.
 
-jaxonnxruntime's own tests run ONNX's cases with these settings.
+The settings are those of jaxonnxruntime's own tests of ONNX's cases.
 """
 
 import jax

@@ -139,7 +139,7 @@ def group() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; every error becomes a message and a documented exit code."""
     # The imports of a run create over 50,000 long-lived objects, none of which is garbage. A
-    # garbage collection that scans them takes 20 ms of a short run.
+    # garbage collection that scans all objects takes 20 ms of a short run.
     gc.set_threshold(100_000)
     guard_streams()
     try:

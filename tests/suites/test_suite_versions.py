@@ -12,8 +12,8 @@ from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.suites.catalogue import suites
 
 CASES = Path(__file__).parents[2] / "cases"
-# The fields that define a case. The description is not among them, nor are the outputs, which
-# follow from the other fields.
+# The fields that define a case. The description does not define a case, and the outputs follow from
+# the fields.
 FIELDS = ("name", "attributes", "inputs", "graph", "steps", "rejects")
 DIGESTS = Path(__file__).parent / "suite_digests.json"
 

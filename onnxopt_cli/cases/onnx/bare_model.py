@@ -93,7 +93,7 @@ def require_settings_of_models(paths: Sequence[Path], settings: ModelInputs) -> 
             the inputs of every model.
 
     Raises:
-        UsageError: if the settings do not fit.
+        UsageError: if the settings do not fit the models.
     """
     symbols: dict[str, None] = {}
     for path in paths:

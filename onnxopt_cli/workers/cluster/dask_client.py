@@ -188,7 +188,7 @@ class Cluster:
         # Silence Dask's messages, because this module reports lost connections itself.
         for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-        # Many functions of distributed have no type annotations.
+        # Many functions of the package ``distributed`` have no type annotations.
         module: Any = distributed
         security = self._security(module)
         try:

@@ -284,7 +284,7 @@ def _divisions() -> Iterator[tuple[str, str, Generator]]:
 def _vectors() -> Iterator[tuple[str, str, Generator]]:
     """Yield products of vectors and square matrices.
 
-    If the operands are exchanged, their shapes fit, too.
+    The shapes remain valid if the operands are exchanged.
     """
     vector, square = _wave((3,)), _wave((3, 3), -1.0, 3.0)
     batch = _wave((2, 3, 3), -3.0, 1.0)

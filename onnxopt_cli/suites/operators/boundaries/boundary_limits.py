@@ -299,7 +299,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a generator of a fixed node, for versions that allow a type for one of the inputs."""
+    """Return a generator of a fixed node, for versions in which an input may have a given type."""
     return partial(_add_typed, place=place, dtype=dtype, inputs=inputs, attributes=attributes)
 
 

@@ -253,7 +253,7 @@ def _parameters() -> Iterator[tuple[str, str, Generator]]:
     yield "Pow", "bases_beyond_32_bits", fixed_node(bases, exponents)
     slopes = np.array([2**40 + 1, 2**53 + 1])
     yield "PRelu", "large_slope_int64", fixed_node(np.array([-3, -1]), slopes)
-    # Interpolation in double is exact for these elements.
+    # If the elements of the image are interpolated in double, the result is exact.
     image = np.array([[[[2**40 + 1, 2], [-3, -(2**32) - 5]]]])
     corners = np.array([[[[1, 1], [-1, -1]]]], np.float32)
     sample = fixed_node(image, corners, mode="nearest", align_corners=1)
