@@ -188,7 +188,7 @@ def subtracted(x: Array, mean: Array, variance: Array, scale: Array, bias: Array
 
 
 def multiplied(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Multiply by scale and reciprocal in one step."""
+    """Multiply by the product of scale and reciprocal."""
     return (x - mean) * (scale * (x.dtype.type(1) / np.sqrt(variance))) + bias
 
 

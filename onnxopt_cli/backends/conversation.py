@@ -115,7 +115,7 @@ class Conversation:
         """Tell the process to end by closing its input.
 
         Args:
-            seconds: the time limit of its exit.
+            seconds: the time that the process has to end.
             tell: whether to send the request ``shutdown`` first.
         """
         if tell:

@@ -510,7 +510,7 @@ def elements_alike(
 ) -> float:
     """Return the number of wrong elements that a mistake and a backend share.
 
-    The number is 0 if their outputs differ.
+    The result is 0 if the outputs of the mistake differ from those of the backend.
 
     Args:
         mistake: the mistake.

@@ -1,4 +1,4 @@
-"""Faults of backends are reported, when the command runs with worker processes."""
+"""Runs with worker processes: faults of backends are reported."""
 
 from __future__ import annotations
 

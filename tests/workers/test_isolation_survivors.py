@@ -1,4 +1,4 @@
-"""No process of a backend survives its worker, when the command runs with worker processes."""
+"""Runs with worker processes: no process of a backend survives its worker."""
 
 from __future__ import annotations
 

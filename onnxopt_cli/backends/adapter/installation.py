@@ -48,7 +48,7 @@ _OFFLINE = re.compile(
     r"|npm error code (ENOTFOUND|ECONNREFUSED|ETIMEDOUT|EAI_AGAIN|ENOTCACHED)",
     re.IGNORECASE,
 )
-# With these variables, a user forbids access to a package index.
+# Variables with which a user forbids access to a package index.
 _NO_INDEX = ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE", "npm_config_offline")
 # Variables that would change what the installer or the environment imports, or where pip installs.
 _DROPPED = (

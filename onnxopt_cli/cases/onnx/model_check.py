@@ -208,8 +208,8 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # A second derivative has the type of the first derivative, which may not be declared yet, so
-    # the loop repeats.
+    # A second derivative has the type of the first derivative, which may be declared only in an
+    # earlier pass of the loop.
     for _ in gradients:
         declared = _declared_types(model)
         derivatives = [

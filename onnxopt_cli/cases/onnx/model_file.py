@@ -176,7 +176,7 @@ def _tensor_fields(kind: Descriptor) -> list[FieldDescriptor]:
 def _may_contain_tensors(kind: Descriptor | None) -> bool:
     """Return whether messages of a kind are tensors or may contain tensors at any depth."""
     kinds = [kind]
-    for outer in kinds:  # the loop extends the list
+    for outer in kinds:  # the loop appends to kinds
         inner = [field.message_type for field in outer.fields] if outer else []
         kinds += [item for item in dict.fromkeys(inner) if item not in kinds]
     return TensorProto.DESCRIPTOR in kinds

@@ -382,7 +382,7 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
             line = event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    raise FormatError(Node(line), _SECOND_DOCUMENT)  # noqa: TRY301 - like the builder
+                    raise FormatError(Node(line), _SECOND_DOCUMENT)  # noqa: TRY301 - as in _Builder
                 root = builder.node(next(builder.events), Node(line=1), 0)
         return root or Node(line=1), errors
     except FormatError as error:
