@@ -101,7 +101,11 @@ def read_saved_run(path: Path) -> RunRecord:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
             # One byte more than the limit is copied, so that reading the copy reports an excessive
             # size.
-            copy.write(sys.stdin.buffer.read(MAX_BYTES + 1))
+            try:
+                content = sys.stdin.buffer.read(MAX_BYTES + 1)
+            except OSError as error:
+                raise UsageError(f"standard input cannot be read: {error.strerror}") from error
+            copy.write(content)
             copy.flush()
             try:
                 return read_saved_run(Path(copy.name))

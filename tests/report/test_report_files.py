@@ -234,6 +234,13 @@ def test_error_names_standard_input(demo, onnxopt, monkeypatch):
     assert (answer.code, "standard input:1: " in answer.err) == (2, True), answer.text
 
 
+def test_unreadable_standard_input_is_named(demo, onnxopt, monkeypatch):
+    with os.fdopen(os.open(os.devnull, os.O_WRONLY)) as write_only:
+        monkeypatch.setattr("sys.stdin", write_only)
+        answer = onnxopt("report", "render", "-", "--report", "json=out.json")
+    assert (answer.code, "standard input cannot be read" in answer.err) == (2, True), answer.text
+
+
 def test_annotations_point_to_the_lines_of_the_cases(demo, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-q", *OFF, "--report", "github=-")
     commands = [line for line in answer.out.splitlines() if line.startswith("::error ")]
