@@ -6,7 +6,6 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
 
 from google.protobuf.message import EncodeError
 
@@ -59,19 +58,12 @@ class WorkerLoop:
         sweep_folders()
         self.selector = selectors.DefaultSelector()
         self.pools: list[Pool] = []
-        self._next_tick = 0.0
 
     def run_once(self, seconds: float = TICK_SECONDS) -> None:
-        """Wait for events of workers, and let each pool handle them.
-
-        Workers without an event are polled only once per tick, for their limits of time and memory.
-        """
-        ready = {key.fd for key, _ in self.selector.select(seconds)}
-        is_tick = monotonic() >= self._next_tick
-        if is_tick:
-            self._next_tick = monotonic() + TICK_SECONDS
+        """Wait for events of workers, and let each pool handle them."""
+        self.selector.select(seconds)
         for pool in self.pools:
-            pool.advance(lambda worker: is_tick or worker.has_event(ready))
+            pool.advance()
 
     def close(self) -> None:
         """Kill all workers."""
@@ -185,15 +177,10 @@ class Pool:
             worker.kill()
         self._workers.clear()
 
-    def advance(self, is_due: Callable[[Worker], bool]) -> None:
-        """Collect the results of the workers, and assign queued cases to workers.
-
-        Args:
-            is_due: returns whether to poll a worker.
-        """
+    def advance(self) -> None:
+        """Collect the results of the workers, and assign queued cases to workers."""
         for worker in self._workers:
-            if is_due(worker):
-                worker.poll()
+            worker.poll()
             self._collect(worker)
         self._workers = [worker for worker in self._workers if worker.state is not State.GONE]
         while job := self._next_job():

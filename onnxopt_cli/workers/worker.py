@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -170,10 +169,6 @@ class Worker:
     def free(self) -> bool:
         """True if the worker can receive a request."""
         return self.state is State.IDLE and self._conversation.open
-
-    def has_event(self, ready: Collection[int]) -> bool:
-        """Return whether any of some descriptors belongs to the worker."""
-        return not self._process.descriptors.isdisjoint(ready)
 
     def submit(self, request: Request, model: bytes) -> bool:
         """Send a request if the worker can still receive requests.
@@ -389,7 +384,6 @@ class _WorkerProcess:
         printed: the output of the worker.
         input_file: descriptor of the file in memory for inputs; -1 if the system has none.
         output_file: descriptor of the file in memory for outputs; -1 if the system has none.
-        descriptors: the descriptors that may be registered with the selector.
     """
 
     def __init__(
@@ -412,7 +406,6 @@ class _WorkerProcess:
         for descriptor in (printed, self._ended):
             if descriptor >= 0:
                 selector.register(descriptor, selectors.EVENT_READ)
-        self.descriptors = frozenset({reading, self.conversation.writing, printed, self._ended})
 
     def shared_files(self, input_bytes: int, output_bytes: int) -> dict[FileKey, int]:
         """Return the bytes of each file in memory that do not count as memory of the worker.

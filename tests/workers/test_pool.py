@@ -35,9 +35,6 @@ class ImmediateWorker:
         self.response = Response([[np.broadcast_to(np.float32(0), (10 << 20,))]])
         return True
 
-    def has_event(self, _ready):
-        return False
-
     def poll(self):
         pass
 
