@@ -74,17 +74,26 @@ def pytest_collection_modifyitems(items):
             item.add_marker("quick")
 
 
+class Output(str):
+    """Output that contains a phrase even if the phrase is wrapped over several lines."""
+
+    __slots__ = ()
+
+    def __contains__(self, phrase: str) -> bool:
+        return super().__contains__(phrase) or phrase in " ".join(self.split())
+
+
 @dataclass(frozen=True)
 class Answer:
     """The exit code and output of a command."""
 
     code: int
-    out: str
-    err: str
+    out: Output
+    err: Output
 
     @property
-    def text(self) -> str:
-        return self.out + self.err
+    def text(self) -> Output:
+        return Output(self.out + self.err)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -130,7 +139,7 @@ def onnxopt(request, capsys, monkeypatch):
         with pytest.raises(SystemExit) as exit_info:
             main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        answer = Answer(int(exit_info.value.code or 0), captured.out, captured.err)
+        answer = Answer(int(exit_info.value.code or 0), Output(captured.out), Output(captured.err))
         assert "Traceback (most recent call last)" not in answer.text
         assert "internal error" not in answer.text
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
@@ -47,8 +49,9 @@ class _Console(Console):
     def print_wrapped(self, text: Text | str) -> None:
         """Print text, and wrap its lines unless wrapping is forbidden, as in a command to copy.
 
-        All lines of a paragraph have the indentation of its first line. Blanks at the ends of
-        lines, which rich would leave, are removed.
+        All lines of a paragraph have the indentation of its first line. A word that is longer than
+        a line, such as a path, stays whole. Blanks at the ends of lines, which rich would leave,
+        are removed.
         """
         text = Text(text) if isinstance(text, str) else text
         if text.no_wrap:
@@ -56,7 +59,7 @@ class _Console(Console):
             return
         for paragraph in text.split(allow_blank=True):
             indent = len(paragraph.plain) - len(paragraph.plain.lstrip(" "))
-            for line in paragraph[indent:].wrap(self, max(self.width - indent, 1)) or [Text()]:
+            for line in _wrapped(paragraph[indent:], self.width - indent):
                 line.rstrip()
                 line.pad_left(indent)
                 self.print(line, soft_wrap=True)
@@ -71,6 +74,16 @@ class _Console(Console):
                 table, options=self.options.update(max_width=_WIDE_COLUMNS)
             ).maximum
         self.print(table, crop=False)
+
+
+def _wrapped(text: Text, width: int) -> Iterable[Text]:
+    """Divide a text between words into lines; rich would also divide words."""
+    starts, start = [], 0
+    for word in re.finditer(r"\S+", text.plain):
+        if word.start() > start and cell_len(text.plain[start : word.end()]) > width:
+            start = word.start()
+            starts.append(start)
+    return text.divide(starts)
 
 
 @cache
@@ -196,9 +209,9 @@ def show_step(doing: str) -> Iterator[Callable[[str], None]]:
 def tell_problems(problems: Iterable[Fault]) -> None:
     """Print the problems of case files."""
     for problem in problems:
-        stderr().print_wrapped(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
 
 
 def note(message: str) -> None:
     """Print a notice to standard error."""
-    stderr().print_wrapped(Text(printable(message), "yellow"))
+    stderr().print(Text(printable(message), "yellow"))
