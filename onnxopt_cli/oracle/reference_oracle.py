@@ -259,8 +259,8 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are not stored and cannot be computed.
 
     The case is at fault if its node breaks the signature of an operator, if onnx rejects its model
-    or inputs, or if onnx's corrected reference rejects the operands of a node. In all other cases,
-    onnxopt is unable to compute the outputs.
+    or inputs, or if onnx's corrected reference rejects the operands of a node. If the case is not
+    at fault, onnxopt is unable to compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"

@@ -384,7 +384,7 @@ def test_scores_of_trees_after_probit_are_not_judged():
 
 
 def test_operands_broadcast_along_a_stated_axis_are_not_judged():
-    # onnx's reference would add the elements of b along the last axis.
+    # onnx's reference ignores the attribute axis, and adds the elements of b along the last axis.
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 6]>
         g (float[2,3,3] a, float[3] b) => (float[2,3,3] y) {
             y = Add<axis = 1, broadcast = 1>(a, b)

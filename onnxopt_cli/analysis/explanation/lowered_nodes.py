@@ -23,7 +23,7 @@ from onnxopt_cli.errors import OnnxoptError
 #: not a tensor.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array] | None]
 
-#: The largest difference, in epsilons, of floats that are right without further analysis.
+#: Floats that differ by at most this number of epsilons count as equal.
 MAX_EPSILONS = 2.0
 
 

@@ -335,7 +335,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a function that computes along ``axis`` or, in early versions, all axes from it on."""
+    """Return a function of the axis ``axis`` or, in early versions, of this and all later axes."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis

@@ -132,7 +132,7 @@ _VISIBLE = 2.0**60
 _IMAGE_RANK = 4
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
-# The values of post_transform for the logistic function. In TreeEnsemble, the attribute is a
+# The values of post_transform for the logistic function. In TreeEnsemble, post_transform is a
 # number.
 _LOGISTIC = (b"LOGISTIC", 2)
 _SCALES_OF_OPERATORS = {
