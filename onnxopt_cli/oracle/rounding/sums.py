@@ -208,13 +208,26 @@ def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) 
     return np.moveaxis(scale, -1, axis)
 
 
-def product_of_factors_scale(_node: Any, operands: Sequence[Any], output: Array) -> Any:
-    """Return the scale of the errors of ``ReduceProd``: a rounding for each factor.
+def product_of_factors_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
+    """Return the scale of the errors of ``ReduceProd``, which grow with equal factors.
 
-    If the factors are equal, the roundings of blocks of equal length are equal, too.
+    If all factors are equal, the roundings of blocks of equal length are equal, too, so that there
+    is a rounding for each factor. If c factors are equal, their errors add up like c numbers, and
+    those of different factors like independent numbers.
     """
-    count = operands[0].size // output.size
-    return _FACTOR_SHARE * count * np.where(np.isfinite(output), np.abs(output), 0.0)
+    x, axes, *_ = (*operands, None)
+    for item in node.onnx_node.attribute:
+        axes = list(item.ints) if item.name == "axes" else axes
+    if output.size == x.size:
+        return np.zeros(output.shape)
+    axes = range(x.ndim) if axes is None or not len(axes) else [axis % x.ndim for axis in axes]
+    rows = np.moveaxis(x, [*axes], range(-len(axes), 0)).reshape(output.size, -1)
+    significands = np.sort(np.abs(np.frexp(rows)[0]), axis=1)
+    runs = np.cumsum(np.diff(significands, axis=1, prepend=np.nan) != 0, axis=1) - 1
+    runs += np.arange(len(rows))[:, None] * rows.shape[1]
+    equal = np.bincount(runs.ravel(), minlength=rows.size).reshape(rows.shape)
+    roundings = np.sqrt(np.square(equal, dtype=float).sum(axis=1)).reshape(output.shape)
+    return _FACTOR_SHARE * roundings * np.where(np.isfinite(output), np.abs(output), 0.0)
 
 
 def _cumulated_axis(operands: Sequence[Any]) -> int:
