@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from onnxopt_cli.cli.console import show_step, stdout
+from onnxopt_cli.cli.console import note, show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
+from onnxopt_cli.core.text import printable
 
 
 @click.command("explain")
@@ -33,21 +34,29 @@ def command(saved: Path, explain_time: float | None) -> int:
     Exits with 1 if a failure is left unexplained.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
+    from onnxopt_cli.core.result import OUTSIDE_IDS
     from onnxopt_cli.report.saved_run import read_saved_run
     from onnxopt_cli.report.terminal import explanation_lines
     from onnxopt_cli.suites.collect import find_again
 
     record = read_saved_run(saved)
-    if not any(result.failing for result in record.results):
+    failing_cases = [result for result in record.results if result.failing]
+    if not failing_cases:
         click.echo("no failing case to explain")
         return 0
+    cases = find_again(
+        {result.case: result.location for result in record.results},
+        ModelInputs.from_json(record.options),
+    )
+    missing = [result for result in failing_cases if result.case not in {*cases, *OUTSIDE_IDS}]
+    if missing:
+        where = printable(str(missing[0].location))
+        count = f"{len(missing)} of {len(failing_cases)} failing cases"
+        note(f"{count} cannot be explained, because they are no longer found, such as {where}")
     with show_step("looking for known mistakes") as tell:
         explanations = api.explain(
             record.results,
-            find_again(
-                {result.case: result.location for result in record.results},
-                ModelInputs.from_json(record.options),
-            ).values(),
+            cases.values(),
             judging=Judging.from_json(record.options),
             seconds=explain_time,
             progress=tell,
@@ -65,5 +74,5 @@ def command(saved: Path, explain_time: float | None) -> int:
         for cause in explanation.causes
         for case in cause.cases
     }
-    failing = {(result.backend, result.case) for result in record.results if result.failing}
+    failing = {(result.backend, result.case) for result in failing_cases}
     return int(not failing <= explained)

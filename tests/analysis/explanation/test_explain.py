@@ -537,6 +537,10 @@ def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnx
     answer = onnxopt("explain", "one.jsonl")
     assert answer.code == 1
     assert "a saved run needs several failing cases" in " ".join(answer.out.split())
+    assert answer.err == ""
+    (workplace / "neg.yaml").unlink()
+    answer = onnxopt("explain", "one.jsonl")
+    assert "because they are no longer found, such as neg.yaml:" in answer.err
 
 
 def test_conforming_run_has_no_explanation(workplace, onnxopt):
