@@ -748,7 +748,8 @@ def _classes(random: Random, node: BoundNode) -> BoundNode:
     for place in places if random.randrange(2) else [random.choice(places)]:
         array = node.operand(place)
         if array is not None:
-            node = node.with_operand(place, convert(array).astype(array.dtype))
+            # NumPy's functions return scalars for arrays without axes.
+            node = node.with_operand(place, np.asarray(convert(array), array.dtype))
     return node
 
 
