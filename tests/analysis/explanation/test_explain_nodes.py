@@ -835,15 +835,6 @@ def test_some_generated_nodes_are_passing_ones_with_another_rank_or_sign():
     assert any((x >= 0).all() for x in floats)
 
 
-def test_generated_nodes_without_axes_have_tensors():
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 16]> g (float x) => (float y) { y = Abs(x) }'
-    )
-    node = BoundNode.of(model, {"x": np.array(0.5, np.float32)})
-    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 60))
-    assert all(isinstance(node.bound.operand(0), np.ndarray) for node in nodes)
-
-
 def test_condition_depends_on_integer_attributes():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[1, 1, 5] x) => (float[1, 1, 4] y) '
