@@ -50,7 +50,7 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# Packages in which only tests that are marked as slow start processes.
+# Packages in which a test that starts a process is marked as slow.
 _QUICK_PACKAGES = frozenset(
     {
         "cases",

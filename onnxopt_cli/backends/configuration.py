@@ -94,7 +94,7 @@ class Configuration:
         return [Path(relative(self.path.parent, path)) for path in paths]
 
     def code(self) -> Iterator[Path]:
-        """Yield the files of named operators, backends and interpreters that contain code.
+        """Yield the files with the code of the named operators, backends and interpreters.
 
         Folders from which code is imported are included.
         """

@@ -151,7 +151,7 @@ class Reformulation:
     def written_where_accurate(self, formula: Formula) -> Formula:
         """Return the formula, rewritten only where the reformulation is as accurate as the formula.
 
-        A reformulation that is accurate for no attributes is used for all attributes.
+        If ``accurate`` is :data:`NOWHERE`, the formula is rewritten for all attributes.
 
         Raises:
             ValueError: if the formula lacks an expression to be replaced.

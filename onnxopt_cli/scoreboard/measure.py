@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The number of cases of the quick tier. If there are more pairs of suite and operator, the tier
-#: has one case of each pair.
+#: The number of cases of the quick tier. If there are more pairs of suite and operator than this
+#: number, the tier has one case of each pair.
 QUICK_CASES = 470
 #: The row for cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"

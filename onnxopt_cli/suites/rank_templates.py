@@ -77,7 +77,7 @@ def rank_templates(author: Author) -> Iterator[CaseTemplate]:
 
 
 def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
-    """Yield attributes at, just below and just above the values for integer ranks.
+    """Yield templates whose attributes select an integer rank, or a rank just beside an integer.
 
     Each group has its own rank if the attribute has a number for each group.
     """

@@ -98,7 +98,10 @@ def _unfit_operands(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]
 
 
 def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield scalars with an element for each tensor, and empty lists of numbers."""
+    """Yield invalid nodes: a scalar input is a vector, or an attribute is an empty list.
+
+    The vector has one element for each tensor.
+    """
     for number, scalar in product((2, 3)[: 1 + thorough], author.operator.scalars):
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
         value = np.resize(np.asarray(template.inputs[scalar.name]), number)

@@ -501,7 +501,7 @@ def _start(
 
 
 def forks() -> bool:
-    """Return whether workers that other processes must not inspect are forked.
+    """Return whether a closed worker is forked, so that other processes cannot inspect it.
 
     Forking is safe only in the command, which controls all threads of its process.
     """

@@ -71,10 +71,10 @@ def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
 @given(data=st.data())
 def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
-    # A reformulation may cancel: H + (G * G - H) * (1 - beta) does if beta is 0 and H is large. The
-    # intermediate results of a reformulation are rounded in long double, too. Errors in double and
-    # in the wide type are proportional to the machine epsilons of the types. Limits depend on
-    # intermediate results and on their squares.
+    # Terms of a reformulation may cancel, such as those of H + (G * G - H) * (1 - beta) if beta is
+    # 0 and H is large. The intermediate results of a reformulation are rounded in long double, too.
+    # Errors in double and in the wide type are proportional to the machine epsilons of the types.
+    # Limits depend on intermediate results and on their squares.
     ratio = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps)
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):

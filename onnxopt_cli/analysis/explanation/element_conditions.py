@@ -321,7 +321,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition, with the common content of all wrong elements."""
+        """Return a condition that also states what all wrong elements have in common."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)

@@ -399,8 +399,8 @@ class _Search:
         for _ in range(MAX_ADDED_MISTAKES):
             before = len(self._reproducing)
             bases = self._cover()
-            # Single mistakes are tried again, because the first cases may have missed a mistake
-            # that reproduces only a few of all cases.
+            # Single mistakes are tried again: a mistake that reproduces few cases was dropped if
+            # the first cases contained none of these.
             chosen = [*bases, None] if bases else []
             yield from self._try_with_bases(chosen, self._possible, "mistakes")
             if len(self._reproducing) == before:

@@ -715,7 +715,7 @@ class _NodeSearch(HypothesisRanking):
         return accepted
 
     def _element_causes(self, conditions: Sequence[ElementCondition]) -> tuple[Cause, ...]:
-        """Return the causes that conditions on elements state."""
+        """Return a cause for each condition on elements that explains failing cases."""
         causes: list[Cause] = []
         for number, condition in enumerate(conditions):
             known = self._element_conditions(condition.place, conditions[:number])

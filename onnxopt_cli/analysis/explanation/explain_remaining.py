@@ -59,8 +59,9 @@ DRAWN_TO_CONFIRM = 96
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: A backend has the roundings of a mistake if its values are much nearer to the mistake than to the
-#: expected values: the median ratio of both distances is at most MAX_DISTANCE_RATIO.
+#: A backend rounds as a mistake does if its wrong elements are much nearer to the values of the
+#: mistake than to the expected values: the median ratio of the first distance to the second is at
+#: most MAX_DISTANCE_RATIO.
 MAX_DISTANCE_RATIO = 0.5
 #: Seconds of the search for changes of the formula, which also ends after half of the time of the
 #: whole search.

@@ -134,8 +134,8 @@ class Hypothesis:
         """Return whether a failing node has other wrong outputs than those of the mistake.
 
         If a truth value is wrong, every mistake with an effect on this value yields the same value.
-        Therefore, failing nodes on which the mistake has no effect count as well if all outputs are
-        truth values.
+        Therefore, if all outputs are truth values, the result is also True for a failing node on
+        which the mistake has no effect.
         """
         if self.mistake is None or not sample.failed or not self.meets(sample):
             return False

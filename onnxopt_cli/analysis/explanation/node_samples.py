@@ -695,7 +695,7 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
                     ),
                     (
                         any(position < -length for position, length in pairs),
-                        f"a value of {name} is negative and lies before its axis",
+                        f"a value of {name} is below minus the length of its axis",
                         1.15,
                     ),
                 )

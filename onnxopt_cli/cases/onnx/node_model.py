@@ -59,7 +59,7 @@ class Wiring:
         return self.names.get(operand, operand)
 
     def fed(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the values that must be fed to the graph, in the graph's order and by its names.
+        """Return the values that must be fed to the graph, with its names and in its order.
 
         Args:
             values: the inputs of the node by the operator's names.
@@ -69,7 +69,7 @@ class Wiring:
         return {self.name(name): values[name] for name in names if self.name(name) not in constants}
 
     def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the outputs of the graph, in the graph's order and by its names.
+        """Return the outputs of the graph, with its names and in its order.
 
         Args:
             values: the outputs of the node by the operator's names.

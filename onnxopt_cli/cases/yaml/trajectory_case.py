@@ -223,9 +223,10 @@ def _check_work(
         excess = f"{count} steps that compute {computed} elements each, expected at most "
         excess += f"{_MAX_STEP_ELEMENTS} in all"
     elif 0 < fields.memory < (returned * recorded + changing) * BYTES_PER_ELEMENT:
-        excess = f"{recorded} recorded steps of {returned} elements, and {changing} of inputs that "
-        excess += f"change, expected at most {fields.memory // BYTES_PER_ELEMENT} in all with the "
-        excess += "memory that --memory allows"
+        excess = f"{recorded} recorded steps of {returned} elements, and {changing} elements of "
+        excess += "inputs that change, expected at most "
+        excess += f"{fields.memory // BYTES_PER_ELEMENT} elements in all with the memory that "
+        excess += "--memory allows"
     if excess:
         fields.add_error(fields.node.field("steps") or fields.node, f"found {excess}")
 

@@ -300,10 +300,10 @@ def _largest_shares(
 
 
 def _movement(moved: Any, exact: Any) -> Array | None:
-    """Return the movements of an output's elements as a vector.
+    """Return a vector of the differences between the elements of a moved and an exact output.
 
-    A complex movement is represented by its magnitude and the sign of its real part. The result is
-    None if the output is discrete or empty, or if its shape has changed.
+    A complex difference is represented by its magnitude and the sign of its real part. The result
+    is None if the output is discrete or empty, or if its shape has changed.
     """
     if not is_wide(exact) or np.shape(moved) != exact.shape or not exact.size:
         return None

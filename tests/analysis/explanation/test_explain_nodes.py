@@ -988,7 +988,7 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
             "a value of ends exceeds the length of its axis",
         ),
         ("Slice(x, v, v)", 13, [2, 4], "a value of starts exceeds the length of its axis"),
-        ("Slice(x, v, v)", 13, [2, -4], "a value of starts is negative and lies before its axis"),
+        ("Slice(x, v, v)", 13, [2, -4], "a value of starts is below minus the length of its axis"),
     ],
 )  # fmt: skip
 def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, text):
