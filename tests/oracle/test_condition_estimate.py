@@ -553,6 +553,28 @@ def test_16_bit_terms_are_summed_in_float32(dtype):
     assert not passes_estimate(once, inputs, wrong)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
+def test_sorted_16_bit_terms_pass_in_order(operator, dtype):
+    """The partial sums of sorted terms are far larger than their sum."""
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    half = np.random.default_rng(5).standard_normal(15_000)
+    x = np.sort([[*half, *-half, 8]]).astype(dtype)
+    count = x.size
+    inputs, attributes = {"x": x}, {"keepdims": 0}
+    if operator == "MatMul":
+        inputs, attributes = {"x": x, "ones": np.ones((count, 1), dtype)}, {}
+    model = model_of([(operator, list(inputs), attributes)], inputs, types=[element])
+    share = np.float32(count if operator == "ReduceMean" else 1)
+    shape = (1, 1) if operator == "MatMul" else ()
+    terms = x[0].astype(np.float32)
+    for total in (terms.cumsum()[-1], terms[::-1].cumsum()[-1], terms.sum()):
+        assert passes_estimate(model, inputs, np.reshape(total / share, shape))
+    exact = terms.astype(np.float64).sum() / share
+    for wrong in (0, -exact, exact * 1.2):
+        assert not passes_estimate(model, inputs, np.reshape(wrong, shape))
+
+
 @pytest.mark.parametrize("count", [1000, 30_000])
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
 def test_sums_of_equal_terms_pass_in_any_order(operator, count):

@@ -32,8 +32,8 @@ _REFORMULATION_UNITS = 64.0
 # The unit is _REFORMULATION_SHARE times the error of a reformulation, so that a tolerance of 16
 # units is four times the error.
 _REFORMULATION_SHARE = 1 / 4
-# The largest accepted error of a sequential sum, in roundings. Equal terms may all be rounded in
-# the same direction, so the error may be large.
+# The largest accepted error of a sequential sum, in roundings of the type that accumulates it.
+# Equal terms may all be rounded in the same direction, so the error may be large.
 _MAX_SEQUENTIAL_ERROR = 2.0**14
 # The error of a sequential sum widens the tolerance if it is at most 1 / _SEQUENTIAL_SHARE of the
 # largest output; otherwise, the result of the sequential sum is an alternative.
@@ -192,6 +192,8 @@ def _float_output(
     """Return the expected values of a floating-point output."""
     roundoff, tiny = ROUNDOFF[native.dtype], smallest_normal(native.dtype)
     rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
+    # 16-bit terms are accumulated in float32.
+    accumulated = rounding * min(1.0, SINGLE_ROUNDOFF / roundoff)
     units = evaluations[0].units
     alternatives: list[tuple[Array, str]] = []
     unit, jumps = _largest_unit(evaluations, exact, rounding)
@@ -229,7 +231,7 @@ def _float_output(
         share = np.minimum(
             _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
         )
-        close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * rounding, share)
+        close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * accumulated, share)
         different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
         if different.any():
             alternatives.append((np.where(different, value, exact), _SEQUENTIAL))

@@ -673,8 +673,11 @@ def _output_roundings(node_class: NodeClass, roundoff: float, *, in_graph: bool)
 
 
 def has_long_sums(site: RoundingSite) -> bool:
-    """Return whether the sums of a site have an error of more than one rounding."""
-    return bool(site.roundoff) and _accumulated(site.node_class, site.roundoff) > 1
+    """Return whether sequential sums of a site may have an error of more than one rounding.
+
+    Sums of 16-bit operands are accumulated in float32, so the roundings are those of float32.
+    """
+    return bool(site.roundoff) and sum_roundings(site.node_class.terms) > 1
 
 
 def _flushed_scale(
