@@ -377,7 +377,7 @@ def _framed_signal(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     fault = _of_other_shape("signal", signal, *real_or_complex)
     if fault or length is None:
         return fault
-    return of_other_length("a window", window, int(length))
+    return of_other_length("a window", window, int(length.item()))
 
 
 def _transformed_signal(_attributes: _Attributes, operands: Sequence[Any]) -> str:

@@ -236,6 +236,12 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
         ("TopK", [X, integers([1, 2])], {}, "K of 2 elements instead of 1"),
         ("ScatterElements", [X, integers([[1]]), X], {}, "updates of shape (3, 4)"),
         ("NonMaxSuppression", [CORNERS[None], PAIR[0]], {}, "scores of shape (1, 1, 2)"),
+        (
+            "STFT",
+            [IMAGES.reshape(2, 16, 1), integers([4]), X[0, :3], integers([4])],
+            {},
+            "a window of 3 elements instead of 4",
+        ),
     ],
 )
 def test_inputs_without_a_defined_result_are_excluded(operator, operands, attributes, excluded):
