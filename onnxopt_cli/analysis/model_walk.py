@@ -22,7 +22,7 @@ from typing import Any, Self, TypeGuard
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnxopt_cli.cases.tensors.proto_values import array_of, tensor_of
 from onnxopt_cli.core.text import printable
@@ -30,6 +30,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.nodes import (
     defined_names,
+    dense_array,
     nodes_within,
     plain_domain,
     subgraphs,
@@ -624,14 +625,7 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[tuple[str, Array]]:
     for tensor in graph.initializer:
         yield tensor.name, array_of(tensor)
     for sparse in graph.sparse_initializer:
-        dense = np.zeros([*sparse.dims], numpy_helper.to_array(sparse.values).dtype)
-        indices = numpy_helper.to_array(sparse.indices)
-        values = numpy_helper.to_array(sparse.values)
-        if indices.ndim == 1:
-            dense.reshape(-1)[indices] = values
-        else:
-            dense[tuple(indices.T)] = values
-        yield sparse.values.name, dense
+        yield sparse.values.name, dense_array(sparse)
 
 
 def count_nodes(model: onnx.ModelProto) -> int:

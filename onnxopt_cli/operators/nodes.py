@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
+from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 
 
@@ -48,10 +49,10 @@ def with_dense_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     model = deepcopy(model)
     for graph in graphs_of(model):
-        graph.initializer.extend(map(_dense, graph.sparse_initializer))
+        graph.initializer.extend(map(_dense_tensor, graph.sparse_initializer))
         del graph.sparse_initializer[:]
     for attribute in _sparse_constants(model):
-        attribute.CopyFrom(helper.make_attribute("value", _dense(attribute.sparse_tensor)))
+        attribute.CopyFrom(helper.make_attribute("value", _dense_tensor(attribute.sparse_tensor)))
     return model
 
 
@@ -63,13 +64,20 @@ def _sparse_constants(model: onnx.ModelProto) -> Iterator[AttributeProto]:
                     yield attribute
 
 
-def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+def _dense_tensor(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    return numpy_helper.from_array(dense_array(sparse), sparse.values.name)
+
+
+def dense_array(sparse: onnx.SparseTensorProto) -> Array:
+    """Return the elements of a sparse tensor, which are zero or empty strings by default."""
     values = numpy_helper.to_array(sparse.values)
     indices = numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)
+    if array.dtype == object:
+        array.fill("")
     places = np.unravel_index(indices, array.shape) if indices.ndim == 1 else tuple(indices.T)
     array[places] = values
-    return numpy_helper.from_array(array, sparse.values.name)
+    return array
 
 
 def plain_domain(domain: str) -> str:

@@ -560,8 +560,33 @@ def test_sparse_tensor_is_computed_as_a_dense_one(kind, indices):
         ([0, 1, 2], [2, 2]),
         ([0, 1], [1, 2**40]),
         ([0, 1], [-2, 1]),
+        ([0, 1], [-2, -2]),
         ([0, 1], []),
     ],
 )
 def test_faulty_sparse_tensor_is_a_fault_of_the_model(kind, indices, shape):
     assert "sparse tensor" in model_fault(sparse_model(indices, shape, kind))
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "message"),
+    [
+        (np.float32(1), np.int64(0), "are not distinct places"),
+        (np.ones(1, np.float32), np.zeros(1), "are not int64"),
+    ],
+)
+def test_faulty_tensor_within_a_sparse_tensor_is_a_fault_of_the_model(values, indices, message):
+    tensors = (numpy_helper.from_array(np.asarray(array), "w") for array in (values, indices))
+    proto = sparse_model([0, 1], [2], "initializer")
+    proto.graph.sparse_initializer[0].CopyFrom(helper.make_sparse_tensor(*tensors, [2]))
+    assert message in model_fault(proto)
+
+
+def test_other_elements_of_a_sparse_tensor_of_strings_are_empty():
+    words = numpy_helper.from_array(np.array(["a"], object))
+    places = numpy_helper.from_array(np.array([1]))
+    sparse = helper.make_sparse_tensor(words, places, [2])
+    proto = parser.parse_model(_HEADER + "agraph () => (string[2] y) { y = Constant() }")
+    proto.graph.node[0].attribute.append(helper.make_attribute("sparse_value", sparse))
+    assert model_fault(proto) == ""
+    assert reference_values(proto, {})[0].tolist() == ["", "a"]

@@ -160,8 +160,8 @@ def _require_valid(sparse: onnx.SparseTensorProto) -> None:
     """Check a sparse tensor, because onnx's full check omits sparse initializers.
 
     Raises:
-        NodeError: if an index is out of bounds, the indices are not in ascending order or do not
-            fit the values, or the dense tensor would be larger than a case may be.
+        NodeError: if the indices are not int64, out of bounds, not in ascending order, or do not
+            fit the values, or if the dense tensor would be larger than a case may be.
     """
     values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
     shape, name = tuple(sparse.dims), printable(sparse.values.name)
@@ -171,12 +171,16 @@ def _require_valid(sparse: onnx.SparseTensorProto) -> None:
             f"the sparse tensor {name} amounts to {size * values.itemsize} bytes; at most "
             f"{MAX_CASE_BYTES} are possible"
         )
-    # ValueError, TypeError: indices out of bounds, of another rank, or no integers.
-    with suppress(ValueError, TypeError):
-        if places.ndim > 1:
+    if sparse.indices.data_type != onnx.TensorProto.INT64:
+        raise NodeError(f"the indices of the sparse tensor {name} are not int64")
+    is_possible = min(shape, default=-1) >= 0
+    # ValueError: indices out of bounds, or of another rank.
+    with suppress(ValueError):
+        if is_possible and places.ndim > 1:
             places = np.ravel_multi_index(tuple(places.T), shape)
-        is_within = not places.size or 0 <= places[0] <= places[-1] < size
-        if shape and places.shape == values.shape and is_within and (np.diff(places) > 0).all():
+        is_vector = places.shape == values.shape == (values.size,)
+        # Ascending indices within the tensor lie between -1 and its size.
+        if is_possible and is_vector and (np.diff(places, prepend=-1, append=size) > 0).all():
             return
     raise NodeError(
         f"the indices of the sparse tensor {name} are not distinct places, in ascending order, of "
