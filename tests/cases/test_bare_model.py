@@ -66,6 +66,23 @@ def test_negative_and_missing_dimensions_are_symbolic(tmp_path, size):
     assert shapes(load(model, dims=("x0:0=7",))) == [(7, 4)]
 
 
+@pytest.mark.parametrize(
+    ("operator", "operands", "inputs"),
+    [
+        (
+            "Resize",
+            ["x", "", "", "sizes"],
+            [("x", TensorProto.FLOAT, [2]), ("sizes", TensorProto.INT64, ["n"])],
+        ),
+        ("StringNormalizer", ["x"], [("x", TensorProto.STRING, ["n", "m"])]),
+    ],
+)
+def test_unknown_sizes_are_no_fault_of_the_model(tmp_path, operator, operands, inputs):
+    _, element, shape = inputs[0]
+    node = helper.make_node(operator, operands, ["y"])
+    load(save(tmp_path / "m.onnx", [node], inputs, [("y", element, [None] * len(shape))]))
+
+
 def test_sizes_fit_the_model(tmp_path):
     nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
     inputs, outputs = [("x", TensorProto.FLOAT, [2, "n"])], [("y", TensorProto.FLOAT, [2, 48])]

@@ -48,6 +48,12 @@ _MAX_CONSTANT_ELEMENTS = 1000
 _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )
+# Matches errors that onnx's inference raises for valid operands if it does not know their sizes or
+# ranks. It takes an unknown size for 0.
+_OF_UNKNOWN_SIZE = re.compile(
+    r"Number of elements of input 'sizes' \(0\)|must have either \[C\] or \[1,C\] dimensions"
+    r"|FlexAttention requires rank-4 inputs"
+)
 # Names that exporters write for dimensions of unknown size.
 _PLACEHOLDERS = frozenset({"none", "unk", "unknown"})
 
@@ -124,7 +130,9 @@ def _fault(error: NodeError | OnnxRefusal) -> str:
     """Return an error of onnx's check if it is a fault of the model; else an empty string."""
     if isinstance(error, NodeError):
         return error.message
-    if isinstance(error, TooLargeForOnnx) or _TYPE_WITHIN_BODY.search(str(error)):
+    if isinstance(error, TooLargeForOnnx):
+        return ""
+    if any(pattern.search(str(error)) for pattern in (_TYPE_WITHIN_BODY, _OF_UNKNOWN_SIZE)):
         return ""
     # The text after the arrow gives the position in the model.
     words = str(error).removeprefix("[ShapeInferenceError]").partition("==>")[0]
