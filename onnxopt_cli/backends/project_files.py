@@ -163,7 +163,9 @@ def write_project_files(
             _write(path, text)
     except UsageError:
         for path in texts.keys() - existing:
-            path.unlink(missing_ok=True)
+            # The folder of a file may not exist, or may be a file.
+            with suppress(OSError):
+                path.unlink()
         raise
     return [Path(os.path.relpath(path)) for path in texts]
 

@@ -206,3 +206,9 @@ def test_no_file_is_left_if_one_cannot_be_written(workplace, onnxopt):
     answer = onnxopt("init", "--force")
     assert (answer.code, "cannot write" in answer.err) == (2, True)
     assert [path.name for path in workplace.iterdir()] == [".github"]
+    WORKFLOW.rmdir()
+    WORKFLOW.parent.rmdir()
+    WORKFLOW.parent.touch()
+    answer = onnxopt("init", "--force")
+    assert (answer.code, "cannot create .github/workflows: " in answer.err) == (2, True)
+    assert [path.name for path in workplace.iterdir()] == [".github"]
