@@ -40,18 +40,21 @@ def command(saved: Path, explain_time: float | None) -> int:
     from onnxopt_cli.suites.collect import find_again
 
     record = read_saved_run(saved)
-    failing_cases = [result for result in record.results if result.failing]
-    if not failing_cases:
+    failing_results = [result for result in record.results if result.failing]
+    if not failing_results:
         click.echo("no failing case to explain")
         return 0
     cases = find_again(
         {result.case: result.location for result in record.results},
         ModelInputs.from_json(record.options),
     )
-    missing = [result for result in failing_cases if result.case not in {*cases, *OUTSIDE_IDS}]
+    places = {
+        result.case: result.location for result in failing_results if result.case not in OUTSIDE_IDS
+    }
+    missing = [case for case in places if case not in cases]
     if missing:
-        where = printable(str(missing[0].location))
-        count = f"{len(missing)} of {len(failing_cases)} failing cases"
+        where = printable(str(places[missing[0]]))
+        count = f"{len(missing)} of {len(places)} failing cases"
         note(f"{count} cannot be explained, because they are no longer found, such as {where}")
     with show_step("looking for known mistakes") as tell:
         explanations = api.explain(
@@ -74,5 +77,5 @@ def command(saved: Path, explain_time: float | None) -> int:
         for cause in explanation.causes
         for case in cause.cases
     }
-    failing = {(result.backend, result.case) for result in failing_cases}
+    failing = {(result.backend, result.case) for result in failing_results}
     return int(not failing <= explained)

@@ -538,8 +538,10 @@ def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnx
     assert answer.code == 1
     assert "a saved run needs several failing cases" in " ".join(answer.out.split())
     assert answer.err == ""
+    onnxopt(*run, "-b", "again=python:wrong.py:wrong", "-k", "x2", "--log", "twice.jsonl")
     (workplace / "neg.yaml").unlink()
-    answer = onnxopt("explain", "one.jsonl")
+    answer = onnxopt("explain", "twice.jsonl")
+    assert "1 of 1 failing cases cannot be explained" in answer.err
     assert "because they are no longer found, such as neg.yaml:" in answer.err
 
 
