@@ -44,8 +44,8 @@ _HINTS = {
 
 # Matches valid values of the variable COLUMNS.
 _COLUMNS = re.compile("[0-9]{1,4}")
-# The default width of a stream that is not a terminal.
-_PIPE_COLUMNS = 80
+# The width of a stream that is not a terminal, and of a terminal that states no width.
+_DEFAULT_COLUMNS = 80
 # The minimum width of a stream.
 _MIN_COLUMNS = 20
 
@@ -61,11 +61,19 @@ def columns_of(stream: IO[str]) -> int:
     text = os.environ.get("COLUMNS", "")
     if _COLUMNS.fullmatch(text):
         width = int(text)
-    elif stream.isatty():
-        width = os.get_terminal_size(stream.fileno()).columns
     else:
-        width = _PIPE_COLUMNS
+        # Some pseudo-terminals state a width of 0.
+        width = _terminal_columns(stream) or _DEFAULT_COLUMNS
     return max(width, _MIN_COLUMNS)
+
+
+def _terminal_columns(stream: IO[str]) -> int:
+    """Return the width that a terminal states; 0 if the stream is not a terminal."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        # Also the error of a stream without a file descriptor.
+        return 0
 
 
 def require_memory() -> None:

@@ -18,6 +18,8 @@ from commands import run_command
 from places import REPOSITORY
 from rich.cells import cell_len
 
+from onnxopt_cli.cli.environment import columns_of
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and /proc")
 
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
@@ -158,6 +160,14 @@ def test_output_fits_a_terminal_of_40_columns(place, arguments):
     assert max(map(cell_len, lines)) <= 40
     assert "demo/demo/right" in plain
     assert code == (2 if arguments[0] == "run" else 0)
+
+
+def test_terminal_that_states_no_width_has_80_columns(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    first, second = pty.openpty()
+    with os.fdopen(first, "wb", 0), os.fdopen(second, "wb", 0) as terminal:
+        assert os.get_terminal_size(terminal.fileno()).columns == 0
+        assert columns_of(terminal) == 80
 
 
 def test_tables_of_a_case_are_not_truncated_in_40_columns(place):
