@@ -249,7 +249,10 @@ def _all_zero(_node: BoundNode, array: Array) -> Array | None:
 
 
 def _plus(step: int, _node: BoundNode, array: Array) -> Array | None:
-    return array + array.dtype.type(step) if _is_number(array) else None
+    if not _is_number(array):
+        return None
+    one = array.dtype.type(1)
+    return array + one if step > 0 else array - one
 
 
 def _rounded(function: Callable[[Array], Array], _node: BoundNode, array: Array) -> Array | None:
