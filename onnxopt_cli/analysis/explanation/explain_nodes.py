@@ -187,8 +187,8 @@ def explain_nodes(
     for number, (outcome, (backend, operator), group) in enumerate(failing):
         share = end.remaining(clock).share(_SHARES[outcome] / _total_share(failing[number:]))
         if share.is_used_up:
-            stopped = stopped_after(limit.seconds) if share.seconds <= 0 else ""
-            explanations.append(_unexamined(backend, operator, group, outcome, stopped))
+            in_time = share.seconds > 0
+            explanations.append(_unexamined(backend, operator, group, outcome, in_time=in_time))
             continue
         step = f"explaining {operator} (search {number + 1} of {len(failing)})"
         progress(step)
@@ -207,11 +207,12 @@ def explain_nodes(
         remaining = operator_end.remaining(clock)
         search = _NodeSearch(backend, operator, group, samples, submit, clock, remaining, outcome)
         explanation = search.run()
-        stopped = stopped_after(share.seconds) if operator_end.seconds < clock.now() else ""
-        if explanation is None and search.is_at_limit:
-            explanation = _unexamined(backend, operator, group, outcome, stopped)
-        elif explanation and stopped:
-            explanation = replace(explanation, note=stopped, complete=False)
+        in_time = search.in_time and operator_end.remaining(clock).seconds > 0
+        if explanation is None and (search.was_limited or search.is_at_limit):
+            explanation = _unexamined(backend, operator, group, outcome, in_time=in_time)
+        elif explanation and not in_time:
+            note = stopped_after(share.seconds)
+            explanation = replace(explanation, note=note, complete=False)
         if explanation:
             explanations.append(explanation)
     return explanations
@@ -320,19 +321,21 @@ def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: 
 
 
 def _unexamined(
-    backend: str, operator: str, results: Iterable[Result], outcome: Outcome, stopped: str
+    backend: str, operator: str, results: Iterable[Result], outcome: Outcome, *, in_time: bool
 ) -> Explanation:
     """Return an explanation that states that the limit of a search was too small.
+
+    The text does not state when the search ended, so that reports can list operators together.
 
     Args:
         backend: the backend's name.
         operator: the operator's name.
         results: the results of the backend in the operator.
         outcome: the outcome whose causes were sought.
-        stopped: the note on the time limit, if it ended the search; may be empty.
+        in_time: whether the search ended before its time limit.
     """
     count = sum(result.outcome is outcome for result in results)
-    note = f"not fully examined{', ' * bool(stopped)}{stopped}"
+    note = "not fully examined" if in_time else "not fully examined within the time limit"
     return Explanation(backend, operator, (), {NOT_TRIED: {str(outcome): count}}, note, False)
 
 
@@ -340,6 +343,10 @@ class _NodeSearch(HypothesisRanking):
     """The search for explanations of the failures of one backend in one operator.
 
     The search explains wrong outputs, or errors if ``outcome`` is ``Outcome.ERROR``.
+
+    Attributes:
+        was_limited: whether an earlier part of the search used all of its evaluations or its time.
+        in_time: False if an earlier part of the search used all of its time.
     """
 
     def __init__(
@@ -360,6 +367,7 @@ class _NodeSearch(HypothesisRanking):
         self._failing = len(self._failing_cases)
         self._seed = 0
         self._limit = limit
+        self.was_limited, self.in_time = False, True
         # The number of nodes that were known when a condition on elements was first considered.
         self._known_nodes: dict[str, int] = {}
 
@@ -390,9 +398,9 @@ class _NodeSearch(HypothesisRanking):
             self._find_supported()
         conditions: list[ElementCondition] = []
         if self._submit and are_outputs_wrong:
-            self._end = elements_end
+            self._begin_part(elements_end)
             conditions = self._find_element_conditions()
-        self._end = end
+        self._begin_part(end)
         if self._submit:
             conditions = self._validated(conditions)
         causes = self._causes() + self._element_causes(conditions)
@@ -401,6 +409,12 @@ class _NodeSearch(HypothesisRanking):
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
         unexplained = {UNEXPLAINED: {str(self._outcome): remaining}} if remaining else {}
         return Explanation(self._backend, self._operator, causes, unexplained)
+
+    def _begin_part(self, end: SearchLimit) -> None:
+        """Record whether the previous part of the search was limited, and set another limit."""
+        self.was_limited = self.was_limited or self.is_at_limit
+        self.in_time = self.in_time and self._remaining().seconds > 0
+        self._end = end
 
     # Acceptance ---------------------------------------------------------------------------------
 

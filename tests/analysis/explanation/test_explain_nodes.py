@@ -152,6 +152,7 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("Round", "halves rounded away from zero", [[0.5, 2.5, -2.5]], [1, 3, -3]),
         ("Round", "halves rounded up", [[0.5, 2.5, -2.5]], [1, 3, -2]),
         ("Div", "integers divided with floor", [[-7], [2]], [-4]),
+        ("BitwiseNot", "outputs one too small", [[1, 2]], [253, 252]),
         ("Shrink", "elements within lambd kept", [[0.25, 2.0]], [0.25, 2.0]),
         ("Softplus", "overflow of exp", [[100.0, -200.0]], [np.inf, 0]),
         ("ThresholdedRelu", "elements equal to alpha kept", [[1.0, 0.5]], [1, 0]),
@@ -163,7 +164,7 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
     ],
 )
 def test_mistake_agrees_with_its_description(operator, name, operands, expected):
-    dtype = np.int32 if operator == "Div" else np.float32
+    dtype = {"Div": np.int32, "BitwiseNot": np.uint8}.get(operator, np.float32)
     inputs = {f"in{place}": np.array(value, dtype) for place, value in enumerate(operands)}
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     infos = [
@@ -177,7 +178,7 @@ def test_mistake_agrees_with_its_description(operator, name, operands, expected)
         opset_imports=[onnx.helper.make_opsetid("", 22)],
     )
     mistake = node_mistakes("", operator, 22)[name]
-    (result,) = mistake.outputs(model, inputs, lambda *_: [])
+    (result,) = mistake.outputs(model, inputs, native_outputs)
     assert result.tolist() == expected
 
 
@@ -190,7 +191,7 @@ def test_operators_that_are_not_examined_in_time_are_counted(onnxopt, workplace)
     operators = ("--operator", "Sin", "--operator", "Cos", "--explain-time", "1e-6")
     run = ("run", "operators", *operators, "-b", "python:wrong.py:wrong", "--isolation", "none")
     text = " ".join(onnxopt(*run).out.split())
-    assert "2 operators not fully examined, stopped after 0 s: Cos, Sin" in text
+    assert "2 operators not fully examined within the time limit: Cos, Sin" in text
     assert "--explain-time SECONDS" in text
 
 
@@ -688,6 +689,24 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
     explanation = search.run()
     assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
     assert explanation.causes[0].found.startswith("wrong wherever A is long (")
+
+
+@pytest.mark.parametrize("limit", [SearchLimit(100, 60.0), SearchLimit(np.inf, 1e-9)])
+def test_search_records_that_a_part_of_it_was_limited(monkeypatch, limit):
+    is_long = Trait("A is long", 0.3)
+    samples = nodes(3, is_long, failed=True, case="long")
+    clock = SearchClock()
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, clock, limit)
+
+    def examine():
+        # Without validation, the search uses no more than this share of the evaluations.
+        clock.evaluations += 75
+
+    monkeypatch.setattr(search, "_examine_cases", examine)
+    monkeypatch.setattr(search, "_generate", lambda *_: None)
+    assert search.run() is None
+    assert search.was_limited
+    assert search.in_time == (limit.seconds > 1)
 
 
 @pytest.mark.parametrize("independent", [2, 3])
