@@ -809,7 +809,8 @@ class WorkerGroup:
         )
         contents: dict[str, bytes] = {}
         while wanted_files and (lacking := await deliver(wanted_files, contents)):
-            if not {*lacking} <= {digest for digest, _ in wanted_files.values()}:
+            digests = {digest for digest, _ in wanted_files.values()}
+            if not {*lacking} <= digests - contents.keys():
                 raise BackendUnavailable("sent an invalid response")
             contents = {}
             for path, (digest, mode) in list(wanted_files.items()):
