@@ -45,7 +45,11 @@ _CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
 
 @dataclass
 class Tally:
-    """The results of all inputs. With ``keep``, inputs are copied to the current folder."""
+    """Counts and worst cases over all inputs of a run of this script.
+
+    Attributes:
+        keep: whether inputs are copied to the current folder.
+    """
 
     keep: bool = False
     codes: Counter[str] = field(default_factory=Counter)

@@ -76,6 +76,8 @@ _MAX_ABOUT_CHARS = 200
 _BORDER_COLUMNS = 6
 # A width that exceeds the width of any terminal.
 _WIDE_COLUMNS = 10_000
+# The length of words that no table breaks.
+_MAX_NAME_CHARS = 40
 # The duration in seconds of a search for explanations above which the verdict states the duration.
 _LONG_SECONDS = 1.0
 # The largest number of operators that the message about incompletely examined operators names.
@@ -344,7 +346,8 @@ class WordTable(Table):
     """A table that breaks cells only between words.
 
     If the longest words do not fit beside each other, each row becomes a paragraph that begins with
-    its first cell.
+    its first cell. Long words, such as paths, are broken instead if
+    they exceed ``_MAX_NAME_CHARS`` and half of the width.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -354,11 +357,16 @@ class WordTable(Table):
             [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
             for column in self.columns
         ]
-        least = [max(measure.minimum for measure in column) for column in measures]
+        width = self.width or options.max_width
+        longest = max(width // 2, _MAX_NAME_CHARS)
+        least = [
+            max((cell.minimum for cell in column if cell.minimum <= longest), default=1)
+            for column in measures
+        ]
         most = [max(measure.maximum for measure in column) for column in measures]
         _, right, _, left = self.padding
         gaps = (left + right) * (len(self.columns) - (not self.pad_edge))
-        room = (self.width or options.max_width) - gaps - sum(least)
+        room = width - gaps - sum(least)
         if room < 0:
             yield from self._paragraphs()
             return

@@ -125,7 +125,7 @@ class _Helper:
     def assign(self, number: int) -> None:
         """Send the number of a chunk to the process."""
         self.assigned.append(number)
-        # If the process has ended, receive() will notice.
+        # If the process has ended, sending fails here, and receive() reports the end.
         with suppress(OSError):
             self.connection.send(number)
 

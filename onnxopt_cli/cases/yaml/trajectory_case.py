@@ -246,7 +246,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problem step by step and as a loop, by suffix of the id."""
+    """Return, by suffix of the id, how to create the problem that runs steps, and the loop."""
 
     def step_by_step() -> Problem:
         steps = trajectory()
