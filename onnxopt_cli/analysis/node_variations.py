@@ -41,9 +41,9 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 #: The numbers from which the number of changes of a node near to another node is drawn.
 FEW_CHANGES = (1, 1, 2)
-# The ways to generate a node that use no part of a failing node except its number of axes, a type
-# or given parameters.
-_INDEPENDENT_WAYS = frozenset({"converted", "drawn", "passing", "reshaped", "stated"})
+# The ways to generate a node that use no part of a failing node except its number of axes, a type,
+# a single attribute or optional input, or given parameters.
+_INDEPENDENT_WAYS = frozenset({"borrowed", "converted", "drawn", "passing", "reshaped", "stated"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
 # Of _GENERATED_PERIOD nodes, the operator's generator draws one, and the others result from
@@ -75,9 +75,10 @@ class Variation:
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
-        is_independent: whether the node has no part of a failing node, apart from given parameters.
-            Nodes that result from changes of a failing node may have its rank, shapes, values or
-            attributes by accident.
+        is_independent: whether the node has no part of a failing node, apart from its number of
+            axes, a type, a single attribute or optional input, or given parameters. Nodes that
+            result from changes of a failing node may have its rank, shapes, values or attributes by
+            accident.
     """
 
     opset: int
@@ -213,10 +214,10 @@ def neighbours(
     Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
     node with attributes and short inputs of a failing node, or the reverse, because a condition on
     shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
-    nodes with the number of axes, a type or given parameters of a failing node. Some nodes are
-    failing nodes in which a single optional attribute or input is omitted or added, because all
-    failing nodes may have the attribute or input by accident. All remaining nodes come from the
-    generator of the operator, if the operator has one.
+    nodes with the number of axes, a type, a single attribute or optional input, or given parameters
+    of a failing node. Some nodes are failing nodes in which a single optional attribute or input is
+    omitted or added, because all failing nodes may have the attribute or input by accident. All
+    remaining nodes come from the generator of the operator, if the operator has one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -233,7 +234,7 @@ def neighbours(
     ways = ["failing"] * 9 + ["toggled"] * 6
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
-        ways += ["converted"] * 2
+        ways += ["converted"] * 2 + ["borrowed"] * 4
         ways += ["stated"] * 8 * bool(stated)
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     while True:
@@ -279,8 +280,10 @@ def _neighbour(
     if way in {"mixed", "exchanged"}:
         donor = random.choice(failing if way == "mixed" else passing)
         return _with_parameters(random, node, donor)
-    if way == "stated":
-        node = _with_stated(node, random.choice(failing), stated)
+    if way in {"borrowed", "stated"}:
+        donor = random.choice(failing)
+        names = stated if way == "stated" else [_optional_parameter(random, donor)]
+        node = _with_stated(node, donor, names)
         return random.choice(_NEIGHBOUR_CHANGES)(random, node) if random.randrange(2) else node
     if way == "converted":
         node = _with_type_of(random, node, random.choice(failing))
@@ -289,6 +292,19 @@ def _neighbour(
     for _ in range(random.choice(change_counts)):
         node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
     return node
+
+
+def _optional_parameter(random: Random, node: BoundNode) -> str:
+    """Return the name of an attribute or optional input of a node; empty if there is none."""
+    option = defs.OpSchema.FormalParameterOption.Optional
+    entries = node.schema.attributes
+    names = [name for name in node.attributes if "GRAPH" not in attribute_type(entries[name])]
+    names += [
+        item.name
+        for place, item in enumerate(node.schema.inputs)
+        if item.option == option and node.operand(place) is not None
+    ]
+    return random.choice(sorted(names)) if names else ""
 
 
 def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> BoundNode:

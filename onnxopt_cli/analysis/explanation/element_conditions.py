@@ -48,9 +48,9 @@ MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
 #: fail.
 MIN_FAILURE_RATE = 0.3
-#: A trait of all failing nodes is stated if at least MIN_CASES_WITH_TRAIT cases fail. Nodes that
-#: are generated from a single case often share its rank and types by accident.
-MIN_CASES_WITH_TRAIT = 5
+#: A trait of all failing nodes is stated if it would hold for all independent failing nodes by
+#: chance with a probability of at most MAX_CHANCE_OF_TRAIT.
+MAX_CHANCE_OF_TRAIT = 1e-3
 #: A limit of a number is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of the ELEMENTS_AT_LIMIT
 #: elements next to it that meet the condition are wrong. If fewer of these elements are wrong, the
 #: limit may merely be the end of the known values.
@@ -134,6 +134,11 @@ class ElementCondition:
         parts = [limits[part].name if part in limits else part for part in self.parts]
         return "|".join((str(self.place), *parts, self.trait.key if self.trait else ""))
 
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether the condition states only a trait of all failing nodes."""
+        return not self.parts and not self.content
+
     def applies_to(self, sample: NodeSample) -> bool:
         """Return whether a node has the trait of the condition."""
         return self.trait is None or self.trait.holds(sample)
@@ -163,10 +168,13 @@ class _Node:
 
     def meeting(self, parts: Sequence[str]) -> Array | None:
         """Return which elements have all features; None if a feature does not exist."""
-        masks = [self.features.flags.get(part) for part in parts]
-        if any(mask is None for mask in masks):
-            return None
-        return np.logical_and.reduce([mask for mask in masks if mask is not None])
+        met = np.ones(self.features.size, bool)
+        for part in parts:
+            mask = self.features.flags.get(part)
+            if mask is None:
+                return None
+            met &= mask
+        return met
 
     def agrees(self, condition: ElementCondition) -> bool:
         """Return whether all wrong elements agree with a condition."""
@@ -326,7 +334,8 @@ class ElementConditions:
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
         cost = float(cost) + _LIMIT_COST * len(limits)
-        return ElementCondition(self._place, parts, trait, content, 0.0, cost, limits=limits)
+        condition = ElementCondition(self._place, parts, trait, content, 0.0, cost, limits=limits)
+        return self._refitted(condition)
 
     def add_limits(self, condition: ElementCondition) -> None:
         """Add the limits of a condition to the features of all elements."""
@@ -338,32 +347,60 @@ class ElementConditions:
         failing = [node for node in self._failing if node.wrong is not None]
         names = {name for node in failing for name in node.features.numbers}
         for name in sorted(names):
-            wrong = [
-                node.features.numbers[name][node.wrong]
-                for node in failing
-                if name in node.features.numbers
-            ]
-            values = np.concatenate(wrong)
-            if not values.size or not np.isfinite(values).all():
-                continue
-            low, high = float(values.min()), float(values.max())
-            right = np.concatenate([
-                node.features.numbers[name][~node.wrong]
-                for node in self.nodes
-                if node.wrong is not None and name in node.features.numbers
-            ])  # fmt: skip
-            right = right[np.isfinite(right)]
-            below, above = right[right < low], right[right > high]
-            # The true limit lies between a right and a wrong element. A statement that elements are
-            # wrong only beyond the right element is true, wherever the true limit lies.
-            if below.size:
-                limit = float(below.max())
-                text = f"{name} is more than {number_text(limit, LIMIT_DIGITS)}"
-                self._add_limit(text, ElementLimit(name, limit, np.inf))
-            if above.size:
-                limit = float(above.min())
-                text = f"{name} is less than {number_text(limit, LIMIT_DIGITS)}"
-                self._add_limit(text, ElementLimit(name, -np.inf, limit))
+            for limit in self._fitted_limits(name, (), None):
+                self._add_limit(_limit_text(limit), limit)
+
+    def _fitted_limits(
+        self, name: str, other_parts: Sequence[str], trait: Trait | None
+    ) -> Iterator[ElementLimit]:
+        """Yield the limits of a number between wrong elements and the nearest right elements.
+
+        Args:
+            name: the name of the number.
+            other_parts: only elements with these features are considered.
+            trait: only nodes with this trait are considered; None for all nodes.
+        """
+        wrong, right = [np.empty(0)], [np.empty(0)]
+        for node in self.nodes:
+            numbers = node.features.numbers.get(name)
+            met = node.meeting(other_parts) if trait is None or trait.holds(node.sample) else None
+            if met is not None and numbers is not None and node.wrong is not None:
+                wrong.append(numbers[met & node.wrong])
+                right.append(numbers[met & ~node.wrong])
+        values, right_values = np.concatenate(wrong), np.concatenate(right)
+        if not values.size or not np.isfinite(values).all():
+            return
+        right_values = right_values[np.isfinite(right_values)]
+        below = right_values[right_values < values.min()]
+        above = right_values[right_values > values.max()]
+        # The true limit lies between a right and a wrong element. A statement that elements are
+        # wrong only beyond the right element is true, wherever the true limit lies.
+        if below.size:
+            yield ElementLimit(name, float(below.max()), np.inf)
+        if above.size:
+            yield ElementLimit(name, -np.inf, float(above.min()))
+
+    def _refitted(self, condition: ElementCondition) -> ElementCondition:
+        """Return a condition with limits between the elements that meet the rest of the condition.
+
+        An element that does not meet the other parts, or belongs to a node without the trait, may
+        be right although the fault would change an element with this number.
+        """
+        for text, limit in condition.limits:
+            other_parts = [part for part in condition.parts if part != text]
+            for fitted in self._fitted_limits(limit.name, other_parts, condition.trait):
+                if (fitted.high == np.inf) == (limit.high == np.inf):
+                    new_text = _limit_text(fitted)
+                    self._add_limit(new_text, fitted)
+                    condition = replace(
+                        condition,
+                        parts=tuple(new_text if part == text else part for part in condition.parts),
+                        limits=tuple(
+                            (new_text, fitted) if known == text else (known, of_known)
+                            for known, of_known in condition.limits
+                        ),
+                    )
+        return condition
 
     def _add_limit(self, text: str, limit: ElementLimit) -> None:
         self._limits[text] = limit
@@ -395,8 +432,6 @@ class ElementConditions:
 
     def _of_nodes(self, groups: Sequence[Trait | None], holds: Array) -> Iterator[ElementCondition]:
         """Yield conditions that state only which nodes may fail: a trait of all failing nodes."""
-        if sum(bool(node.sample.case) for node in self._failing) < MIN_CASES_WITH_TRAIT:
-            return
         failing = np.array([node.failed for node in self.nodes])
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
         has_all = np.asarray(holds[:, failing].all(axis=1))
@@ -437,15 +472,16 @@ class ElementConditions:
         if condition.is_sufficient and condition.limits:
             # The right elements next to a limit do not show where the fault of other elements ends.
             return False
-        if not condition.parts and not condition.content:
+        if condition.is_of_nodes:
             return not any(
                 node.failed and not condition.applies_to(node.sample) for node in self.nodes
             )
         return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
 
     def updated(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with the share of wrong elements in the known nodes."""
+        """Return a condition with the limits and the share of wrong elements in the known nodes."""
         self.add_limits(condition)
+        condition = self._refitted(condition)
         nodes = [node for node in self.nodes if condition.applies_to(node.sample)]
         if not condition.parts or not nodes:
             return condition
@@ -455,16 +491,19 @@ class ElementConditions:
     def _is_sharp(self, condition: ElementCondition, limit: ElementLimit) -> bool:
         """Return whether the elements near to a limit show that the fault begins there."""
         bound = limit.low if np.isfinite(limit.low) else limit.high
+        other_parts = [part for part in condition.parts if (part, limit) not in condition.limits]
         distances, wrong, beyond = [np.empty(0)], [np.empty(0, bool)], [np.empty(0)]
         for node in self.nodes:
             numbers = node.features.numbers.get(limit.name)
-            met = node.meeting(condition.parts) if condition.applies_to(node.sample) else None
-            if met is None or numbers is None or node.wrong is None:
+            if numbers is None or node.wrong is None or not condition.applies_to(node.sample):
+                continue
+            met, met_otherwise = node.meeting(condition.parts), node.meeting(other_parts)
+            if met is None or met_otherwise is None:
                 continue
             with np.errstate(invalid="ignore", over="ignore"):
                 is_beyond = numbers <= limit.low if limit.high == np.inf else numbers >= limit.high
                 distances.append(np.abs(numbers[met] - bound))
-                beyond.append(np.abs(numbers[is_beyond] - bound))
+                beyond.append(np.abs(numbers[is_beyond & met_otherwise] - bound))
             wrong.append(node.wrong[met])
         order = np.argsort(np.concatenate(distances), kind="stable")
         inside, is_wrong = np.concatenate(distances)[order], np.concatenate(wrong)[order]
@@ -498,13 +537,26 @@ class ElementConditions:
         if condition.trait is None or condition.is_sufficient:
             return True
         right_new = sum(not node.failed and not condition.applies_to(node.sample) for node in nodes)
-        if not condition.parts and not condition.content:
-            return right_new >= MIN_OTHERS
+        if condition.is_of_nodes:
+            return (
+                right_new >= MIN_OTHERS
+                and self._chance_of_trait(condition.trait) <= MAX_CHANCE_OF_TRAIT
+            )
         nodes_without_trait = [node for node in self.nodes if not condition.applies_to(node.sample)]
         wrong = sum(node.failed for node in nodes_without_trait)
         return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(
             nodes_without_trait
         )
+
+    def _chance_of_trait(self, trait: Trait) -> float:
+        """Return the probability that all independent failing nodes have a trait by chance.
+
+        Nodes that result from changes of failing nodes do not count, because most of them have the
+        traits of these nodes.
+        """
+        independent = [node for node in self.nodes if node.sample.is_independent]
+        share = sum(trait.holds(node.sample) for node in independent) / max(1, len(independent))
+        return float(share ** sum(node.failed for node in independent))
 
     def explained(self, condition: ElementCondition) -> list[NodeSample]:
         """Return the failing nodes that a condition explains."""
@@ -527,7 +579,7 @@ class ElementConditions:
         ]
         where = f", in nodes in which {condition.trait.text}" if condition.trait else ""
         of_output = f" of {output}" if output else ""
-        if not condition.parts and not condition.content:
+        if condition.is_of_nodes:
             meeting = [node for node in nodes_with_trait if not node.sample.case]
             other_nodes = sum(not node.sample.case for node in self.nodes) - len(meeting)
             # The condition concerns one output; in other nodes, other outputs may also be wrong.
@@ -646,6 +698,17 @@ def _chance(first: Array, second: Array | float) -> Array:
         second: the share of the elements that do not belong to the set.
     """
     return np.where(first < 1, np.minimum(first, np.maximum(second, _LEAST_CHANCE)), 1.0)
+
+
+def _limit_text(limit: ElementLimit) -> str:
+    """Return a limit in words."""
+    is_lower = limit.high == np.inf
+    words = (
+        f"more than {number_text(limit.low, LIMIT_DIGITS)}"
+        if is_lower
+        else (f"less than {number_text(limit.high, LIMIT_DIGITS)}")
+    )
+    return f"{limit.name} is {words}"
 
 
 def _is_of_elements(content: str) -> bool:

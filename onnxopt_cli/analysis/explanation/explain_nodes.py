@@ -112,13 +112,14 @@ _RIVAL_COST = 0.15
 # Share of the limit of a search for conditions on elements.
 _ELEMENTS_SHARE = 0.35
 # Number of rounds of generated nodes for conditions on elements.
-_ELEMENT_ROUNDS = 5
+_ELEMENT_ROUNDS = 8
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
 # Share of the limit of a search for the validation of the statements that were found.
 _VALIDATION_SHARE = 0.2
-# The number of best conditions on elements that determine which nodes are generated.
-_MAX_TESTED = 4
+# The number of best conditions on elements that determine which nodes are generated, in addition to
+# the best condition that states only a trait of all failing nodes.
+_MAX_TESTED = 3
 # If a condition depends on an integer attribute, some generated nodes have a value of the attribute
 # from this interval.
 _TRIED_INTEGERS = (0.0, 6.0)
@@ -402,7 +403,7 @@ class _NodeSearch(HypothesisRanking):
             conditions = self._find_element_conditions()
         self._begin_part(end)
         if self._submit:
-            conditions = self._validated(conditions)
+            conditions = self._confirmed(conditions)
         causes = self._causes() + self._element_causes(conditions)
         if not causes:
             return None
@@ -599,6 +600,19 @@ class _NodeSearch(HypothesisRanking):
         )
         return confirming >= MIN_INDEPENDENT
 
+    def _confirmed(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
+        """Validate the statements; if nodes refute a hypothesis, seek and validate another one.
+
+        The arguments and the result are those of :meth:`_validated`.
+        """
+        accepted = len(self._accepted)
+        validated = self._validated(conditions)
+        if len(self._accepted) < accepted and not self.is_at_limit:
+            # The nodes that refute a hypothesis may support another hypothesis.
+            self._find_proven()
+            validated = self._validated(validated)
+        return validated
+
     def _validated(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
         """Submit nodes with more changes, and drop the statements that these nodes refute.
 
@@ -763,7 +777,9 @@ class _NodeSearch(HypothesisRanking):
                     return condition
             if not ranked or self.is_at_limit:
                 return None
-            best = ranked[number % min(len(ranked), _MAX_TESTED)]
+            of_nodes = [condition for condition in ranked if condition.is_of_nodes]
+            tested = [*dict.fromkeys(ranked[:_MAX_TESTED] + of_nodes[:1])]
+            best = tested[number % len(tested)]
             self._generate(Hypothesis((best.trait,) if best.trait else (), None, 0.0))
         return None
 

@@ -17,7 +17,7 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 #: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect.
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
-MAX_CONTRADICTING_SHARE = 0.03
+MAX_CONTRADICTING_SHARE = 0.02
 # A condition requires _MIN_OUTSIDE right nodes that do not meet it, all generated after the
 # condition was chosen. If a quarter of all nodes that do not meet the condition were wrong, 11
 # nodes would all be right with a probability of 0.75 ** 11 = 4 %.

@@ -335,9 +335,9 @@ def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
     full_name = f"the attribute {name}" if is_also_input else name
     if name in node.attributes:
         default = node.with_attribute(name, None).attribute(name)
-        if value == default:
+        if default is not None:
             yield Trait(f"{full_name} {_are(name)} given", 1.6)
-        else:
+        if value != default:
             yield _stated(name, full_name, default, ignoring)
     else:
         yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")

@@ -25,9 +25,11 @@ MAX_ATTEMPTS = 240
 # Largest number of known nodes from which new nodes are generated.
 _MAX_BASES = 24
 
+# The kind of a generated node that meets the condition, and is independent of failing nodes.
+_INDEPENDENT = "independent"
 # The purpose of a generated node: the rival that it distinguishes from the mistake of a hypothesis,
-# or the parts of the condition that it meets.
-_NodeKind: TypeAlias = NodeMutant | frozenset[Trait]
+# the independent test of the condition, or the parts of the condition that it meets.
+_NodeKind: TypeAlias = NodeMutant | str | frozenset[Trait]
 
 
 def select_nodes(
@@ -36,9 +38,9 @@ def select_nodes(
     """Yield the nodes of a round that test a hypothesis, and None in place of other nodes.
 
     To test a condition, some nodes must meet all of its parts, and other nodes must lack one part.
-    The mistake must have an effect on all of these nodes. To exclude a rival, some nodes must
-    distinguish it from the mistake. Each of the required kinds of nodes may be rare among random
-    nodes.
+    The mistake must have an effect on all of these nodes. Some of the nodes that meet all
+    parts must be independent of failing nodes. To exclude a rival, some nodes must distinguish it
+    from the mistake. Each of the required kinds of nodes may be rare among random nodes.
 
     Args:
         variations: random nodes; None in place of an invalid one.
@@ -47,8 +49,8 @@ def select_nodes(
     """
     parts = frozenset(hypothesis.traits)
     kinds: set[_NodeKind] = {*rivals}
-    if parts:
-        kinds |= {parts, *(parts - {part} for part in parts)}
+    if parts or hypothesis.mistake is not None:
+        kinds |= {_INDEPENDENT, parts, *(parts - {part} for part in parts)}
     needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
     # Some of the nodes need not test the hypothesis, because they may support another hypothesis.
     needed_others = NODES_PER_ROUND - sum(needed.values())
@@ -73,7 +75,7 @@ def select_nodes(
 def _kinds_of_node(
     variation: Variation, hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
 ) -> list[_NodeKind]:
-    """Return the rivals that a node distinguishes, and the parts of a condition that it meets.
+    """Return the kinds of a node: the rivals that it distinguishes, and its part in the test.
 
     A node on which the mistake of the hypothesis has no effect does not test its condition.
     """
@@ -88,7 +90,10 @@ def _kinds_of_node(
             return kinds
     sample = judge.sample
     sample.traits, sample.numbers = judge.traits, judge.numbers
-    return [*kinds, frozenset(part for part in hypothesis.traits if part.holds(sample))]
+    met = frozenset(part for part in hypothesis.traits if part.holds(sample))
+    if variation.is_independent and len(met) == len(hypothesis.traits):
+        kinds.append(_INDEPENDENT)
+    return [*kinds, met]
 
 
 def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
