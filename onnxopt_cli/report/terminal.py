@@ -346,8 +346,8 @@ class WordTable(Table):
     """A table that breaks cells only between words.
 
     If the longest words do not fit beside each other, each row becomes a paragraph that begins with
-    its first cell. Long words, such as paths, are broken instead if
-    they exceed ``_MAX_NAME_CHARS`` and half of the width.
+    its first cell. Long words, such as paths, are broken instead if they exceed
+    ``_MAX_NAME_CHARS`` and half of the width.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

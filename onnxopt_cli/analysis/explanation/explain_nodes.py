@@ -69,7 +69,7 @@ MAX_PASSING = 160
 #: The limit of the search for each failing operator of a backend.
 OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
 #: All failing operators of a backend together have at most the limit of this number of operators.
-MAX_OPERATOR_LIMITS = 5
+MAX_OPERATOR_LIMITS = 2
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3
 #: A proof requires MIN_AGREEING failing generated nodes that agree with the hypothesis.
