@@ -157,6 +157,11 @@ def _deformable_convolution(attributes: _Attributes, operands: Sequence[Any]) ->
     )
 
 
+def _bounds(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    data, least, most = operands[:3]
+    return _not_broadcasting("min", least, data.shape) or _not_broadcasting("max", most, data.shape)
+
+
 def _slope(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     data, slope = operands[:2]
     return _not_broadcasting("a slope", slope, data.shape)
@@ -463,6 +468,7 @@ _RULES: dict[str, _Rule] = {
     "Attention": _attended,
     "BatchNormalization": partial(_channel_parameters, ("scale", "B", "input_mean", "input_var")),
     "CenterCropPad": _cropped_axes,
+    "Clip": _bounds,
     "Conv": _convolution,
     "ConvInteger": _integer_convolution,
     "ConvTranspose": _transposed_convolution,

@@ -226,6 +226,7 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
         ("InstanceNormalization", [WEIGHTS[0], X[0], X[0]], {}, "scale of shape (4,)"),
         ("LayerNormalization", [X, X[None]], {}, "which does not broadcast to (3, 4)"),
         ("Clip", [X, X[0]], {}, "min of shape (4,) instead of a scalar"),
+        ("Clip", [X[0, 0, ...], X[0, :1]], {}, "min of shape (1,), which does not broadcast to ()"),
         (
             "Attention",
             [PAIR, PAIR, PAIR, np.zeros((1, 1, 1, 1, 1), np.float32)],

@@ -147,6 +147,10 @@ EXAMPLES = {
         {},
         [u8([34, 46], [2 * (4 * 3 + 6 * 7), 2 * (4 * 5 + 6 * 9)])],
     ),
+    "CumSum along an axis in a vector": (
+        *("CumSum", 14, [f32(1, 2), np.array([0])], {}),
+        [f32(1, 3)],
+    ),
     "MatMulInteger with zero points of rows": (
         *("MatMulInteger", 10, [MATRIX, MATRIX, u8(1, 3)], {}),
         [np.array([[34, 46], [54, 74]], np.int32)],
@@ -880,6 +884,19 @@ def test_output_for_an_empty_batch_is_empty(operator, operands, attributes, shap
     assert conditioned_output.right[0][0].shape == shape
 
 
+@pytest.mark.parametrize(
+    ("a", "a_scale", "right"),
+    [(u8(2, 3), f32(1), U8(5)), (u8([1, 2], [3, 4]), f32(1, 2), u8(3, 14))],
+)
+def test_quantized_product_of_vectors_lacks_their_axes(a, a_scale, right):
+    one, zero = f32(1), u8(0)
+    operands = [a, a_scale, np.zeros_like(a_scale, np.uint8), u8(1, 1), one, zero, one, zero]
+    inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
+    node = helper.make_node("QLinearMatMul", [*inputs], ["y"])
+    (conditioned_output,) = condition(model_of([node], inputs, {"y": right}, opset=21), inputs)
+    np.testing.assert_array_equal(conditioned_output.right[0][0], right, strict=True)
+
+
 def test_gathering_no_slices_yields_an_empty_output():
     inputs = {"x": np.ones((0, 3), np.float32), "indices": np.ones((0, 2, 1), np.int64)}
     node = helper.make_node("GatherND", [*inputs], ["y"], batch_dims=1)
@@ -887,11 +904,12 @@ def test_gathering_no_slices_yields_an_empty_output():
     verify(model_of([node], inputs, {"y": empty}), inputs, [empty])
 
 
-def test_queries_of_length_0_yield_an_empty_output():
-    shapes = {"q": (2, 0, 8), "k": (2, 3, 4), "v": (2, 3, 6)}
+@pytest.mark.parametrize(("batch", "length"), [(2, 0), (0, 2)])
+def test_empty_queries_yield_an_empty_output(batch, length):
+    shapes = {"q": (batch, length, 8), "k": (batch, 3, 4), "v": (batch, 3, 6)}
     inputs = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     node = helper.make_node("Attention", [*inputs], ["y"], q_num_heads=4, kv_num_heads=2)
-    empty = np.ones((2, 0, 12), np.float32)
+    empty = np.ones((batch, length, 12), np.float32)
     (conditioned_output,) = condition(model_of([node], inputs, {"y": empty}, opset=24), inputs)
     assert conditioned_output.right[0][0].shape == empty.shape
 

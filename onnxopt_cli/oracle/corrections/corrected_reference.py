@@ -268,6 +268,12 @@ def _sum_of_squares(node: Any, original: Any, x: Array, *args: Any, **kwargs: An
     return (np.asarray(total).astype(x.dtype),)
 
 
+@replaces("op_cum_prod.CumProd._run", "op_cum_sum.CumSum._run")
+def _cumulated(node: Any, original: Any, x: Array, axis: Array, *flags: Any, **kwargs: Any) -> Any:
+    """Cumulate along an axis, which may also be given as a vector of one element."""
+    return original(node, x, axis.reshape(()), *flags, **kwargs)
+
+
 @replaces("op_mean.Mean._run")
 def _mean(_node: Any, _original: Any, *operands: Array) -> tuple[Array]:
     """Broadcast every operand. The reference does not broadcast the first operand."""

@@ -42,9 +42,16 @@ def _multiplied(node: Any, original: Any, *operands: Array) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = operands
     if any(array.dtype.kind not in "iu" for array in (a, b, y_zero)):
         return original(node, *operands)
-    product = np.matmul(_shifted(a, _rows(a_zero)), _shifted(b, b_zero))
-    quotient = product * (_rows(a_scale) * b_scale / _rows(y_scale))
-    return (_quantized(np.asarray(quotient), _rows(y_zero), y_zero.dtype),)
+    # A vector is a matrix with one row or one column.
+    left, right = np.atleast_2d(a), b[:, None] if b.ndim == 1 else b
+    product = np.matmul(_shifted(left, _rows(a_zero)), _shifted(right, b_zero))
+    scale, zero_point = (
+        value.reshape(*product.shape[:-1], 1) if value.size > 1 else value.reshape(())
+        for value in (y_scale, y_zero)
+    )
+    quotient = product * (_rows(a_scale) * b_scale / scale)
+    shape = np.matmul(a, b).shape
+    return (_quantized(quotient, zero_point, y_zero.dtype).reshape(shape),)
 
 
 @replaces("op_matmul_integer.MatMulInteger._run")

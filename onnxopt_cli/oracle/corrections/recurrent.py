@@ -75,12 +75,12 @@ def _attended(
     original: Any, q: Array, k: Array, v: Array, *operands: Any, **attributes: Any
 ) -> Any:
     """Compute attention; also support queries of rank 3 without elements."""
-    if q.ndim != 3 or q.shape[1]:  # noqa: PLR2004 - batch, sequence, heads and their elements
+    if q.ndim != 3 or q.size:  # noqa: PLR2004 - batch, sequence, heads and their elements
         return original(q, k, v, *operands, **attributes)
     q_heads, kv_heads = attributes.pop("q_num_heads"), attributes.pop("kv_num_heads")
     by_head = (_by_head(q, q_heads), _by_head(k, kv_heads), _by_head(v, kv_heads))
     y, *further = original(*by_head, *operands, **attributes)
-    return np.zeros((len(y), 0, y.shape[1] * y.shape[3]), y.dtype), *further
+    return np.zeros((*q.shape[:2], y.shape[1] * y.shape[3]), y.dtype), *further
 
 
 def _by_head(x: Array, heads: int) -> Array:

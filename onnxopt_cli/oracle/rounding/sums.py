@@ -264,7 +264,7 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
     if node.op_type == "CausalConvWithState":
         return int(operands[1].shape[-1])
     if node.op_type == "CumSum":
-        return int(x.shape[int(operands[1])]) if x.ndim else 1
+        return int(x.shape[_cumulated_axis(operands)]) if x.ndim else 1
     if node.op_type in {"Mean", "Sum"}:
         return len(operands)
     return -(-x.size // output.size)
