@@ -78,6 +78,8 @@ _BORDER_COLUMNS = 6
 _WIDE_COLUMNS = 10_000
 # The length of words that no table breaks.
 _MAX_NAME_CHARS = 40
+# The minimum length of the parts of a broken word.
+_MIN_PART_CHARS = 20
 # The duration in seconds of a search for explanations above which the verdict states the duration.
 _LONG_SECONDS = 1.0
 # The largest number of operators that the message about incompletely examined operators names.
@@ -360,7 +362,7 @@ class WordTable(Table):
         width = self.width or options.max_width
         longest = max(width // 2, _MAX_NAME_CHARS)
         least = [
-            max((cell.minimum for cell in column if cell.minimum <= longest), default=1)
+            max(cell.minimum if cell.minimum <= longest else _MIN_PART_CHARS for cell in column)
             for column in measures
         ]
         most = [max(measure.maximum for measure in column) for column in measures]

@@ -340,3 +340,11 @@ def test_no_word_of_a_table_is_broken(columns):
     assert max(map(len, lines)) <= columns
     words = {word.strip(",") for line in lines for word in line.split()}
     assert {*names, "Momentum", "0.0625", "12345678"} <= words
+
+
+def test_long_words_of_a_table_are_complete():
+    console = Console(width=80, file=StringIO())
+    console.print(plain_table([("a" * 101, "b" * 90)], ("", "")))
+    text = console.file.getvalue()
+    assert (text.count("a"), text.count("b")) == (101, 90)
+    assert "b" * 20 in text
