@@ -31,7 +31,7 @@ from onnxopt_cli.analysis.explanation.node_samples import (
     node_traits,
 )
 from onnxopt_cli.analysis.explanation.node_selection import integer_attributes
-from onnxopt_cli.analysis.node_variations import neighbours
+from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -689,6 +689,25 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
     explanation = search.run()
     assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
     assert explanation.causes[0].found.startswith("wrong wherever A is long (")
+
+
+@pytest.mark.parametrize(("refuting", "is_stated"), [(0, True), (8, False)])
+def test_statement_that_further_nodes_refute_is_not_stated(monkeypatch, refuting, is_stated):
+    is_long = Trait("A is long", 0.3)
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
+    search._samples = [
+        *nodes(3, is_long, failed=True, case="long"),
+        *nodes(40, failed=False, case="passing"),
+    ]
+
+    def generate(_best, change_counts=FEW_CHANGES):
+        search._samples += nodes(12, is_long, failed=True) + nodes(40, failed=False)
+        if change_counts is CHANGE_COUNTS:
+            search._samples += nodes(refuting, is_long, failed=False)
+
+    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search, "_generate", generate)
+    assert bool(search.run()) == is_stated
 
 
 @pytest.mark.parametrize("limit", [SearchLimit(100, 60.0), SearchLimit(np.inf, 1e-9)])
