@@ -60,6 +60,24 @@ def test_inputs_that_do_not_fit_together_are_invalid(tmp_path):
         load(path, inputs=values)
 
 
+def test_branch_that_never_runs_need_not_fit_the_inputs(tmp_path):
+    product, copy = (
+        helper.make_graph([node], "g", [], [helper.make_tensor_value_info("z", 1, None)])
+        for node in (
+            helper.make_node("MatMul", ["x", "w"], ["z"]),
+            helper.make_node("Identity", ["x"], ["z"]),
+        )
+    )
+    node = helper.make_node("If", ["fits"], ["y"], then_branch=product, else_branch=copy)
+    inputs = [("fits", TensorProto.BOOL, []), ("x", TensorProto.FLOAT, ["n", "m"])]
+    weights = {"w": np.ones((2, 3), np.float32)}
+    outputs = [("y", TensorProto.FLOAT, None)]
+    path = save(tmp_path / "m.onnx", [node], inputs, outputs, weights)
+    values = tmp_path / "inputs.npz"
+    np.savez(values, x=np.ones((3, 3), np.float32), fits=False)
+    assert shapes(load(path, inputs=values)) == [(), (3, 3)]
+
+
 @pytest.mark.parametrize("size", [-1, None])
 def test_negative_and_missing_dimensions_are_symbolic(tmp_path, size):
     model = save_sum(tmp_path / "m.onnx", [size, 4])
