@@ -224,7 +224,9 @@ def _find(
             f"{printable(target)} is a broken symbolic link",
             hint="fix the link, or name its intended target",
         )
-    if not is_suite(target) and (cases := _find_by_id(target, memory, model_inputs)):
+    # The ids of a suite's cases begin with its name.
+    name = target.partition("/")[0]
+    if not is_suite(name) and (cases := _find_by_id(target, memory, model_inputs)):
         return cases, []
     return _find_named(target, suites, open_progress)
 

@@ -123,3 +123,10 @@ def test_id_of_a_case_in_a_file_is_a_target(workplace, onnxopt):
         assert onnxopt(command, "mine/demo/c", *options).code == 0
     misspelt = onnxopt("show", "mine/demo/e")
     assert (misspelt.code, "did you mean mine/demo/" in misspelt.err) == (2, True)
+    # A folder may be named like a case of a suite.
+    (workplace / "test_abs").mkdir()
+    (workplace / "test_abs" / "model.yaml").write_text(
+        "onnxopt: 1\nsuite: onnx-nodes\ncases:\n- name: test_abs\n  operator: Identity\n"
+        "  inputs: {input: [1.0]}\n"
+    )
+    assert onnxopt("list", "onnx-node/test_abs/0").out == "onnx-node/test_abs/0\n"
