@@ -576,9 +576,10 @@ def test_faulty_sparse_tensor_is_a_fault_of_the_model(kind, indices, shape):
     ],
 )
 def test_faulty_tensor_within_a_sparse_tensor_is_a_fault_of_the_model(values, indices, message):
-    tensors = (numpy_helper.from_array(np.asarray(array), "w") for array in (values, indices))
+    elements = numpy_helper.from_array(np.asarray(values), "w")
+    places = numpy_helper.from_array(np.asarray(indices), "w")
     proto = sparse_model([0, 1], [2], "initializer")
-    proto.graph.sparse_initializer[0].CopyFrom(helper.make_sparse_tensor(*tensors, [2]))
+    proto.graph.sparse_initializer[0].CopyFrom(helper.make_sparse_tensor(elements, places, [2]))
     assert message in model_fault(proto)
 
 
