@@ -79,8 +79,9 @@ class Output(str):
 
     __slots__ = ()
 
-    def __contains__(self, phrase: str) -> bool:
-        return super().__contains__(phrase) or phrase in " ".join(self.split())
+    def __contains__(self, phrase: object) -> bool:
+        text = str(phrase)
+        return super().__contains__(text) or text in " ".join(self.split())
 
 
 @dataclass(frozen=True)
