@@ -295,7 +295,7 @@ def _neighbour(
 
 
 def _optional_parameter(random: Random, node: BoundNode) -> str:
-    """Return the name of an attribute or optional input of a node; empty if there is none."""
+    """Return the name of an attribute or optional input of a node, or an empty string."""
     option = defs.OpSchema.FormalParameterOption.Optional
     entries = node.schema.attributes
     names = [name for name in node.attributes if "GRAPH" not in attribute_type(entries[name])]
@@ -356,15 +356,15 @@ def _with_rank(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
     shape = chosen.shape[: model.ndim]
     shape += tuple(random.choice(_LENGTHS[:4]) for _ in range(model.ndim - len(shape)))
     alike = [
-        other
-        for other in _tensors(node)
-        if (array := node.operand(other)) is not None and array.shape == chosen.shape
+        other_place
+        for other_place in _tensors(node)
+        if (array := node.operand(other_place)) is not None and array.shape == chosen.shape
     ]
-    for other in [place] if random.randrange(4) == 0 else alike:
-        array = node.operand(other)
+    for resized_place in [place] if random.randrange(4) == 0 else alike:
+        array = node.operand(resized_place)
         if array is not None and array.size:
             resized = np.resize(array, shape)
-            node = node.with_operand(other, _redrawn(random, resized, other))
+            node = node.with_operand(resized_place, _redrawn(random, resized, resized_place))
     return node
 
 
@@ -383,8 +383,12 @@ def _toggled(random: Random, node: BoundNode, donors: Sequence[BoundNode]) -> Bo
     if isinstance(parameter, str):
         if parameter in node.attributes:
             return node.with_attribute(parameter, None)
-        given = [each.attributes[parameter] for each in donors if parameter in each.attributes]
-        return node.with_attribute(parameter, random.choice(given)) if given else node
+        values_of_donors = [
+            donor.attributes[parameter] for donor in donors if parameter in donor.attributes
+        ]
+        if not values_of_donors:
+            return node
+        return node.with_attribute(parameter, random.choice(values_of_donors))
     names = [*node.names, *[""] * (parameter + 1 - len(node.names))]
     if names[parameter]:
         names[parameter] = ""

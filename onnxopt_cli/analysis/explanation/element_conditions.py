@@ -329,7 +329,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition that also states what all wrong elements have in common."""
+        """Return a condition that also states the common content of all wrong elements."""
         failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
@@ -396,8 +396,8 @@ class ElementConditions:
                         condition,
                         parts=tuple(new_text if part == text else part for part in condition.parts),
                         limits=tuple(
-                            (new_text, fitted) if known == text else (known, of_known)
-                            for known, of_known in condition.limits
+                            (new_text, fitted) if part == text else (part, part_limit)
+                            for part, part_limit in condition.limits
                         ),
                     )
         return condition

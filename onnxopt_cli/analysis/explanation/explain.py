@@ -152,7 +152,7 @@ class SearchClock:
     Unlike the time of day, the measured time hardly depends on the load of the machine.
 
     Attributes:
-        evaluations: the number of evaluations of nodes so far, see
+        evaluations: the number of evaluations of nodes, see
             :class:`~onnxopt_cli.analysis.explanation.node_examination.SearchLimit`.
     """
 
@@ -756,7 +756,7 @@ class _Search:
 def _outputs_of(
     ask: Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Value] | Outcome],
 ) -> Submit:
-    """Return a function that submits a model and returns its tensors; None if there are none."""
+    """Return a function that submits a model and returns its tensors, or None without tensors."""
 
     def submit(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Sequence[Array] | None:
         returned = ask(model, inputs)

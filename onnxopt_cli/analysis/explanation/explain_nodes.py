@@ -259,8 +259,8 @@ def _samples(
         known_result: returns the expected result of a case; None if it is not cached.
         outcome: the outcome whose causes are sought.
     """
-    found = [_sample(result, cases.get(result.case), outcome) for result in results]
-    samples = [sample for sample in found if sample and sample.size <= MAX_ELEMENTS]
+    sampled = (_sample(result, cases.get(result.case), outcome) for result in results)
+    samples = [sample for sample in sampled if sample and sample.size <= MAX_ELEMENTS]
     samples.sort(key=attrgetter("size"))
     failing = [sample for sample in samples if sample.failed][:MAX_FAILING]
     examined = failing + [sample for sample in samples if not sample.failed][:MAX_PASSING]
@@ -641,9 +641,9 @@ class _NodeSearch(HypothesisRanking):
         self._drop_insufficient()
         confirmed: list[ElementCondition] = []
         for condition in validated:
-            known = self._element_conditions(condition.place, confirmed)
-            updated = known.updated(condition)
-            if known.is_confirmed(updated):
+            element_conditions = self._element_conditions(condition.place, confirmed)
+            updated = element_conditions.updated(condition)
+            if element_conditions.is_confirmed(updated):
                 confirmed.append(updated)
         return confirmed
 
@@ -746,11 +746,13 @@ class _NodeSearch(HypothesisRanking):
         """Return a cause for each condition on elements that explains failing cases."""
         causes: list[Cause] = []
         for number, condition in enumerate(conditions):
-            known = self._element_conditions(condition.place, conditions[:number])
-            known.add_limits(condition)
-            ids = tuple(sample.case for sample in known.explained(condition) if sample.case)
+            element_conditions = self._element_conditions(condition.place, conditions[:number])
+            element_conditions.add_limits(condition)
+            explained = element_conditions.explained(condition)
+            ids = tuple(sample.case for sample in explained if sample.case)
             if ids:
-                causes.append(Cause(known.text(condition, self._output(condition.place)), ids))
+                text = element_conditions.text(condition, self._output(condition.place))
+                causes.append(Cause(text, ids))
         return tuple(causes)
 
     def _element_conditions(

@@ -216,7 +216,7 @@ def evaluate_model(
         for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
             evaluation.finely_perturbed = outputs
     sequential = []
-    # If the model's own 16-bit type accumulates sums, sequential sums in float32 say nothing.
+    # Where a model accumulates sums in a 16-bit type, sequential sums in float32 are irrelevant.
     accumulating_sites = [
         site
         for site in recorder.sites
