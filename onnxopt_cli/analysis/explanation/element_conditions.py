@@ -24,7 +24,8 @@ from onnxopt_cli.analysis.explanation.element_features import (
     wrong_content,
 )
 from onnxopt_cli.analysis.explanation.features import LIMIT_DIGITS, number_text
-from onnxopt_cli.analysis.explanation.node_samples import NodeSample, Trait
+from onnxopt_cli.analysis.explanation.node_samples import NodeSample
+from onnxopt_cli.analysis.explanation.node_traits import Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_INDEPENDENT, MIN_OTHERS
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -141,7 +142,7 @@ class ElementCondition:
 
     def applies_to(self, sample: NodeSample) -> bool:
         """Return whether a node has the trait of the condition."""
-        return self.trait is None or self.trait.holds(sample)
+        return self.trait is None or sample.has(self.trait)
 
 
 @dataclass(slots=True)
@@ -219,7 +220,7 @@ class ElementConditions:
                 traits.update(dict.fromkeys(node.sample.traits))
         groups: list[Trait | None] = [None, *sorted(traits, key=lambda t: (t.cost, t.text))]
         holds = np.array([
-            [trait is None or trait.holds(node.sample) for node in self.nodes] for trait in groups
+            [trait is None or node.sample.has(trait) for node in self.nodes] for trait in groups
         ])  # fmt: skip
         # Of traits that hold for the same nodes, only the simplest is kept.
         _, first = np.unique(holds, axis=0, return_index=True)
@@ -330,7 +331,7 @@ class ElementConditions:
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
         """Return a condition that also states the common content of all wrong elements."""
-        failing = [node for node in self._failing if trait is None or trait.holds(node.sample)]
+        failing = [node for node in self._failing if trait is None or node.sample.has(trait)]
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
         cost = float(cost) + _LIMIT_COST * len(limits)
@@ -363,7 +364,7 @@ class ElementConditions:
         wrong, right = [np.empty(0)], [np.empty(0)]
         for node in self.nodes:
             numbers = node.features.numbers.get(name)
-            met = node.meeting(other_parts) if trait is None or trait.holds(node.sample) else None
+            met = node.meeting(other_parts) if trait is None or node.sample.has(trait) else None
             if met is not None and numbers is not None and node.wrong is not None:
                 wrong.append(numbers[met & node.wrong])
                 right.append(numbers[met & ~node.wrong])
@@ -555,7 +556,7 @@ class ElementConditions:
         traits of these nodes.
         """
         independent = [node for node in self.nodes if node.sample.is_independent]
-        share = sum(trait.holds(node.sample) for node in independent) / max(1, len(independent))
+        share = sum(node.sample.has(trait) for node in independent) / max(1, len(independent))
         return float(share ** sum(node.failed for node in independent))
 
     def explained(self, condition: ElementCondition) -> list[NodeSample]:

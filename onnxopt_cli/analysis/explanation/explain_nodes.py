@@ -722,7 +722,7 @@ class _NodeSearch(HypothesisRanking):
             outside = [
                 sample
                 for sample in self._samples
-                if not part.holds(sample) and other_parts.meets(sample)
+                if not sample.has(part) and other_parts.meets(sample)
             ]
             wrong = sum(map(other_parts.explains, outside))
             right = sum(map(other_parts.contradicts, outside))

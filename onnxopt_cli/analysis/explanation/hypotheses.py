@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxopt_cli.analysis.explanation.features import number_text
-from onnxopt_cli.analysis.explanation.node_samples import IGNORED, Effect, NodeSample, Trait
+from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
+from onnxopt_cli.analysis.explanation.node_traits import IGNORED, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
@@ -77,7 +78,7 @@ class Hypothesis:
 
     def meets(self, sample: NodeSample) -> bool:
         """Return whether a node meets the condition."""
-        return all(trait.holds(sample) for trait in self.traits)
+        return all(sample.has(trait) for trait in self.traits)
 
     def explains(self, sample: NodeSample) -> bool:
         """Return whether a failing node agrees with the hypothesis."""

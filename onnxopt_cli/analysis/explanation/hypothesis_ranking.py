@@ -19,7 +19,8 @@ from onnxopt_cli.analysis.explanation.hypotheses import (
     any_explains,
 )
 from onnxopt_cli.analysis.explanation.node_examination import NodeExamination
-from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample, Trait, fitted_limits
+from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
+from onnxopt_cli.analysis.explanation.node_traits import Trait, fitted_limits
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.mutation.node_mutants import MutantKind, NodeMutant
 
@@ -196,7 +197,7 @@ class _Table:
         # Of several traits that hold for the same nodes, only the simplest is kept.
         rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
         for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
-            holds = np.array([trait.holds(sample) for sample in samples])
+            holds = np.array([sample.has(trait) for sample in samples])
             effects = [sample.effects.get(trait.ignoring, Effect.UNLIKE) for sample in samples]
             shows = holds & np.array([effect is not Effect.NONE for effect in effects])
             rows.setdefault((holds.tobytes(), shows.tobytes()), (trait, holds, shows))

@@ -21,13 +21,13 @@ from onnxopt_cli.analysis.explanation.explain import SearchClock
 from onnxopt_cli.analysis.explanation.explain_remaining import MIN_CHANGING_SHARE, REPEATED_CASES
 from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE, Hypothesis
 from onnxopt_cli.analysis.explanation.node_samples import (
-    PROBES,
     Effect,
     NodeSample,
     effects_by_mistake,
     effects_on,
     judged_node,
 )
+from onnxopt_cli.analysis.explanation.node_traits import PROBES
 from onnxopt_cli.analysis.node_search import on_corrected_reference
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.values import NumberKind, Value, kind_of

@@ -7,12 +7,8 @@ from itertools import islice
 from typing import TypeAlias
 
 from onnxopt_cli.analysis.explanation.hypotheses import Hypothesis
-from onnxopt_cli.analysis.explanation.node_samples import (
-    IGNORED,
-    NodeSample,
-    Trait,
-    judged_node,
-)
+from onnxopt_cli.analysis.explanation.node_samples import NodeSample, judged_node
+from onnxopt_cli.analysis.explanation.node_traits import IGNORED, Trait
 from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
@@ -90,7 +86,7 @@ def _kinds_of_node(
             return kinds
     sample = judge.sample
     sample.traits, sample.numbers = judge.traits, judge.numbers
-    met = frozenset(part for part in hypothesis.traits if part.holds(sample))
+    met = frozenset(part for part in hypothesis.traits if sample.has(part))
     if variation.is_independent and len(met) == len(hypothesis.traits):
         kinds.append(_INDEPENDENT)
     return [*kinds, met]

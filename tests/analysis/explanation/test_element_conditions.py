@@ -8,7 +8,8 @@ import pytest
 
 from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
 from onnxopt_cli.analysis.explanation.element_features import element_features
-from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample, Trait
+from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample
+from onnxopt_cli.analysis.explanation.node_traits import Trait
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
 

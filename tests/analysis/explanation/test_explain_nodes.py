@@ -20,17 +20,15 @@ from onnxopt_cli.analysis.explanation.hypotheses import (
     supports_condition,
 )
 from onnxopt_cli.analysis.explanation.node_examination import SearchLimit
-from onnxopt_cli.analysis.explanation.node_samples import (
-    Effect,
-    JudgedOutputs,
+from onnxopt_cli.analysis.explanation.node_samples import Effect, JudgedOutputs, NodeSample
+from onnxopt_cli.analysis.explanation.node_selection import integer_attributes
+from onnxopt_cli.analysis.explanation.node_traits import (
     NodeNumber,
-    NodeSample,
     Trait,
     fitted_limits,
     node_numbers,
     node_traits,
 )
-from onnxopt_cli.analysis.explanation.node_selection import integer_attributes
 from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome

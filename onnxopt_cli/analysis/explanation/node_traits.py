@@ -1,0 +1,737 @@
+"""Traits of nodes, which are the parts of failure conditions of operators without a formula.
+
+A trait is a short statement about the attributes, optional inputs, types, shapes or values of a
+node, for example "dilations are not all 1". Some traits limit a number of a node, such as the
+length of an axis; the limits are fitted to the numbers of right and of wrong nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs
+
+from onnxopt_cli.analysis.explanation.features import (
+    LIMIT_DIGITS,
+    number_text,
+    plain_count,
+    roundest,
+)
+from onnxopt_cli.core.text import clipped
+from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
+from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
+from onnxopt_cli.mutation.node_mutants import FLAGS
+
+#: The ending of the names of mistakes that ignore an attribute or input. A mistake that ignores an
+#: attribute or input shows whether a node depends on it.
+IGNORED = " ignored"
+#: The ending of the names of mistakes that change the default of an attribute or input.
+CHANGED = " changed"
+PROBES = (IGNORED, CHANGED)
+#: A limit is known if the nearest numbers of right and of wrong nodes have a relative difference of
+#: at most NARROW_GAP.
+NARROW_GAP = 0.01
+# Smallest number of wrong nodes within the limits of a condition.
+_MIN_INSIDE = 3
+# Largest number of intervals that are tried for one number of a node.
+_MAX_INTERVALS = 2
+# An attribute's value is named if it has at most this number of characters.
+_MAX_VALUE_CHARS = 40
+# The largest number of elements of an input whose values are examined.
+_MAX_ELEMENTS = 1 << 20
+# Attributes whose value is the number of an element type.
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype", "output_dtype"})
+# Attributes that have a number for each spatial axis.
+_SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
+# Attributes that count channels.
+_CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
+# The magnitude up to which all integers are exact in float32.
+_FLOAT32_INTEGERS = 1 << 24
+_LONGEST_NAMED_RANK = 5
+# The largest number of integers in an input that is probably a parameter, such as axes, sizes or
+# pads.
+_MAX_PARAMETERS = 16
+_SHORT_BYTES = 2
+# Position of the first spatial axis, after the batch and the channels.
+_SPATIAL = 2
+# Names and positions of the axes that two inputs may have in common.
+_NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
+# Additional cost of a trait that is a statement about an optional attribute, but may also hold for
+# nodes that omit the attribute.
+_DEFAULT_COST = 0.15
+# Additional cost of traits of the right output, which follow from traits of the inputs.
+_OUTPUT_COST = 0.12
+# NumPy's own floating-point types, unlike bfloat16, which another package defines.
+_NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A statement about a node.
+
+    Attributes:
+        text: the statement, as it follows "wherever".
+        cost: preference; of several conditions that agree with all nodes, the condition of the
+            least cost is named.
+        ignoring: name of the mutant that ignores the attribute or optional input of the statement,
+            or changes its default; empty for other statements. A node on which the mutant is right
+            neither confirms nor contradicts the statement.
+        limits: the limits of a number of the node; None if the statement is not about a number.
+        is_parameter: whether the statement is about an attribute, an optional input, a type or the
+            version of the operator. Generated nodes vary attributes, optional inputs, types and
+            versions separately from the shapes and values of a failing node.
+        parameter: name of the attribute or optional input of the statement; empty for other
+            statements.
+    """
+
+    text: str
+    cost: float
+    ignoring: str = ""
+    limits: NumberLimits | None = None
+    is_parameter: bool = False
+    parameter: str = ""
+
+    @property
+    def key(self) -> str:
+        """A text that identifies the statement; its limits are left out."""
+        return self.limits.key if self.limits else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNumber:
+    """A number of a node, such as the value of an attribute or the length of an axis.
+
+    Attributes:
+        name: the number in words.
+        cost: the cost of a statement about the number.
+        is_integer: whether the number is an integer in every node.
+        attribute: the name of the attribute, if the number is the value of an attribute.
+        ignoring: see :class:`Trait`.
+    """
+
+    name: str
+    cost: float
+    is_integer: bool = True
+    attribute: str = ""
+    ignoring: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLimits:
+    """An interval of a number that contains the numbers of wrong nodes, but of no right node.
+
+    Attributes:
+        number: the number.
+        low: the largest number of a right node below the interval, and the smallest number of a
+            wrong node inside it; None if the interval has no lower limit.
+        high: the smallest number of a right node above the interval, and the largest number of a
+            wrong node inside it; None if the interval has no upper limit.
+    """
+
+    number: NodeNumber
+    low: tuple[float, float] | None
+    high: tuple[float, float] | None
+
+    @property
+    def key(self) -> str:
+        """A text that names the number and the sides that are limited, but not the limits."""
+        return f"{self.number.name} {bool(self.low)} {bool(self.high)}"
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """The intervals of limits that are not known to within 1 %, in ascending order."""
+        sides = [sorted(side) for side in (self.low, self.high) if side]
+        return [
+            (low, high)
+            for low, high in sides
+            if high - low > NARROW_GAP * max(abs(low), abs(high))
+            and not (self.number.is_integer and high - low <= 1)
+        ]
+
+    def contain(self, numbers: Mapping[NodeNumber, float]) -> bool:
+        """Return whether a node with these numbers is inside the interval."""
+        value = numbers.get(self.number)
+        if value is None:
+            return False
+        if self.low and not (value > self.low[0] and value >= self._least(self.low)):
+            return False
+        return not self.high or (value < self.high[0] and value <= self._most(self.high))
+
+    def _least(self, low: tuple[float, float]) -> float:
+        right, wrong = low
+        if self.number.is_integer:
+            return plain_count(int(right), int(wrong))
+        return roundest(right, wrong)
+
+    def _most(self, high: tuple[float, float]) -> float:
+        right, wrong = high
+        return wrong if self.number.is_integer else -roundest(-right, -wrong)
+
+    def statement(self) -> Trait:
+        """Return the statement that the number is inside the interval."""
+        words = []
+        if self.low:
+            least = self._least(self.low)
+            comparison = "more than" if least == self.low[0] else "at least"
+            words.append(f"{comparison} {number_text(least, LIMIT_DIGITS)}")
+        if self.high:
+            most = self._most(self.high)
+            comparison = "less than" if most == self.high[0] else "at most"
+            words.append(f"{comparison} {number_text(most, LIMIT_DIGITS)}")
+        text = f"{self.number.name} is {' and '.join(words)}"
+        cost = self.number.cost + 0.4 * (len(words) - 1)
+        attribute = self.number.attribute
+        return Trait(text, cost, self.number.ignoring, self, bool(attribute), attribute)
+
+
+def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
+    """Yield the intervals of a number with wrong nodes only; intervals with many nodes come first.
+
+    Args:
+        number: the number.
+        wrong: the values of the number in wrong nodes.
+        right: its values in right nodes.
+    """
+    bounds = np.unique(right)
+    separable = np.sort(wrong[~np.isin(wrong, bounds)])
+    # The wrong values between two consecutive right values belong to one interval.
+    places, starts, counts = np.unique(
+        np.searchsorted(bounds, separable), return_index=True, return_counts=True
+    )
+    for index in np.argsort(-counts, kind="stable")[:_MAX_INTERVALS]:
+        place, first, count = places[index], starts[index], counts[index]
+        least, most = separable[first], separable[first + count - 1]
+        low = (float(bounds[place - 1]), float(least)) if place else None
+        high = (float(bounds[place]), float(most)) if place < bounds.size else None
+        if (low or high) and count >= _MIN_INSIDE:
+            yield NumberLimits(number, low, high)
+
+
+def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
+    """Return the numbers of a node that a condition may limit."""
+    numbers: dict[NodeNumber, float] = {}
+    for name, entry in node.schema.attributes.items():
+        value, kind = node.attribute(name), attribute_type(entry)
+        if kind in {"INT", "FLOAT"} and value is not None and name not in FLAGS | _TYPE_ATTRIBUTES:
+            ignoring = "" if entry.required else f"{name} ignored"
+            number = NodeNumber(name, 1.1, kind == "INT", name, ignoring)
+            numbers[number] = float(value)
+        elif kind == "INTS" and value:
+            numbers[NodeNumber(f"the largest value of {name}", 1.25)] = float(max(value))
+    for place, formal in enumerate(node.schema.inputs):
+        array = node.operand(place)
+        if array is not None:
+            # Whether a number is an integer follows from the schema, not from the node: all nodes
+            # then have the same numbers, and each node can contradict a limit.
+            is_integer = all("int" in type_name for type_name in formal.types)
+            numbers.update(
+                _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)
+            )
+    return {number: value for number, value in numbers.items() if np.isfinite(value)}
+
+
+def _array_numbers(
+    name: str, array: Array, extra: float, *, is_integer: bool
+) -> Iterator[tuple[NodeNumber, float]]:
+    """Yield the size of a tensor, the lengths of its axes, and its largest and smallest value.
+
+    Args:
+        name: the name of the input.
+        array: the tensor.
+        extra: additional cost of statements about the input.
+        is_integer: whether the input consists of integers in every node.
+    """
+    shape = array.shape
+    yield NodeNumber(f"the number of elements of {name}", 1.3 + extra), float(array.size)
+    for axis, position in (("first", 0), ("second", 1), ("last", -1)):
+        if len(shape) > max(position, 0):
+            yield (
+                NodeNumber(f"the length of the {axis} axis of {name}", 1.25 + extra),
+                shape[position],
+            )
+    is_number = kind_of(array.dtype) in {NumberKind.INTEGER, NumberKind.FLOAT}
+    if is_number and 0 < array.size <= _MAX_ELEMENTS:
+        wide = array.astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        if finite.size:
+            values = f"{'' if is_integer else 'finite '}value of {name}"
+            highest = NodeNumber(f"the largest {values}", 1.35 + extra, is_integer)
+            lowest = NodeNumber(f"the smallest {values}", 1.35 + extra, is_integer)
+            yield highest, float(finite.max())
+            yield lowest, float(finite.min())
+
+
+def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trait]:
+    """Return the traits of a node.
+
+    Args:
+        node: the node with its inputs.
+        outputs: its correct outputs by name.
+    """
+    parameters = (*_attribute_traits(node), *_input_traits(node), *_type_traits(node, outputs))
+    return frozenset(
+        (
+            *(replace(trait, is_parameter=True) for trait in parameters),
+            *_shape_traits(node),
+            *_ratio_traits(node),
+            *_length_traits(node),
+            *_value_traits(node),
+            *_output_value_traits(outputs),
+        )
+    )
+
+
+def _attribute_traits(node: BoundNode) -> Iterator[Trait]:
+    for name in node.schema.attributes:
+        for trait in _traits_of_attribute(node, name):
+            yield replace(trait, parameter=name)
+
+
+def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
+    entry = node.schema.attributes[name]
+    kind = attribute_type(entry)
+    if kind not in {"INT", "FLOAT", "STRING", "INTS", "FLOATS", "STRINGS"}:
+        return
+    value = node.attribute(name)
+    ignoring = "" if entry.required else f"{name} ignored"
+    # A parameter may be an attribute in one version of an operator and an input in another.
+    is_also_input = name in _input_names(node.schema.name, node.schema.domain)
+    full_name = f"the attribute {name}" if is_also_input else name
+    if name in node.attributes:
+        default = node.with_attribute(name, None).attribute(name)
+        if default is not None:
+            yield Trait(f"{full_name} {_are(name)} given", 1.6)
+        if value != default:
+            yield _stated(name, full_name, default, ignoring)
+    else:
+        yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
+    if value is not None:
+        # A statement about a value includes the nodes that have the value by default.
+        for trait in _named(name, full_name, value, "", 1.0):
+            yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
+        if ignoring and value != node.with_attribute(name, None).attribute(name):
+            yield from _named(name, full_name, value, ignoring, 1.0)
+
+
+def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
+    """Return the trait of an attribute with another value than its default."""
+    if default is None:
+        return Trait(f"{full_name} {_are(name)} given", 1.1, ignoring)
+    return Trait(f"{full_name} {_are(name)} not {_words(default)}", 1.05, ignoring)
+
+
+@cache
+def _input_names(op_type: str, domain: str) -> frozenset[str]:
+    """Return the names of the inputs of all versions of an operator."""
+    return frozenset(
+        formal.name
+        for schema in defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == domain
+        for formal in schema.inputs
+    )
+
+
+def _are(name: str) -> str:
+    return "are" if name.endswith("s") and name not in {"axis", "bias"} else "is"
+
+
+def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
+    """Yield a trait for each statement that holds.
+
+    Args:
+        statements: for each statement, whether it holds, its text and its cost.
+        ignoring: see :class:`Trait`.
+    """
+    for holds, text, cost in statements:
+        if holds:
+            yield Trait(text, cost, ignoring)
+
+
+def _named(name: str, full_name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]:
+    """Yield the traits of an attribute's value."""
+    if isinstance(value, list):
+        yield from _list_traits(name, value, ignoring)
+        return
+    words = _words(value)
+    if name in _TYPE_ATTRIBUTES and value in onnx.TensorProto.DataType.values():
+        yield Trait(f"{name} is {onnx.TensorProto.DataType.Name(value).lower()}", cost, ignoring)
+        return
+    is_number = isinstance(value, int | float)
+    yield from _true(
+        (
+            (len(words) <= _MAX_VALUE_CHARS, f"{full_name} is {words}", cost),
+            (is_number and value < 0, f"{full_name} is negative", 1.02),
+            (is_number and value > 1, f"{full_name} is more than 1", 1.04),
+            (
+                isinstance(value, float) and not value.is_integer(),
+                f"{full_name} is not an integer", 1.3,
+            ),
+        ),
+        ignoring,
+    )  # fmt: skip
+
+
+def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]:
+    """Yield the traits of a list of numbers or texts."""
+    words, are = _words(values), _are(name)
+    yield from _true([(len(words) <= _MAX_VALUE_CHARS, f"{name} {are} {words}", 1.4)], ignoring)
+    if not values or not all(isinstance(value, int | float) for value in values):
+        return
+    neutral = 0 if "pad" in name else 1
+    half = len(values) // 2
+    are_axes = name in {"axes", "perm"}
+    yield from _true(
+        (
+            (min(values) < 0, f"a value of {name} is negative", 1.05),
+            (
+                not are_axes and any(value != neutral for value in values),
+                f"{name} {are} not all {neutral}", 1.0,
+            ),
+            (len({*values}) > 1, f"the values of {name} differ", 1.1),
+            (
+                "pads" in name and values[:half] != values[half:],
+                f"{name} differ between begin and end", 1.05,
+            ),
+            (are_axes and values != sorted(values), f"{name} are not in ascending order", 1.05),
+            (
+                len(values) > 1 and name in {"axes", "split"},
+                f"{name} has more than one value", 1.1,
+            ),
+            (
+                name == "kernel_shape" and any(value % 2 == 0 for value in values),
+                f"a value of {name} is even", 1.1,
+            ),
+        ),
+        ignoring,
+    )  # fmt: skip
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bytes):
+        return clipped(value.decode("utf-8", "replace"), _MAX_VALUE_CHARS)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_words, value))}]"
+    return str(value)
+
+
+def _input_traits(node: BoundNode) -> Iterator[Trait]:
+    formals, option = list(node.schema.inputs), defs.OpSchema.FormalParameterOption
+    for index, formal in enumerate(formals):
+        name, value = formal.name, node.operand(index)
+        if formal.option == option.Optional:
+            is_given = index < len(node.names) and bool(node.names[index])
+            yield (
+                Trait(f"{name} is given", 1.0, f"{name} ignored", parameter=name)
+                if is_given
+                else Trait(f"{name} is left out", 1.15, parameter=name)
+            )
+        if formal.option != option.Variadic and value is not None:
+            for trait in _parameter_traits(name, value, index):
+                yield replace(trait, parameter=name)
+    used = [name for name in node.names if name]
+    yield from _true([(len({*used}) < len(used), "one value is used for two inputs", 1.3)])
+    if formals and formals[-1].option == option.Variadic:
+        count, name = len(node.names) - len(formals) + 1, formals[-1].name
+        yield from _true(
+            (
+                (True, f"the node has {count} input{'s' * (count != 1)} {name}", 1.1),
+                (count > 1, f"the node has more than one input {name}", 1.15),
+                (count > 2, f"the node has more than two inputs {name}", 1.1),  # noqa: PLR2004
+            )
+        )
+    requested = [bool(name) for name in node.node.output]
+    for formal, is_requested in list(zip(node.schema.outputs, requested, strict=False))[1:]:
+        yield from _true([(is_requested, f"the output {formal.name} is requested", 1.2)])
+    yield from _version_traits(node.schema)
+
+
+def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
+    version = schema.since_version
+    yield Trait(f"the operator has version {version}", 1.45)
+    for later_version in _versions(schema.name, schema.domain)[1:]:
+        words = "at least version" if version >= later_version else "a version before"
+        yield Trait(f"the operator has {words} {later_version}", 1.4)
+
+
+@cache
+def _versions(op_type: str, domain: str) -> list[int]:
+    """Return the versions of an operator in ascending order."""
+    return sorted(
+        schema.since_version
+        for schema in defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == domain
+    )
+
+
+def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
+    """Yield the traits of the values of a short list of integers, such as axes or pads."""
+    is_list = value.ndim <= 1 and 0 < value.size <= _MAX_PARAMETERS
+    if index and is_list and value.dtype in (np.int64, np.int32):
+        values = value.reshape(-1).tolist()
+        yield from _list_traits(name, values, "")
+        if value.ndim == 0:
+            yield Trait(f"{name} is {values[0]}", 1.2)
+
+
+def _type_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    named: dict[str, Array] = {}
+    for index, value in enumerate(node.operands):
+        if isinstance(value, np.ndarray) and formals:
+            named.setdefault(formals[min(index, len(formals) - 1)].name, value)
+    for name, value in named.items():
+        yield from _types_of(name, value, 1.0)
+    first_output = next(iter(outputs.values()), None)
+    if isinstance(first_output, np.ndarray):
+        yield from _types_of("the first output", first_output, 1.12)
+    types = {value.dtype for value in named.values()}
+    if len(types) > 1:
+        yield Trait("the inputs have several types", 1.25)
+
+
+def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
+    yield Trait(f"{name} is {dtype_name(value.dtype)}", cost)
+    kind = value.dtype.kind
+    if value.dtype.itemsize == _SHORT_BYTES and "float" in value.dtype.name:
+        yield Trait(f"{name} is a float of 16 bits", cost + 0.02)
+    if "float" in value.dtype.name:
+        yield Trait(f"{name} is a float", cost + 0.08)
+    if value.dtype in _NUMPY_FLOATS:
+        yield Trait(f"{name} is float16, float32 or float64", cost + 0.1)
+    if kind in "iu":
+        yield Trait(f"{name} is an integer", cost + 0.02)
+    if kind == "u":
+        yield Trait(f"{name} is unsigned", cost + 0.04)
+    if kind == "i":
+        yield Trait(f"{name} is a signed integer", cost + 0.04)
+    if value.dtype.itemsize == 1 and kind in "iu":
+        yield Trait(f"{name} is an integer of 8 bits", cost + 0.04)
+    if kind in "fiu" and value.dtype != np.float32:
+        yield Trait(f"{name} is not float32", cost + 0.06)
+
+
+def _shape_traits(node: BoundNode) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    arrays: dict[str, Array] = {}
+    for index, value in enumerate(node.operands):
+        if isinstance(value, np.ndarray) and formals:
+            formal = formals[min(index, len(formals) - 1)].name
+            beyond = index - len(formals) + 1
+            arrays[f"{formal}_{beyond}" if beyond > 0 else formal] = value
+    for place, (name, value) in enumerate(arrays.items()):
+        yield from _shapes_of(name, value, 0.0 if place == 0 else 0.05)
+    for (first, left), (second, right) in combinations(list(arrays.items())[:3], 2):
+        yield from _true(
+            (
+                (left.shape != right.shape, f"the shapes of {first} and {second} differ", 1.3),
+                (left.ndim < right.ndim, f"{first} has fewer axes than {second}", 1.25),
+                (left.ndim > right.ndim, f"{second} has fewer axes than {first}", 1.25),
+                (left.dtype != right.dtype, f"the types of {first} and {second} differ", 1.25),
+                *(
+                    (
+                        _have_axis(left, right, position)
+                        and left.shape[position] != right.shape[position],
+                        f"the {ordinal} axes of {first} and {second} differ in length", 1.28,
+                    )
+                    for ordinal, position in _NAMED_AXES
+                ),
+            )
+        )  # fmt: skip
+    is_empty = any(value.size == 0 for value in arrays.values())
+    yield from _true([(is_empty, "an input has no elements", 1.1)])
+    axis, first_array = node.attribute("axis"), next(iter(arrays.values()), None)
+    if isinstance(axis, int) and first_array is not None and first_array.ndim:
+        position = axis + first_array.ndim if axis < 0 else axis
+        yield from _true(
+            (
+                (position != first_array.ndim - 1, "axis is not the last axis", 1.08),
+                (position != 0, "axis is not the first axis", 1.1),
+            )
+        )
+
+
+def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
+    rank, shape = value.ndim, value.shape
+    last = shape[-1] if rank and value.size else 0
+    statements = [
+        (True, f"{name} has rank {rank}", 1.1),
+        (rank and shape[0] > 1, f"the first axis of {name} is longer than 1", 1.15),
+        (rank > 1 and shape[1] > 1, f"the second axis of {name} is longer than 1", 1.2),
+        (
+            rank > 1 and shape[-1] != shape[-2],
+            f"the last two axes of {name} differ in length", 1.2,
+        ),
+        (last % 2 == 1, f"the last axis of {name} has an odd length", 1.3),
+        (last and last % 2 == 0, f"the last axis of {name} has an even length", 1.3),
+        (1 in shape, f"an axis of {name} has length 1", 1.2),
+        (value.size == 1, f"{name} has one element", 1.2),
+        (value.size > 1, f"{name} has more than one element", 1.25),
+    ]  # fmt: skip
+    for number in range(2, _LONGEST_NAMED_RANK + 1):
+        statements += [
+            (rank >= number, f"{name} has at least {number} axes", 1.15),
+            (rank <= number < _LONGEST_NAMED_RANK, f"{name} has at most {number} axes", 1.2),
+        ]
+    yield from _true((holds, text, cost + extra) for holds, text, cost in statements)
+
+
+def _have_axis(left: Array, right: Array, position: int) -> bool:
+    """Return whether two tensors have the same rank, and both have an axis at a position."""
+    return left.ndim == right.ndim > max(position, 0)
+
+
+def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits that compare a window or a number of channels with the first input's shape."""
+    array = node.operand(0)
+    if array is None or array.ndim <= _SPATIAL:
+        return
+    first, spatial = node.schema.inputs[0].name, array.shape[_SPATIAL:]
+    for name in node.schema.attributes:
+        value = node.attribute(name)
+        if name in _SPATIAL_ATTRIBUTES and value and len(value) == len(spatial) and min(value) > 0:
+            pairs = list(zip(spatial, value, strict=True))
+            yield from _true(
+                (
+                    (
+                        any(length % step for length, step in pairs),
+                        f"the spatial lengths of {first} are not multiples of {name}", 1.3,
+                    ),
+                    (
+                        any(length < step for length, step in pairs),
+                        f"a spatial length of {first} is less than that of {name}", 1.3,
+                    ),
+                )
+            )  # fmt: skip
+        if name in _CHANNEL_ATTRIBUTES and value and value > 1:
+            channels = array.shape[1]
+            yield from _true(
+                (
+                    (
+                        channels == value,
+                        f"{name} equals the length of the second axis of {first}", 1.3,
+                    ),
+                    (channels < value, f"the second axis of {first} is shorter than {name}", 1.3),
+                    (
+                        channels > value,
+                        f"{name} is between 1 and the length of the second axis of {first}", 1.3,
+                    ),
+                )
+            )  # fmt: skip
+
+
+def _length_traits(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits that compare a vector, or a position, with the length of an axis."""
+    array = node.operand(0)
+    if array is None or not array.ndim:
+        return
+    first, axis = node.schema.inputs[0].name, node.attribute("axis")
+    has_axis = "axis" in node.schema.attributes
+    if has_axis and (axis is None or -array.ndim <= axis < array.ndim):
+        length = array.size if axis is None else array.shape[axis]
+        for place, formal in list(enumerate(node.schema.inputs))[1:]:
+            vector = node.operand(place)
+            # A single integer, such as K of TopK, is a number rather than a vector.
+            is_number = vector is not None and vector.size == 1 and vector.dtype.kind == "i"
+            if vector is not None and vector.ndim == 1 and not is_number:
+                whole = f"{first}, flattened" if axis is None else f"the axis of {first}"
+                yield from _true(
+                    [(vector.size < length, f"{formal.name} is shorter than {whole}", 1.2)]
+                )
+    for name in ("starts", "ends"):
+        positions, axes = _parameter(node, name), _parameter(node, "axes")
+        if positions is None:
+            continue
+        lengths = [
+            array.shape[axis]
+            for axis in axes or range(len(positions))
+            if -array.ndim <= axis < array.ndim
+        ]
+        if len(lengths) == len(positions):
+            pairs = list(zip(positions, lengths, strict=True))
+            yield from _true(
+                (
+                    (
+                        any(position > length for position, length in pairs),
+                        f"a value of {name} exceeds the length of its axis",
+                        1.15,
+                    ),
+                    (
+                        any(position < -length for position, length in pairs),
+                        f"a value of {name} is below minus the length of its axis",
+                        1.15,
+                    ),
+                )
+            )
+
+
+def _parameter(node: BoundNode, name: str) -> list[int] | None:
+    """Return the values of an attribute, or of an input, that is a list of integers."""
+    for place, formal in enumerate(node.schema.inputs):
+        value = node.operand(place)
+        if formal.name == name and value is not None and value.ndim == 1:
+            return [int(number) for number in value]
+    return node.attribute(name)
+
+
+def _output_value_traits(outputs: Mapping[str, Value]) -> Iterator[Trait]:
+    """Yield traits of the values of the first output."""
+    first = next(iter(outputs.values()), None)
+    if isinstance(first, np.ndarray) and 0 < first.size <= _MAX_ELEMENTS:
+        yield from _true(
+            (holds, f"the right output has {text}", cost + _OUTPUT_COST)
+            for holds, text, cost in _statements(first)
+        )
+
+
+def _value_traits(node: BoundNode) -> Iterator[Trait]:
+    formals = list(node.schema.inputs)
+    for index, value in enumerate(node.operands[: len(formals)]):
+        if isinstance(value, np.ndarray) and 0 < value.size <= _MAX_ELEMENTS:
+            name, extra = formals[index].name, 0.0 if index == 0 else 0.03
+            yield from _true(
+                (holds, f"{name} has {text}", cost + extra)
+                for holds, text, cost in _statements(value)
+            )
+
+
+def _statements(value: Array) -> list[tuple[Any, str, float]]:
+    """Return statements about the elements of a tensor, with their costs."""
+    is_float = "float" in value.dtype.name
+    if not is_float and value.dtype.kind not in "iu":
+        return []
+    wide = value.astype(np.float64)
+    is_finite = np.isfinite(wide)
+    numbers = wide[is_finite]
+    # Different integers may have the same value as doubles.
+    finite = numbers if is_float else value[is_finite]
+    return [
+        (np.isnan(wide).any(), "a NaN", 1.1),
+        (np.isinf(wide).any(), "an infinity", 1.1),
+        (is_float and (numbers != np.round(numbers)).any(), "a fraction", 1.35),
+        ((np.abs(numbers % 1) == 0.5).any(), "a value halfway between integers", 1.12),  # noqa: PLR2004
+        ((np.abs(numbers) > 1).any(), "a value beyond 1", 1.35),
+        ((np.signbit(numbers) & (numbers == 0)).any(), "a negative zero", 1.2),
+        (
+            not is_float and (np.abs(numbers) > _FLOAT32_INTEGERS).any(),
+            "a value beyond 2^24", 1.15,
+        ),
+        ((numbers < 0).any(), "a negative value", 1.1),
+        ((numbers == 0).any(), "a zero", 1.2),
+        ((wide != 0).any(), "a value other than 0", 1.25),
+        ((wide != 1).any(), "a value other than 1", 1.3),
+        (not is_float and _reaches_limit(value), "the smallest or largest value of its type", 1.2),
+        (np.unique(finite).size < finite.size, "equal values", 1.2),
+    ]  # fmt: skip
+
+
+def _reaches_limit(value: Array) -> bool:
+    limits = np.iinfo(value.dtype)
+    return bool(((value == limits.max) | (value == limits.min)).any())
