@@ -120,6 +120,9 @@ class Explanation:
         total = sum(len(cause.cases) for cause in self.causes)
         total += sum(sum(kinds.values()) for kinds in counts_of_others.values())
         counts = [(f"{cause.found}:", len(cause.cases)) for cause in self.causes]
+        if total == 1:
+            # The cause of a single failing case needs no count.
+            counts = [(cause.found, 0) for cause in self.causes]
         if self.causes and self.causes[0].known_mistakes:
             counts[0] = (f"consistent with {counts[0][0]}", counts[0][1])
         if not self.causes and (self.note or UNEXPLAINED in counts_of_others):

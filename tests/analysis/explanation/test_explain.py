@@ -17,6 +17,7 @@ from trajectory_files import trajectory_text
 from onnxopt_cli.analysis.audit import find_trials
 from onnxopt_cli.analysis.explanation.explain import SearchClock, explain
 from onnxopt_cli.config.run_config import Judging
+from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
@@ -654,6 +655,16 @@ COUNTED = STEPS.partition("operator")[0] + "operator: Momentum\ncases:\n" + "".j
 )  # fmt: skip
 
 
+def test_count_of_a_single_failing_case_is_omitted():
+    cause = Cause(
+        "'epsilon ignored' (or 1 other mistake with the same effect here)", ("a",), ("e",)
+    )
+    assert Explanation("mine", "Adam", (cause,)).text == f"consistent with {cause.found}"
+    others = {"not explained": {"fail": 1}}
+    text = Explanation("mine", "Adam", (cause,), others).text
+    assert text == f"consistent with {cause.found}: 1 of 2 failing cases; not explained: 1 fail"
+
+
 @pytest.mark.slow
 def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     (workplace / "once.py").write_text(FAULTY.format("X.size >= 33"))
@@ -662,7 +673,7 @@ def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
     (cause,) = found["causes"]
-    assert "the failing case" in found["text"]
+    assert found["text"].startswith(cause["found"] + ";")
     # Two conditions that no input distinguishes are both reported.
     words = "the tensor's number is 1 and X has at least 33 elements"
     statement = rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
