@@ -57,6 +57,7 @@ def command(
     onnxopt generate onnx-node -o node-cases
     onnxopt generate model.onnx --dim batch=4 -o model-cases
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    from onnxopt_cli.cases.onnx.bare_model import require_settings_of_models
     from onnxopt_cli.suites.catalogue import (
         distinct_files,
         find_drift,
@@ -67,14 +68,20 @@ def command(
 
     if not check:
         require_output_folder("-o", output)
+    model_inputs = ModelInputs.of(options)
+    names = dict.fromkeys(targets or ("spec",))
+    existing_paths = {
+        name: Path(name) for name in names if name not in written_suites() and Path(name).exists()
+    }
+    if not existing_paths:
+        require_settings_of_models((), model_inputs)
     code = 0
     generated = {}
-    for target in dict.fromkeys(targets or ("spec",)):
+    for target in names:
         with stderr().status(f"generating {target}"):
-            is_path = target not in written_suites() and Path(target).exists()
             generated[target] = (
-                _directories(Path(target), ModelInputs.of(options), form)
-                if is_path
+                _directories(existing_paths[target], model_inputs, form)
+                if target in existing_paths
                 else suite_files(target, form)
             )
     # Two suites may write to the same folder.

@@ -132,14 +132,12 @@ def collect(
         model_inputs: the inputs of model files without test data.
 
     Raises:
-        UsageError: if a target does not exist, ``model_inputs`` does not fit the models, two
-            different cases have the same id, or an id is reserved for results outside of cases.
+        UsageError: if a target does not exist, ``model_inputs`` does not fit the models or no
+            target is a model, two different cases have the same id, or an id is reserved for
+            results outside of cases.
         NothingSelected: if the targets contain neither a case nor a fault.
     """
     targets = targets or default_targets()
-    models = [path for path in map(Path, targets) if path.suffix == ".onnx" and path.is_file()]
-    if models and (model_inputs.dims or model_inputs.inputs):
-        require_settings_of_models(models, model_inputs)
     cases: dict[str, Case] = {}
     problems: list[Fault] = []
     suites: _Suites = {}
@@ -164,6 +162,9 @@ def collect(
             f"no case in {', '.join(map(printable, targets))}",
             hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
         )
+    if model_inputs != DRAWN_INPUTS:
+        paths = [case.location.path for case in cases.values()]
+        require_settings_of_models([path for path in paths if path.suffix == ".onnx"], model_inputs)
     return Collection(tuple(cases.values()), tuple(problems))
 
 

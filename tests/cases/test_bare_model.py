@@ -214,6 +214,21 @@ def test_each_dimension_needs_to_exist_in_one_model(tmp_path, onnxopt):
     assert onnxopt("run", *models, "--dim", "m=2", "--dim", "n=3", *options).code == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("run", "spec", "-b", "numpy"), ("--dim", "n=3")),
+        (("generate", "spec"), ("--inputs", "inputs.npy")),
+    ],
+)
+def test_settings_of_inputs_require_a_model(tmp_path, monkeypatch, onnxopt, command, option):
+    monkeypatch.chdir(tmp_path)
+    np.save("inputs.npy", np.zeros(3, np.float32))
+    answer = onnxopt(*command, *option)
+    message = f"error: {option[0]} requires a model file as a target\n"
+    assert (answer.code, answer.out, answer.err) == (2, "", message)
+
+
 def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zeros.py").write_text(

@@ -93,8 +93,12 @@ def require_settings_of_models(paths: Sequence[Path], settings: ModelInputs) -> 
             the inputs of every model.
 
     Raises:
-        UsageError: if the settings do not fit the models.
+        UsageError: if the settings do not fit the models, or state inputs although there is no
+            model.
     """
+    if not paths and (settings.inputs or settings.sizes):
+        option = "--inputs" if settings.inputs else "--dim"
+        raise UsageError(f"{option} requires a model file as a target")
     symbols: dict[str, None] = {}
     for path in paths:
         try:
