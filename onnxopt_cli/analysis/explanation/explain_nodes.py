@@ -35,7 +35,11 @@ from onnxopt_cli.analysis.explanation.hypotheses import (
     supports_condition,
 )
 from onnxopt_cli.analysis.explanation.hypothesis_ranking import HypothesisRanking
-from onnxopt_cli.analysis.explanation.node_examination import SearchLimit, SubmitNode
+from onnxopt_cli.analysis.explanation.node_examination import (
+    NodeExamination,
+    SearchLimit,
+    SubmitNode,
+)
 from onnxopt_cli.analysis.explanation.node_samples import Effect, NodeSample
 from onnxopt_cli.analysis.explanation.node_selection import (
     generated_sample,
@@ -209,7 +213,7 @@ def explain_nodes(
         search = _NodeSearch(backend, operator, group, samples, submit, clock, remaining, outcome)
         explanation = search.run()
         in_time = search.in_time and operator_end.remaining(clock).seconds > 0
-        if explanation is None and (search.was_limited or search.is_at_limit):
+        if explanation is None and search.was_limited:
             explanation = _unexamined(backend, operator, group, outcome, in_time=in_time)
         elif explanation and not in_time:
             note = stopped_after(share.seconds)
@@ -340,13 +344,12 @@ def _unexamined(
     return Explanation(backend, operator, (), {NOT_TRIED: {str(outcome): count}}, note, False)
 
 
-class _NodeSearch(HypothesisRanking):
+class _NodeSearch:
     """The search for explanations of the failures of one backend in one operator.
 
     The search explains wrong outputs, or errors if ``outcome`` is ``Outcome.ERROR``.
 
     Attributes:
-        was_limited: whether an earlier part of the search used all of its evaluations or its time.
         in_time: False if an earlier part of the search used all of its time.
     """
 
@@ -361,33 +364,39 @@ class _NodeSearch(HypothesisRanking):
         limit: SearchLimit,
         outcome: Outcome = Outcome.FAIL,
     ) -> None:
-        super().__init__(samples, submit, clock, limit)
+        self._nodes = NodeExamination(samples, submit, clock, limit)
+        self._ranking = HypothesisRanking(self._nodes)
+        self._clock, self._limit = clock, limit
         self._backend, self._operator = backend, operator
         self._outcome = outcome
         self._failing_cases = tuple(result.case for result in results if result.outcome is outcome)
         self._failing = len(self._failing_cases)
         self._seed = 0
-        self._limit = limit
-        self.was_limited, self.in_time = False, True
+        self._was_earlier_part_limited, self.in_time = False, True
         # The number of nodes that were known when a condition on elements was first considered.
         self._known_nodes: dict[str, int] = {}
 
+    @property
+    def was_limited(self) -> bool:
+        """Whether a part of the search used all of its evaluations or its time."""
+        return self._was_earlier_part_limited or self._nodes.is_at_limit
+
     def run(self) -> Explanation | None:
         """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
-        if not any(sample.failed for sample in self._samples):
+        if not any(sample.failed for sample in self._nodes.samples):
             return None
-        if self._changes_when_repeated():
+        if self._nodes.changes_when_repeated():
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
-        end = self._end
+        end = self._nodes.end
         # The search for mistakes and conditions on nodes leaves a share for conditions on elements,
         # which are not sought for errors, and for the validation.
         are_outputs_wrong = self._outcome is Outcome.FAIL
-        elements_share = _ELEMENTS_SHARE * are_outputs_wrong
-        self._end = self._limit.share(1 - elements_share - _VALIDATION_SHARE).after(self._clock)
+        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARE * are_outputs_wrong
+        self._nodes.end = self._limit.share(nodes_share).after(self._clock)
         elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
-        self._examine_cases()
-        if self._submit and self._samples:
+        self._nodes.examine_cases()
+        if self._nodes.submit and self._nodes.samples:
             if are_outputs_wrong:
                 self._ranked_element_conditions(())
             for _ in range(MAX_CAUSES):
@@ -398,11 +407,11 @@ class _NodeSearch(HypothesisRanking):
         else:
             self._find_supported()
         conditions: list[ElementCondition] = []
-        if self._submit and are_outputs_wrong:
+        if self._nodes.submit and are_outputs_wrong:
             self._begin_part(elements_end)
             conditions = self._find_element_conditions()
         self._begin_part(end)
-        if self._submit:
+        if self._nodes.submit:
             conditions = self._confirmed(conditions)
         causes = self._causes() + self._element_causes(conditions)
         if not causes:
@@ -413,37 +422,39 @@ class _NodeSearch(HypothesisRanking):
 
     def _begin_part(self, end: SearchLimit) -> None:
         """Record whether the previous part of the search was limited, and set another limit."""
-        self.was_limited = self.was_limited or self.is_at_limit
-        self.in_time = self.in_time and self._remaining().seconds > 0
-        self._end = end
+        self._was_earlier_part_limited = self.was_limited
+        self.in_time = self.in_time and self._nodes.remaining().seconds > 0
+        self._nodes.end = end
 
     # Acceptance ---------------------------------------------------------------------------------
 
     def _find_supported(self) -> None:
         """Accept hypotheses that are supported by the cases of the run alone."""
         for _ in range(MAX_CAUSES):
-            ranked = self._hypotheses()
+            ranked = self._ranking.hypotheses()
             if not ranked or not self._cases_support(ranked):
                 return
-            self._accepted.append(ranked[0])
+            self._ranking.accepted.append(ranked[0])
 
     def _cases_support(self, ranked: Sequence[Hypothesis]) -> bool:
         """Return whether the cases of the run suffice to state the first hypothesis."""
         best = ranked[0]
         failing = [
-            sample for sample in self._open_failures() if sample.case and best.explains(sample)
+            sample
+            for sample in self._ranking.open_failures()
+            if sample.case and best.explains(sample)
         ]
         passing = [
             sample
-            for sample in self._samples
+            for sample in self._nodes.samples
             if sample.case and sample.failed is False and not best.meets(sample)
         ]
-        if best.mistake is not None and best.mistake.name in self._doubtful:
+        if best.mistake is not None and best.mistake.name in self._nodes.doubtful:
             return False
         if best.mistake is not None and not best.traits:
             is_distinguished = any(
                 sample.failed is False and self._has_no_effect(best, sample)
-                for sample in self._samples
+                for sample in self._nodes.samples
             )
             return len(failing) >= MIN_MEETING_CASES or is_distinguished
         rivals = [
@@ -474,37 +485,37 @@ class _NodeSearch(HypothesisRanking):
         # best hypothesis.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
-            ranked = self._hypotheses()
-            if not ranked or self.is_at_limit or best_key == ranked[0].key:
+            ranked = self._ranking.hypotheses()
+            if not ranked or self._nodes.is_at_limit or best_key == ranked[0].key:
                 break
             best_key = ranked[0].key
-            known.setdefault(best_key, len(self._samples))
+            known.setdefault(best_key, len(self._nodes.samples))
             self._generate(ranked[0])
         attempts: Counter[str] = Counter()
         for _ in range(_MAX_PROOFS):
             ranked = [
                 hypothesis
-                for hypothesis in self._hypotheses()
+                for hypothesis in self._ranking.hypotheses()
                 if attempts[hypothesis.key] < _MAX_ATTEMPTS
             ]
             if not ranked:
                 return False
             best = ranked[0]
             attempts[best.key] += 1
-            first = known.setdefault(best.key, len(self._samples))
+            first = known.setdefault(best.key, len(self._nodes.samples))
             self._generate(best)
-            if not self._is_consistent(best):
+            if not self._ranking.is_consistent(best):
                 continue
-            supported = self._is_proven(best, self._samples[first:])
+            supported = self._is_proven(best, self._nodes.samples[first:])
             explained_cases = sum(
-                bool(sample.case) and best.explains(sample) for sample in self._samples
+                bool(sample.case) and best.explains(sample) for sample in self._nodes.samples
             )
             if not best.traits and explained_cases >= MIN_MEETING_CASES:
                 supported = supported or self._cases_support(ranked)
             if supported and self._needs_all_parts(best):
-                self._accepted.append(best)
-                return any(sample.case for sample in self._open_failures())
-            if self.is_at_limit:
+                self._ranking.accepted.append(best)
+                return any(sample.case for sample in self._ranking.open_failures())
+            if self._nodes.is_at_limit:
                 return False
         return False
 
@@ -517,17 +528,17 @@ class _NodeSearch(HypothesisRanking):
             best: the hypothesis that the nodes test.
             change_counts: the numbers from which the number of changes of a node is drawn.
         """
-        assert self._submit is not None  # noqa: S101 - only called with a backend
-        failures = self._open_failures()
+        assert self._nodes.submit is not None  # noqa: S101 - only called with a backend
+        failures = self._ranking.open_failures()
         if not failures:
-            failures = [sample for sample in self._samples if sample.failed]
+            failures = [sample for sample in self._nodes.samples if sample.failed]
         failing = small_nodes(failures)
-        passing = small_nodes(sample for sample in self._samples if sample.failed is False)
+        passing = small_nodes(sample for sample in self._nodes.samples if sample.failed is False)
         if not failing:
             return
         self._seed += 1
         answered: list[NodeSample] = []
-        rivals = [self._mistakes[name] for name in self._rivals(best)]
+        rivals = [self._nodes.mistakes[name] for name in self._ranking.rivals(best)]
         gaps = [
             (trait.limits.number.attribute, gap)
             for trait in best.traits
@@ -540,19 +551,20 @@ class _NodeSearch(HypothesisRanking):
         nodes = partial(
             neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, stated, change_counts
         )
-        for variation in self._forked(
-            lambda: ((1, node) for node in select_nodes(nodes(), best, rivals)), self._remaining()
+        for variation in self._nodes.forked(
+            lambda: ((1, node) for node in select_nodes(nodes(), best, rivals)),
+            self._nodes.remaining(),
         ):
             if variation is None:
                 continue
-            returned = self._submit(variation.model, variation.inputs)
+            returned = self._nodes.submit(variation.model, variation.inputs)
             is_raised = returned is Outcome.ERROR
             if self._outcome is Outcome.ERROR:
                 if is_raised or not isinstance(returned, Outcome):
                     answered.append(sample_for_errors(variation, is_raised=is_raised))
             elif not isinstance(returned, Outcome):
                 answered.append(generated_sample(variation, returned))
-        self._examine_generated(answered)
+        self._nodes.examine_generated(answered)
 
     def _drop_refuted(self) -> bool:
         """Drop the accepted hypotheses that no longer agree with all nodes.
@@ -563,15 +575,15 @@ class _NodeSearch(HypothesisRanking):
         Returns:
             Whether a hypothesis was dropped.
         """
-        consistent = [*filter(self._is_consistent, self._accepted)]
-        is_dropped = len(consistent) < len(self._accepted)
-        self._accepted = consistent
+        consistent = [*filter(self._ranking.is_consistent, self._ranking.accepted)]
+        is_dropped = len(consistent) < len(self._ranking.accepted)
+        self._ranking.accepted = consistent
         return is_dropped
 
     def _is_proven(self, hypothesis: Hypothesis, fresh: Sequence[NodeSample]) -> bool:
         """Return whether nodes that were generated after a hypothesis was chosen confirm it."""
         agreeing = sum(
-            hypothesis.explains(sample) and not any_explains(self._accepted, sample)
+            hypothesis.explains(sample) and not any_explains(self._ranking.accepted, sample)
             for sample in fresh
         )
         right = [sample for sample in fresh if sample.failed is False]
@@ -587,7 +599,8 @@ class _NodeSearch(HypothesisRanking):
         # Outputs that equal those of a mistake are evidence for the mistake. A single right node
         # that does not meet the condition shows that a condition is necessary.
         return agreeing >= MIN_MEETING and any(
-            sample.failed is False and hypothesis.leaves_out(sample) for sample in self._samples
+            sample.failed is False and hypothesis.leaves_out(sample)
+            for sample in self._nodes.samples
         )
 
     def _is_independent(self, hypothesis: Hypothesis) -> bool:
@@ -596,7 +609,7 @@ class _NodeSearch(HypothesisRanking):
         All nodes that result from changes of a failing node may agree with it by accident.
         """
         confirming = sum(
-            sample.is_independent and hypothesis.explains(sample) for sample in self._samples
+            sample.is_independent and hypothesis.explains(sample) for sample in self._nodes.samples
         )
         return confirming >= MIN_INDEPENDENT
 
@@ -605,9 +618,9 @@ class _NodeSearch(HypothesisRanking):
 
         The arguments and the result are those of :meth:`_validated`.
         """
-        accepted = len(self._accepted)
+        accepted = len(self._ranking.accepted)
         validated = self._validated(conditions)
-        if len(self._accepted) < accepted and not self.is_at_limit:
+        if len(self._ranking.accepted) < accepted and not self._nodes.is_at_limit:
             # The nodes that refute a hypothesis may support another hypothesis.
             self._find_proven()
             validated = self._validated(validated)
@@ -624,20 +637,20 @@ class _NodeSearch(HypothesisRanking):
         Returns:
             The conditions that the nodes do not refute.
         """
-        for hypothesis in [*self._accepted]:
-            if self.is_at_limit:
-                self._accepted.remove(hypothesis)
+        for hypothesis in [*self._ranking.accepted]:
+            if self._nodes.is_at_limit:
+                self._ranking.accepted.remove(hypothesis)
             else:
                 self._generate(hypothesis, CHANGE_COUNTS)
         validated: list[ElementCondition] = []
         for condition in conditions:
-            if not self.is_at_limit:
+            if not self._nodes.is_at_limit:
                 traits = (condition.trait,) if condition.trait else ()
                 self._generate(Hypothesis(traits, None, 0.0), CHANGE_COUNTS)
                 validated.append(condition)
         while self._drop_refuted():
             pass
-        self._accepted = [*filter(self._needs_all_parts, self._accepted)]
+        self._ranking.accepted = [*filter(self._needs_all_parts, self._ranking.accepted)]
         self._drop_insufficient()
         confirmed: list[ElementCondition] = []
         for condition in validated:
@@ -652,26 +665,26 @@ class _NodeSearch(HypothesisRanking):
 
         A condition is also dropped if other hypotheses explain nearly all nodes that meet it.
         """
-        for hypothesis in [*self._accepted]:
+        for hypothesis in [*self._ranking.accepted]:
             if hypothesis.mistake is None and not self._acts_alone(hypothesis):
-                self._accepted.remove(hypothesis)
+                self._ranking.accepted.remove(hypothesis)
         outside = [
             sample
-            for sample in self._samples
+            for sample in self._nodes.samples
             if sample.failed is not None
             and not any(
                 hypothesis.meets(sample)
                 if hypothesis.mistake is None
                 else hypothesis.explains(sample)
-                for hypothesis in self._accepted
+                for hypothesis in self._ranking.accepted
             )
         ]
         wrong = sum(bool(sample.failed) for sample in outside)
         if wrong > MAX_OTHER_SHARE * len(outside):
             share = wrong / len(outside)
-            self._accepted = [
+            self._ranking.accepted = [
                 hypothesis
-                for hypothesis in self._accepted
+                for hypothesis in self._ranking.accepted
                 if hypothesis.mistake is not None or self._is_unlikely(hypothesis, share)
             ]
 
@@ -699,10 +712,10 @@ class _NodeSearch(HypothesisRanking):
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
         """Return the number of generated nodes that no other accepted hypothesis explains."""
-        rivals = self._accepted_besides(hypothesis)
+        rivals = self._ranking.accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)
-            for sample in self._samples
+            for sample in self._nodes.samples
         )
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
@@ -721,7 +734,7 @@ class _NodeSearch(HypothesisRanking):
             )
             outside = [
                 sample
-                for sample in self._samples
+                for sample in self._nodes.samples
                 if not sample.has(part) and other_parts.meets(sample)
             ]
             wrong = sum(map(other_parts.explains, outside))
@@ -735,7 +748,7 @@ class _NodeSearch(HypothesisRanking):
     def _find_element_conditions(self) -> list[ElementCondition]:
         """Return conditions on the elements of outputs for failures without another cause."""
         accepted: list[ElementCondition] = []
-        while len(accepted) < MAX_CAUSES and not self.is_at_limit:
+        while len(accepted) < MAX_CAUSES and not self._nodes.is_at_limit:
             condition = self._proven_element_condition(accepted)
             if condition is None:
                 break
@@ -759,13 +772,13 @@ class _NodeSearch(HypothesisRanking):
         self, place: int, accepted: Sequence[ElementCondition]
     ) -> ElementConditions:
         """Return the conditions on an output in failures that no accepted condition explains."""
-        failures = self._open_failures()
+        failures = self._ranking.open_failures()
         for condition in accepted:
-            earlier = ElementConditions(self._samples, failures, condition.place)
+            earlier = ElementConditions(self._nodes.samples, failures, condition.place)
             earlier.add_limits(condition)
             explained = {id(sample) for sample in earlier.explained(condition)}
             failures = [sample for sample in failures if id(sample) not in explained]
-        return ElementConditions(self._samples, failures, place)
+        return ElementConditions(self._nodes.samples, failures, place)
 
     def _proven_element_condition(
         self, accepted: Sequence[ElementCondition]
@@ -774,10 +787,10 @@ class _NodeSearch(HypothesisRanking):
         for number in range(_ELEMENT_ROUNDS):
             conditions, ranked = self._ranked_element_conditions(accepted)
             for condition in ranked:
-                fresh = self._samples[self._known_nodes[condition.key] :]
+                fresh = self._nodes.samples[self._known_nodes[condition.key] :]
                 if conditions.is_proven(condition, fresh):
                     return condition
-            if not ranked or self.is_at_limit:
+            if not ranked or self._nodes.is_at_limit:
                 return None
             of_nodes = [condition for condition in ranked if condition.is_of_nodes]
             tested = [*dict.fromkeys(ranked[:_MAX_TESTED] + of_nodes[:1])]
@@ -794,7 +807,7 @@ class _NodeSearch(HypothesisRanking):
         """
         counts = Counter(
             place
-            for sample in self._open_failures()
+            for sample in self._ranking.open_failures()
             if sample.case and sample.outputs
             for place, wrong in enumerate(sample.outputs.wrong)
             if wrong is None or wrong.any()
@@ -807,12 +820,12 @@ class _NodeSearch(HypothesisRanking):
             if ranked:
                 break
         for condition in ranked:
-            self._known_nodes.setdefault(condition.key, len(self._samples))
+            self._known_nodes.setdefault(condition.key, len(self._nodes.samples))
         return conditions, ranked
 
     def _output(self, place: int) -> str:
         """Return the name of an output of the operator; empty if the operator has only one."""
-        node = BoundNode.of(self._samples[0].model, self._samples[0].inputs)
+        node = BoundNode.of(self._nodes.samples[0].model, self._nodes.samples[0].inputs)
         formals = node.schema.outputs
         if len(formals) == 1:
             return ""
@@ -824,23 +837,23 @@ class _NodeSearch(HypothesisRanking):
         """Return the causes of the accepted hypotheses that still agree with all nodes."""
         causes: list[Cause] = []
         explained: set[str] = set()
-        for hypothesis in self._accepted:
-            if not self._is_consistent(hypothesis):
+        for hypothesis in self._ranking.accepted:
+            if not self._ranking.is_consistent(hypothesis):
                 continue
             ids = tuple(
                 sample.case
-                for sample in self._samples
+                for sample in self._nodes.samples
                 if sample.case and sample.case not in explained and hypothesis.explains(sample)
             )
             if ids:
                 explained.update(ids)
                 names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
                 text = hypothesis.text(_FAULTS[self._outcome])
-                if rivals := self._rivals(hypothesis):
+                if rivals := self._ranking.rivals(hypothesis):
                     text += f" (or {' or '.join(map(repr, rivals))} with the same effect here)"
-                if hypothesis.has_exceptions(self._samples):
+                if hypothesis.has_exceptions(self._nodes.samples):
                     text += f", if {hypothesis.dependence} changes the result"
-                if hypothesis.has_silent_exceptions(self._samples):
+                if hypothesis.has_silent_exceptions(self._nodes.samples):
                     text += ", unless all right values are 0, infinite or NaN"
                 text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
@@ -857,15 +870,16 @@ class _NodeSearch(HypothesisRanking):
         """
         if not hypothesis.traits:
             return ""
-        if self._submit is None:
+        if self._nodes.submit is None:
             passing = sum(
-                sample.failed is False and not hypothesis.meets(sample) for sample in self._samples
+                sample.failed is False and not hypothesis.meets(sample)
+                for sample in self._nodes.samples
             )
             return f" (seen in {failing_cases} cases that fail, in none of {passing} that pass)"
-        rivals = self._accepted_besides(hypothesis)
+        rivals = self._ranking.accepted_besides(hypothesis)
         generated = [
             sample
-            for sample in self._samples
+            for sample in self._nodes.samples
             if not sample.case and not any_explains(rivals, sample)
         ]
         agreeing = sum(map(hypothesis.explains, generated))

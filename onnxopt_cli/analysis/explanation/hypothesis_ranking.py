@@ -54,33 +54,42 @@ _GENERAL_COST = 0.5
 _MAX_RANKED = 60
 
 
-class HypothesisRanking(NodeExamination):
+class HypothesisRanking:
     """The hypotheses that agree with the known nodes.
 
-    The arguments are those of :class:`NodeExamination`.
+    Args:
+        nodes: the known nodes and the mistakes that may explain their failures.
+
+    Attributes:
+        accepted: the hypotheses that are to be stated. The failures that they explain need no
+            further hypothesis.
     """
 
-    def _accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
-        """Return the accepted hypotheses except a given hypothesis."""
-        return [accepted for accepted in self._accepted if accepted is not hypothesis]
+    def __init__(self, nodes: NodeExamination) -> None:
+        self._nodes = nodes
+        self.accepted: list[Hypothesis] = []
 
-    def _hypotheses(self) -> list[Hypothesis]:
+    def accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
+        """Return the accepted hypotheses except a given hypothesis."""
+        return [accepted for accepted in self.accepted if accepted is not hypothesis]
+
+    def hypotheses(self) -> list[Hypothesis]:
         """Return the hypotheses that agree with all nodes, the best first."""
-        failures = self._open_failures()
+        failures = self.open_failures()
         if not any(sample.case for sample in failures):
             return []
         # Limits on numbers require generated nodes, because some number may separate a few cases by
         # chance.
-        limits = self._limits(failures) if self._submit else []
-        table = _Table(self._samples, failures, limits)
+        limits = self._limits(failures) if self._nodes.submit else []
+        table = _Table(self._nodes.samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
-        for place, name in enumerate(self._candidates):
-            mistake = self._mistakes[name]
+        for place, name in enumerate(self._nodes.candidates):
+            mistake = self._nodes.mistakes[name]
             cost = _MISTAKE_COST + 0.001 * place
             cost += _VERSION_COST * (mistake.kind is MutantKind.VERSION)
             plain = Hypothesis((), mistake, cost)
-            if self._is_consistent(plain):
-                explained = np.array([plain.explains(sample) for sample in self._samples])
+            if self.is_consistent(plain):
+                explained = np.array([plain.explains(sample) for sample in self._nodes.samples])
                 with_costs.append((cost + table.cost_left(explained), plain))
             elif place < _MAX_RESTRICTED:
                 with_costs += table.conditions(mistake, cost)
@@ -89,7 +98,7 @@ class HypothesisRanking(NodeExamination):
         ranked = [
             hypothesis
             for _, hypothesis in with_costs[:_MAX_RANKED]
-            if self._is_consistent(hypothesis)
+            if self.is_consistent(hypothesis)
         ]
         return self._general_first(ranked)
 
@@ -104,11 +113,11 @@ class HypothesisRanking(NodeExamination):
         if not ranked:
             return []
         best = ranked[0]
-        is_doubtful = best.mistake is not None and best.mistake.name in self._doubtful
+        is_doubtful = best.mistake is not None and best.mistake.name in self._nodes.doubtful
         if best.mistake is not None and not is_doubtful:
             return [*ranked]
         max_cost = best.cost + _GENERAL_COST + _MISTAKE_COST * is_doubtful
-        failures = [sample for sample in self._samples if sample.failed]
+        failures = [sample for sample in self._nodes.samples if sample.failed]
         explained = {id(sample) for sample in failures if best.explains(sample)}
         first, most = best, _GENERAL_FACTOR * len(explained)
         for hypothesis in ranked[1:]:
@@ -121,8 +130,8 @@ class HypothesisRanking(NodeExamination):
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
         """Return conditions that limit a number of a node to the values of failing nodes."""
-        passing = [sample for sample in self._samples if sample.failed is False]
-        mistakes = [None, *self._candidates[:_MISTAKES_WITH_LIMITS]]
+        passing = [sample for sample in self._nodes.samples if sample.failed is False]
+        mistakes = [None, *self._nodes.candidates[:_MISTAKES_WITH_LIMITS]]
         with_counts: dict[Trait, int] = {}
         for name in mistakes:
             wrong = [
@@ -151,30 +160,30 @@ class HypothesisRanking(NodeExamination):
             :_MAX_LIMITS
         ]
 
-    def _open_failures(self) -> list[NodeSample]:
+    def open_failures(self) -> list[NodeSample]:
         """Return the failing nodes that no accepted hypothesis explains."""
         return [
             sample
-            for sample in self._samples
-            if sample.failed and not any_explains(self._accepted, sample)
+            for sample in self._nodes.samples
+            if sample.failed and not any_explains(self.accepted, sample)
         ]
 
-    def _is_consistent(self, hypothesis: Hypothesis) -> bool:
+    def is_consistent(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis agrees with all nodes."""
-        rivals = self._accepted_besides(hypothesis)
-        return agrees_with_nodes(hypothesis, self._samples, self._candidates, rivals)
+        rivals = self.accepted_besides(hypothesis)
+        return agrees_with_nodes(hypothesis, self._nodes.samples, self._nodes.candidates, rivals)
 
-    def _rivals(self, hypothesis: Hypothesis) -> list[str]:
+    def rivals(self, hypothesis: Hypothesis) -> list[str]:
         """Return names of other mistakes that explain all nodes that a hypothesis explains."""
         if hypothesis.mistake is None:
             return []
-        explained = [sample for sample in self._samples if hypothesis.explains(sample)]
+        explained = [sample for sample in self._nodes.samples if hypothesis.explains(sample)]
         return [
             name
-            for name in self._candidates
+            for name in self._nodes.candidates
             if name != hypothesis.mistake.name
             and all(sample.effects.get(name) is Effect.ALIKE for sample in explained)
-            and self._is_consistent(replace(hypothesis, mistake=self._mistakes[name]))
+            and self.is_consistent(replace(hypothesis, mistake=self._nodes.mistakes[name]))
         ][:_MAX_RIVALS]
 
 

@@ -19,7 +19,7 @@ import onnx
 
 from onnxopt_cli.analysis.explanation.explain import SearchClock
 from onnxopt_cli.analysis.explanation.explain_remaining import MIN_CHANGING_SHARE, REPEATED_CASES
-from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE, Hypothesis
+from onnxopt_cli.analysis.explanation.hypotheses import MIN_ALIKE_SHARE
 from onnxopt_cli.analysis.explanation.node_samples import (
     Effect,
     NodeSample,
@@ -94,6 +94,15 @@ class NodeExamination:
         submit: submits a generated node; None if the backend is not available.
         clock: counts the evaluations and the time of the search.
         limit: the limit of the search.
+
+    Attributes:
+        samples: the known nodes: those of the cases, then generated nodes.
+        submit: as for the arguments.
+        end: the measurements of the clock at which the search must end.
+        mistakes: the mistakes that reproduce failing cases, or show the effect of a parameter.
+        candidates: names of the mistakes that may explain failures; the likely mistakes first.
+        doubtful: names of the candidates that reproduce so few wrong elements that only generated
+            nodes can confirm them.
     """
 
     def __init__(
@@ -103,25 +112,22 @@ class NodeExamination:
         clock: SearchClock,
         limit: SearchLimit,
     ) -> None:
-        self._samples, self._submit = samples, submit
-        self._clock, self._end = clock, limit.after(clock)
-        # Mistakes that reproduce failing cases, by name; the likely mistakes first.
-        self._candidates: list[str] = []
-        # Mistakes that reproduce so few wrong elements that only generated nodes can confirm them.
-        self._doubtful: list[str] = []
-        self._mistakes: dict[str, NodeMutant] = {}
-        self._accepted: list[Hypothesis] = []
+        self.samples, self.submit = samples, submit
+        self._clock, self.end = clock, limit.after(clock)
+        self.candidates: list[str] = []
+        self.doubtful: list[str] = []
+        self.mistakes: dict[str, NodeMutant] = {}
 
     @property
     def is_at_limit(self) -> bool:
         """Whether the search has used all of its evaluations or its time."""
-        return self._remaining().is_used_up
+        return self.remaining().is_used_up
 
-    def _remaining(self) -> SearchLimit:
+    def remaining(self) -> SearchLimit:
         """Return the limit that remains for the search."""
-        return self._end.remaining(self._clock)
+        return self.end.remaining(self._clock)
 
-    def _forked(
+    def forked(
         self, work: Callable[[], Iterator[tuple[int, _Item]]], limit: SearchLimit
     ) -> Iterator[_Item]:
         """Yield the items of a function that runs with the corrected reference in a fork.
@@ -156,20 +162,20 @@ class NodeExamination:
                 used = total
                 yield from items
 
-    def _changes_when_repeated(self) -> bool:
+    def changes_when_repeated(self) -> bool:
         """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
         A backend whose outputs change keeps state, and no condition on a node describes its
         failures.
         """
-        failing = [sample for sample in self._samples if sample.failed][:REPEATED_CASES]
+        failing = [sample for sample in self.samples if sample.failed][:REPEATED_CASES]
         differing = sum(map(self._differs_again, failing))
         return differing >= MIN_CHANGING_SHARE * len(failing)
 
     def _differs_again(self, sample: NodeSample) -> bool:
-        if self._submit is None:
+        if self.submit is None:
             return False
-        first, second = (self._submit(sample.model, sample.inputs) for _ in range(2))
+        first, second = (self.submit(sample.model, sample.inputs) for _ in range(2))
         if sample.is_for_errors:
             return not first == second == Outcome.ERROR
         responses = [sample.returned, first, second]
@@ -182,9 +188,9 @@ class NodeExamination:
             for earlier, later in pairwise(responses)
         )
 
-    def _examine_cases(self) -> None:
+    def examine_cases(self) -> None:
         """Find the traits of the cases, and the mistakes that reproduce failing cases."""
-        cases = [*self._samples]
+        cases = [*self.samples]
         # Known mistakes change outputs, and do not raise errors.
         tried = [sample for sample in cases if not sample.is_for_errors]
         mistakes = self._mistakes_of(tried)
@@ -200,22 +206,22 @@ class NodeExamination:
                 yield 1 + len(effects), (name, alike, effects, None)
 
         elements: dict[str, float] = {}
-        for key, value, effects, outputs in self._forked(
-            work, self._remaining().share(_EXAMINATION_SHARE)
+        for key, value, effects, outputs in self.forked(
+            work, self.remaining().share(_EXAMINATION_SHARE)
         ):
             if isinstance(key, int):
                 cases[key].traits, cases[key].numbers = value, effects
                 cases[key].outputs = outputs
             elif value or (effects and key.endswith(PROBES)):
                 elements[key] = value
-                self._mistakes[key] = mistakes[key]
+                self.mistakes[key] = mistakes[key]
                 for index, effect in effects.items():
                     cases[index].effects[key] = effect
-        self._samples = [sample for sample in cases if sample.traits]
-        self._candidates = [key for key, count in elements.items() if count >= MIN_ELEMENTS_ALIKE]
-        if not self._candidates and self._submit:
-            self._doubtful = [key for key, count in elements.items() if count][:_MAX_DOUBTFUL]
-            self._candidates = [*self._doubtful]
+        self.samples = [sample for sample in cases if sample.traits]
+        self.candidates = [key for key, count in elements.items() if count >= MIN_ELEMENTS_ALIKE]
+        if not self.candidates and self.submit:
+            self.doubtful = [key for key, count in elements.items() if count][:_MAX_DOUBTFUL]
+            self.candidates = [*self.doubtful]
 
     @staticmethod
     def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
@@ -227,14 +233,14 @@ class NodeExamination:
 
     def _is_possible(self, name: str) -> bool:
         """Return whether a mistake, possibly with a condition, may explain failures."""
-        effects = [sample.effects.get(name) for sample in self._samples if sample.failed]
+        effects = [sample.effects.get(name) for sample in self.samples if sample.failed]
         alike = effects.count(Effect.ALIKE)
         return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
 
-    def _examine_generated(self, samples: Sequence[NodeSample]) -> None:
+    def examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
-        candidates = [name for name in self._candidates if self._is_possible(name)]
-        probes = [name for name in self._mistakes if name.endswith(PROBES)]
+        candidates = [name for name in self.candidates if self._is_possible(name)]
+        probes = [name for name in self.mistakes if name.endswith(PROBES)]
         names = dict.fromkeys((*candidates, *probes))
 
         def work() -> Iterator[tuple[int, Any]]:
@@ -242,19 +248,17 @@ class NodeExamination:
                 judge = judged_node(sample)
                 if judge is None:
                     continue
-                effects = effects_by_mistake([self._mistakes[name] for name in names], judge)
+                effects = effects_by_mistake([self.mistakes[name] for name in names], judge)
                 if effects is not None:
                     judged = judge.failed, judge.traits, judge.numbers, judge.outputs
                     yield 1 + len(effects), (index, *judged, effects)
 
-        for index, failed, traits, numbers, outputs, effects in self._forked(
-            work, self._remaining()
-        ):
+        for index, failed, traits, numbers, outputs, effects in self.forked(work, self.remaining()):
             sample = samples[index]
             sample.outputs = outputs
             sample.failed, sample.traits = failed, traits
             sample.numbers, sample.effects = numbers, effects
-        self._samples += [sample for sample in samples if sample.traits]
+        self.samples += [sample for sample in samples if sample.traits]
 
 
 def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:

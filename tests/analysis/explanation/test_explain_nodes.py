@@ -670,19 +670,19 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
     )
 
     search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
-    search._samples = [
+    search._nodes.samples = [
         *nodes(3, is_float, is_long, failed=True, case="long"),
         *nodes(1, has_zero, failed=True, case="zero"),
         *nodes(40, failed=False, case="passing"),
     ]
 
     def generate(_best, *_):
-        search._samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
-        if any(statement.traits == (is_float,) for statement in search._accepted):
+        search._nodes.samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
+        if any(statement.traits == (is_float,) for statement in search._ranking.accepted):
             # The nodes that are generated for the next statement include 16-bit floats.
-            search._samples += nodes(8, is_float, failed=False)
+            search._nodes.samples += nodes(8, is_float, failed=False)
 
-    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     explanation = search.run()
     assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
@@ -693,17 +693,17 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
 def test_statement_that_further_nodes_refute_is_not_stated(monkeypatch, refuting, is_stated):
     is_long = Trait("A is long", 0.3)
     search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
-    search._samples = [
+    search._nodes.samples = [
         *nodes(3, is_long, failed=True, case="long"),
         *nodes(40, failed=False, case="passing"),
     ]
 
     def generate(_best, change_counts=FEW_CHANGES):
-        search._samples += nodes(12, is_long, failed=True) + nodes(40, failed=False)
+        search._nodes.samples += nodes(12, is_long, failed=True) + nodes(40, failed=False)
         if change_counts is CHANGE_COUNTS:
-            search._samples += nodes(refuting, is_long, failed=False)
+            search._nodes.samples += nodes(refuting, is_long, failed=False)
 
-    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     assert bool(search.run()) == is_stated
 
@@ -719,7 +719,7 @@ def test_search_records_that_a_part_of_it_was_limited(monkeypatch, limit):
         # Without validation, the search uses no more than this share of the evaluations.
         clock.evaluations += 75
 
-    monkeypatch.setattr(search, "_examine_cases", examine)
+    monkeypatch.setattr(search._nodes, "examine_cases", examine)
     monkeypatch.setattr(search, "_generate", lambda *_: None)
     assert search.run() is None
     assert search.was_limited
@@ -974,14 +974,14 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
     traits = is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
 
     def generate(_best, *_):
-        search._samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)
-        search._samples += nodes(30, failed=False) + nodes(120 * others_fail, failed=True)
+        search._nodes.samples += nodes(12, is_float, failed=True) + nodes(12, is_long, failed=True)
+        search._nodes.samples += nodes(30, failed=False) + nodes(120 * others_fail, failed=True)
 
     samples = [*nodes(40, failed=False, case="passing")]
     for trait in traits:
         samples += nodes(3, trait, failed=True, case=trait.text)
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
-    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     explanation = search.run()
     if others_fail:
@@ -1006,8 +1006,8 @@ def test_general_condition_is_preferred_to_an_accidental_one():
         *nodes(40, failed=False, case="passing"),
     ]
     search = _NodeSearch("mine", "Sum", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
-    search._accepted = [Hypothesis((is_first,), None, 1.3)]
-    assert search._hypotheses()[0].traits == (differs,)
+    search._ranking.accepted = [Hypothesis((is_first,), None, 1.3)]
+    assert search._ranking.hypotheses()[0].traits == (differs,)
 
 
 @pytest.mark.parametrize(("dtype", "is_consistent"), [("float32", True), ("bool", False)])
@@ -1034,9 +1034,9 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
     search = _NodeSearch(
         "mine", "Less", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT
     )
-    search._mistakes, search._candidates = {mistake.name: mistake}, [mistake.name]
-    search._doubtful = [mistake.name] * is_doubtful
-    assert bool(search._hypotheses()[0].mistake) is not is_doubtful
+    search._nodes.mistakes, search._nodes.candidates = {mistake.name: mistake}, [mistake.name]
+    search._nodes.doubtful = [mistake.name] * is_doubtful
+    assert bool(search._ranking.hypotheses()[0].mistake) is not is_doubtful
 
 
 @pytest.mark.parametrize(
@@ -1084,15 +1084,15 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
     others = [[trait for trait in traits if trait is not each] for each in traits]
 
     def generate(_best, *_):
-        search._samples += nodes(12, *traits, failed=True) + nodes(20, failed=False)
+        search._nodes.samples += nodes(12, *traits, failed=True) + nodes(20, failed=False)
         for pair in others:
-            search._samples += nodes(6, *pair, failed=False)
+            search._nodes.samples += nodes(6, *pair, failed=False)
 
     samples = nodes(4, *traits, failed=True, case="failing")
     for number, pair in enumerate(others):
         samples += nodes(2, *pair, failed=False, case=f"passing{number}")
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
-    monkeypatch.setattr(search, "_examine_cases", lambda: None)
+    monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     (cause,) = search.run().causes
     assert cause.found.startswith("wrong wherever A is a float and A is long and A is negative (")
@@ -1108,7 +1108,7 @@ def test_limits_of_numbers_require_generated_nodes(has_backend):
     ]
     submit = (lambda *_: Outcome.CRASH) if has_backend else None
     search = _NodeSearch("mine", "Abs", [], samples, submit, SearchClock(), LIMIT)
-    assert bool(search._hypotheses()) is has_backend
+    assert bool(search._ranking.hypotheses()) is has_backend
 
 
 def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
@@ -1120,7 +1120,7 @@ def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
     for sample in samples[3:5]:
         sample.outputs = JudgedOutputs([np.zeros(1, np.float32)])
     search = _NodeSearch("mine", "Abs", [], samples, None, SearchClock(), LIMIT)
-    (trait,) = search._limits(samples[5:])
+    (trait,) = search._ranking._limits(samples[5:])
     assert trait.limits.low == (2, 5)
 
 
@@ -1137,6 +1137,6 @@ def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
     ]
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     short, long = (Hypothesis((trait,), None, 0.0) for trait in (is_float, is_long))
-    search._accepted = [long, short]
+    search._ranking.accepted = [long, short]
     search._drop_insufficient()
-    assert search._accepted == [short]
+    assert search._ranking.accepted == [short]
