@@ -1,5 +1,7 @@
 """Reformulations of normalizations pass at any ratio of mean to deviation; larger errors fail."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from normalizing_reformulations import (
     SEQUENTIAL_STATISTICS,
     STATISTICS,
     F,
+    merged,
     one_pass,
     two_pass,
     vectorized_sum,
@@ -160,6 +163,24 @@ def test_recurrence_over_many_elements_passes():
     assert not case.branch.wrong(value).any()
     largest = case.error(value)
     assert case.branch.wrong(case.branch.expected + F(10 * largest)).mean() > 0.95
+
+
+def with_isolated_outlier(x):
+    """Return equal rows whose only element other than 0 is in the second half."""
+    rows = np.zeros(x.shape)
+    rows[..., 1224] = 2.5
+    return rows
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_merged_recurrences_pass_if_updates_are_lost(kind):
+    """Welford's recurrence cannot correct a mean that an outlier has moved far into its block."""
+    case = Case(kind, 1000, (1, 2, 2048), affine=False, arrange=with_isolated_outlier)
+    value = case.computed(partial(merged, length=1024), APPLICATIONS["quotient"])
+    assert not case.branch.wrong(value).any()
+    outliers = case.branch.expected[..., 1224]
+    assert (np.abs(value[..., 1224] - outliers) > 0.001 * outliers).all()
+    assert case.branch.wrong(case.branch.expected / 2)[..., 1224].all()
 
 
 def test_running_statistics_by_partial_sums_pass_if_their_roundings_add_up():

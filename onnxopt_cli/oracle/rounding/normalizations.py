@@ -23,6 +23,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 from onnxopt_cli.oracle.rounding.perturbations import sum_roundings, unbounded_sum_roundings
 from onnxopt_cli.oracle.rounding.running_means import means_before, running_means
+from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators that subtract a mean and divide by a deviation.
 NORMALIZE = frozenset(
@@ -71,8 +72,11 @@ class AverageErrors:
                 variance = _variance_of(x - mean, axes)
                 statistics = _sequential_statistics(x.astype(np.float32), axes)
                 means, variances = zip(*statistics, strict=True)
-                self.mean = _OBSERVED_FACTOR * _largest_error(means, mean)
-                self.variance = _OBSERVED_FACTOR * _largest_error(variances, variance)
+                lost = _lost_by_recurrences(np.abs(x - mean), np.abs(mean), axes)
+                self.mean = _OBSERVED_FACTOR * np.maximum(_largest_error(means, mean), lost)
+                self.variance = _OBSERVED_FACTOR * np.maximum(
+                    _largest_error(variances, variance), lost**2
+                )
             return mean
 
         return replaced((sys.modules[__name__], "_mean_of", observed_mean))
@@ -209,6 +213,32 @@ def _sum_in_lanes(terms: Array) -> Array:
     lanes = terms[:whole].reshape(-1, _LANES, *terms.shape[1:])
     partial_sums = np.add.accumulate(lanes)[-1]
     return np.asarray(np.add.accumulate(np.concatenate([partial_sums, terms[whole:]]))[-1])
+
+
+def _lost_by_recurrences(distances: Array, magnitude: Array, axes: tuple[int, ...]) -> Array:
+    """Return the error of a mean whose updates by a recurrence are lost after an outlier.
+
+    The j-th term x moves a mean m by (x - m) / j. If this is less than h = u |m|, the update is
+    lost. An outlier at distance D moves the mean by D / j. Later terms move the mean back by
+    D / j^2, which is lost from j = sqrt(D / h) on. Terms at a distance of a on average move the
+    mean at random, until these updates are lost from j = a / h on. The error is therefore at most
+    D / j for the larger j, and occurs if the row has more than a / h terms. A sequential algorithm
+    shows this error only for an outlier at the place j. A recurrence in several lanes or blocks,
+    whose statistics are merged, shows the error for outliers at other places.
+
+    Args:
+        distances: the distances of the terms from the mean.
+        magnitude: the magnitude of the mean.
+        axes: the axes of the mean.
+    """
+    smallest_update = ROUNDOFF[np.dtype(np.float32)] * magnitude
+    average = distances.mean(axis=axes, keepdims=True)
+    outlier = distances.max(axis=axes, keepdims=True)
+    terms = distances.size // max(1, magnitude.size)
+    occurs = (average > 0) & (average < terms * smallest_update)
+    square = outlier * smallest_update
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(occurs, np.minimum(np.sqrt(square), square / average), 0.0))
 
 
 def _by_recurrence(terms: Array) -> tuple[Array, Array]:
