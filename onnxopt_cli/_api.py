@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, partial
@@ -68,6 +67,7 @@ from onnxopt_cli.suites.collect import (
     suite_versions,
 )
 from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.private_folder import temporary_folder
 
 if TYPE_CHECKING:
     from onnxopt_cli.analysis.audit import MutationScore
@@ -601,7 +601,7 @@ def fuzz(
         raise UsageError(f"examples={examples}, seed={seed}: expected examples >= 1, seed >= 0")
     chosen = chosen_operators(_several(operators))
     (backend,) = _backends([backend])
-    with tempfile.TemporaryDirectory() as memory:
+    with temporary_folder() as memory:
         task = Task(
             chosen.operators,
             backend,

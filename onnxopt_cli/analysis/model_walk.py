@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -36,6 +36,7 @@ from onnxopt_cli.operators.nodes import (
     subgraphs,
     used_names,
 )
+from onnxopt_cli.workers.private_folder import temporary_folder
 
 #: A function that computes the outputs of a model of one node, or returns a text with the reason
 #: why it cannot.
@@ -90,7 +91,8 @@ class ValueStore(MutableMapping[str, Value]):
         self._remaining = memory
         self._values: dict[str, Value] = {}
         self._files: dict[str, tuple[Path, np.dtype[Any], tuple[int, ...]]] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = ""
+        self._cleanup = ExitStack()
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -103,8 +105,7 @@ class ValueStore(MutableMapping[str, Value]):
         traceback: TracebackType | None,
     ) -> None:
         """Remove the files."""
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._cleanup.close()
 
     def __setitem__(self, name: str, value: Value) -> None:
         """Store a value.
@@ -121,9 +122,9 @@ class ValueStore(MutableMapping[str, Value]):
             self._values[name] = value
             return
         try:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="onnxopt-values-")
-            path = Path(self._folder.name, str(self._count))
+            if not self._folder:
+                self._folder = self._cleanup.enter_context(temporary_folder())
+            path = Path(self._folder, str(self._count))
             path.write_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         except OSError as error:
             raise UsageError(

@@ -12,7 +12,6 @@ findings depend neither on the number of workers nor on the order of their respo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
@@ -62,6 +61,7 @@ from onnxopt_cli.run.executors import (
 from onnxopt_cli.suites.operators.generators import GENERATORS, NOT_COVERED
 from onnxopt_cli.workers.cluster.dask_client import LostError
 from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.private_folder import temporary_folder
 
 if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
@@ -503,7 +503,7 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
         portion: the request, an element of :class:`_Requests`.
     """
     (executor,) = executors
-    with tempfile.TemporaryDirectory() as memory:
+    with temporary_folder() as memory:
         chosen = chosen_operators(portion["operators"])
         task = Task(
             chosen.operators,

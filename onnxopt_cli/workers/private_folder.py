@@ -1,4 +1,4 @@
-"""A folder for the temporary files of one worker, so that a killed worker leaves no files behind.
+"""Folders for temporary files that a later run removes if their owner was killed.
 
 The process that will remove the folder holds a lock on the folder, which the operating system
 releases when that process ends for any reason. An unlocked folder is therefore abandoned, and the
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic, time
 
 from onnxopt_cli.core.locks import (
@@ -54,18 +55,45 @@ def enter_folder(folder: str) -> int | None:
     Returns:
         The descriptor that holds the lock; None without a lock.
     """
-    if not folder:
-        return None
     try:
-        os.mkdir(folder + _UNLOCKED_SUFFIX, 0o700)  # noqa: PTH102 - pathlib is slow to import
-        os.chmod(folder + _UNLOCKED_SUFFIX, _MODE)  # noqa: PTH101 - as above
-        lock = None
-        with suppress(ImportError, OSError):
-            lock = lock_folder(folder + _UNLOCKED_SUFFIX)
-        os.rename(folder + _UNLOCKED_SUFFIX, folder)  # noqa: PTH104 - as above
+        lock = _create(folder)
     except OSError:
         return None
     os.environ["TMPDIR"] = folder
+    return lock
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Create a folder, and remove it at the end of a ``with`` block.
+
+    If this process is killed, the next run removes the folder.
+
+    Raises:
+        OSError: if the folder cannot be created.
+    """
+    import shutil
+
+    folder = name_folder()
+    lock = _create(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _create(folder: str) -> int | None:
+    """Create and lock a folder; return the descriptor that holds the lock, or None without one."""
+    if not folder:
+        raise FileNotFoundError("no usable temporary directory")
+    os.mkdir(folder + _UNLOCKED_SUFFIX, 0o700)  # noqa: PTH102 - pathlib is slow to import
+    os.chmod(folder + _UNLOCKED_SUFFIX, _MODE)  # noqa: PTH101 - as above
+    lock = None
+    with suppress(ImportError, OSError):
+        lock = lock_folder(folder + _UNLOCKED_SUFFIX)
+    os.rename(folder + _UNLOCKED_SUFFIX, folder)  # noqa: PTH104 - as above
     return lock
 
 

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from isolated import require, run_in_turn, run_to_end, start, write_cases
 from places import PLUGINS
+
+from onnxopt_cli.workers.private_folder import sweep_folders, temporary_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -24,6 +27,8 @@ def temporary(tmp_path, monkeypatch):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
+    # tempfile caches the folder that this process uses.
+    monkeypatch.setattr(tempfile, "tempdir", None)
     return folder
 
 
@@ -110,6 +115,19 @@ def test_next_run_removes_folders_of_killed_runs_only(tmp_path, temporary):
     living.process.kill()
     living.process.communicate()
     assert folders == [held]
+
+
+def test_folder_of_a_command_is_removed_after_the_command_was_killed(temporary):
+    with temporary_folder() as held_folder:
+        if (child := os.fork()) == 0:
+            with temporary_folder() as folder:
+                Path(folder, "values").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert len(list(temporary.iterdir())) == 2
+        sweep_folders()
+        assert list(temporary.iterdir()) == [Path(held_folder)]
+    assert list(temporary.iterdir()) == []
 
 
 def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):

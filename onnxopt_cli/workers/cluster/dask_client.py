@@ -20,7 +20,6 @@ import re
 import signal
 import stat
 import sys
-import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
@@ -51,6 +50,7 @@ from onnxopt_cli.workers.cluster.sidecar import (
     versions,
 )
 from onnxopt_cli.workers.interruption import Interruption
+from onnxopt_cli.workers.private_folder import temporary_folder
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -206,22 +206,25 @@ class Cluster:
         except OSError as error:
             reason = str(error) or type(error).__name__
         except Exception as error:  # noqa: BLE001 - the peer may send anything, and raise anything
-            reason = _not_a_scheduler(error)
+            described = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
+            reason = described if self.local else _not_a_scheduler(error)
         else:
             return
-        raise BackendUnavailable(printable(f"no scheduler responds at {self._where}: {reason}"))
+        problem = f"no scheduler responds at {self._where}"
+        if self.local:
+            problem = "the local cluster does not start"
+        raise BackendUnavailable(printable(f"{problem}: {reason}"))
 
     async def _start_local(self, distributed: Any) -> Any:
         """Start a cluster on this machine; closing the connection ends it."""
         import dask
 
-        folder = tempfile.TemporaryDirectory(prefix="onnxopt-", ignore_cleanup_errors=True)
-        self._stack.callback(folder.cleanup)
+        folder = self._stack.enter_context(temporary_folder())
         # Parts of Dask use this folder unless they are given a folder of their own.
-        self._stack.enter_context(dask.config.set({"temporary-directory": folder.name}))
+        self._stack.enter_context(dask.config.set({"temporary-directory": folder}))
         return await self._stack.enter_async_context(distributed.LocalCluster(
             n_workers=self._local_workers, threads_per_worker=1, memory_limit=0,
-            host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder.name,
+            host="127.0.0.1", dashboard_address="127.0.0.1:0", local_directory=folder,
             silence_logs=logging.CRITICAL, asynchronous=True,
         ))  # fmt: skip
 
