@@ -22,7 +22,7 @@ from onnxopt_cli.core.tolerance import Drawn
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import all_nodes, imported_versions, with_bound_functions
-from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal
+from onnxopt_cli.oracle.widen import ROUNDOFF, largest_finite, smallest_normal
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})
 # The probability of a false alarm in one test. An output has at most three tests.
@@ -282,8 +282,14 @@ def _test_classes(logits: Array, sample: Array) -> str:
 def _test_dropout(x: Array, keep: float, sample: Array) -> str:
     """Test that each element is 0 or scaled, and test the number of kept elements."""
     wide, values = x.astype(np.float64), sample.astype(np.float64)
-    ulp = np.spacing(np.abs(wide / keep).astype(sample.dtype)).astype(np.float64)
-    scaled = np.abs(values - wide / keep) <= _SCALING_ULPS * ulp
+    right, largest = wide / keep, largest_finite(sample.dtype)
+    # The gap at half of the magnitude, twice, is finite even for the largest number.
+    half = (np.minimum(np.abs(right), largest) / 2).astype(sample.dtype)
+    error_limit = _SCALING_ULPS * 2 * np.spacing(half).astype(np.float64)
+    scaled = np.abs(values - right) <= error_limit
+    # A scaled element may overflow.
+    overflows = np.abs(right) > largest - error_limit
+    scaled |= overflows & (values == np.copysign(np.inf, right))
     # An infinity that is not dropped stays infinite. A dropped NaN or infinity may become NaN,
     # because it is multiplied by 0.
     scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))

@@ -64,6 +64,12 @@ def smallest_normal(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).smallest_normal)  # type: ignore[no-untyped-call]
 
 
+@cache
+def largest_finite(dtype: np.dtype[Any]) -> float:
+    """Return the largest finite number of a dtype in :data:`ROUNDOFF`."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
 def is_wide(value: object) -> bool:
     """Return whether a value is a tensor of doubles, real or complex."""
     # NumPy counts some 8-bit types as floating-point types, so the kind of a dtype is not

@@ -65,6 +65,8 @@ def out_of_memory_result(case: Case, backend: str) -> Result:
     return _result(case, None, backend, Outcome.OOM, f"{OUT_OF_MEMORY} to judge it")
 
 
+# Outputs may hold any values, so the arithmetic on them may overflow.
+@np.errstate(all="ignore")
 def judge(
     case: Case,
     problem: Problem,

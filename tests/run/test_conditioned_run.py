@@ -79,6 +79,19 @@ class Coin:
         (p,) = inputs.values()
         return [(np.random.default_rng(1).uniform(size=p.shape) < p).astype(p.dtype)]
 
+class Dropped:
+    limit = np.inf
+
+    def run(self, model, inputs):
+        x = inputs["x"]
+        kept = np.random.default_rng(1).uniform(size=x.shape) < 0.5
+        with np.errstate(all="ignore"):
+            scaled = np.clip(2 * x.astype("f8"), -self.limit, self.limit)
+            return [np.where(kept, scaled, 0).astype(x.dtype)]
+
+class Saturated(Dropped):
+    limit = 60000
+
 class Loaded(Coin):
     def run(self, model, inputs):
         return [np.ones_like(*inputs.values())]
@@ -369,6 +382,17 @@ def test_random_output_is_judged_by_its_distribution(onnxopt, tmp_path, backend)
     result = onnxopt("run", folder, *CONDITIONED, "-b", backend("Loaded"), "--no-explain")
     assert result.code == 1
     assert "has 2000 ones where 1000 are expected" in result.out
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_elements_of_dropout_may_overflow(onnxopt, tmp_path, backend, dtype):
+    largest = np.finfo(dtype).max
+    x = np.array([largest, -largest, np.inf, -np.inf, np.nan, 1] * 50, dtype)
+    inputs = {"x": x, "ratio": np.array(0.5, np.float32), "training": np.array(True)}
+    folder = single(tmp_path, "Dropout", inputs, x)
+    options = (*CONDITIONED, "--no-explain", "-b")
+    assert onnxopt("run", folder, *options, backend("Dropped")).code == 0
+    assert onnxopt("run", folder, *options, backend("Saturated")).code == 1
 
 
 def test_model_without_a_condition_estimate_is_reported_with_the_reason(onnxopt, tmp_path, backend):
