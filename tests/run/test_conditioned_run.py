@@ -645,6 +645,7 @@ def test_condition_estimate_of_an_endless_model_is_abandoned(onnxopt, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("cache")
 def test_model_whose_estimate_takes_too_long_is_skipped_with_advice():
     x = np.ones(1, np.float32)
     response = Response(failure=Outcome.TIMEOUT, message="the worker did not respond within 60 s")
