@@ -191,11 +191,14 @@ def _command(command: Sequence[str]) -> Iterator[tuple[str, Path]]:
 # Variables that contain the paths of programs, libraries, modules or start files of an interpreter.
 _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
-    r"|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
+    r"|GEM_(HOME|PATH)|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables that contain options of an interpreter; the options name files in forms such as
-# `--require=./x`.
-_HOLDS_OPTIONS = re.compile(r"\w*(OPTIONS|OPTS?|FLAGS|ARGS)|OPENSSL_CONF|OPENSSL_(ENGINES|MODULES)")
+# Variables that contain options of an interpreter, or name code in the forms of an option, such as
+# `--require=./x` or `@x`.
+_HOLDS_OPTIONS = re.compile(
+    r"\w*(OPTIONS|OPTS?|FLAGS|ARGS|INIT|HOOKS)|OPENSSL_(CONF|ENGINES|MODULES)|LUA_INIT_\w+"
+    r"|R_(ENVIRON|PROFILE)\w*|\w+_(DYLIB|LIBRARY|LIB)(_PATH)?|ONNXOPT_OPERATORS"
+)
 # The environment of an interpreter, relative to the interpreter's prefix.
 _SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
 _MAX_ENTRIES = 20_000
@@ -301,23 +304,22 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
         for text in (argument, argument.partition("=")[2]):
             if text and os.path.isdir(text):  # noqa: PTH112 - accepts any text
                 yield from _run_folder(Path(text))
-        for path in _files_of_option(argument):
-            yield from _interpreter(path)
+        yield from _of_option(argument)
 
 
-def _files_of_option(option: str) -> Iterator[Path]:
-    """Yield the files that an option names, as in ``-r./x``, ``--require=x`` or ``-agent:x.jar``.
+def _of_option(option: str) -> Iterator[Path]:
+    """Yield the code that options name, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
 
     An interpreter may add the suffix: ``./x`` stands for ``./x.js``.
     """
-    values = re.split(r"[=:,;]", option.replace("file://", "="))
-    for text in dict.fromkeys(text for value in values for text in (value, value[2:])):
-        if "/" not in text:
-            continue
+    values = re.split(r"[\s=:,;@]", option.replace("file://", "="))
+    for text in dict.fromkeys(text for value in values for text in (value, value[2:]) if text):
         path = Path(text)
         if stat.S_ISREG(_mode(path)):
-            yield path
-        elif not path.suffix:
+            yield from _interpreter(path)
+        elif stat.S_ISDIR(_mode(path)):
+            yield from _run_folder(path)
+        elif "/" in text and not path.suffix:
             for entry in _listed(path.parent):
                 if entry.stem == path.name and stat.S_ISREG(_mode(entry)):
                     yield entry
@@ -340,8 +342,7 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the files and folders that environment variables name, and the code in the folders."""
     for name, value in environment.items():
         if _HOLDS_OPTIONS.fullmatch(name):
-            for option in value.split():
-                yield from _files_of_option(option)
+            yield from _of_option(value)
         if name in {"PYTHONUSERBASE", "PYTHONHOME"}:
             for prefix in _entries(value):
                 yield from _installed_below(prefix)

@@ -386,7 +386,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     if "math" in written:
         options["math"] = written["math"]
     for key, value in options.items():
-        if fault := _option_fault(key, value):
+        if fault := _option_fault(kind, key, value):
             raise ValueError(f"has an option {fault}: {printable(key)}")
         backend += f",{key}={str(value).lower() if isinstance(value, bool) else value}"
     if "unsupported" in written:
@@ -396,12 +396,14 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     return backend
 
 
-def _option_fault(key: str, value: object) -> str:
+def _option_fault(kind: str, key: str, value: object) -> str:
     """Return the reason why an option is invalid, without its value, which may be a secret."""
     if "=" in key:
         return "with = in its name"
     if not isinstance(value, (str, int, float)):
         return "that is neither text nor a number"
+    if kind == "exec" and re.search(r"[\s\"']", str(value)):
+        return "with a space or quote in its value, unlike exec:env 'NAME=VALUE' COMMAND"
     return "with a comma in its value" if "," in str(value) else ""
 
 

@@ -163,6 +163,7 @@ def test_config_shows_values_and_their_lines(place, onnxopt):
         ("[backends.mine]\npython = '1'", "onnxopt.toml:1: backends.mine names no backend"),
         ("[backends.mine]\nbackend = 'a'\ndevice = 'b'", ":3: unknown key backends.mine.device"),
         ("[backends.mine]\nbackend = 'a'\noptions = {a = 'b,c'}", "with a comma in its value: a"),
+        ("[backends.mine]\nbackend = 'exec:a'\nenvironment = {A = 'b c'}", "with a space or quote"),
         ("[backends.mine]\nbackend = 'a'\nenvironment = {'A=B' = 'c'}", "in its name: env.A=B"),
         ("[backends.mine]\nbackend = 'a'\noptions = {a = ['b']}", "neither text nor a number"),
         ("[backends.mine]\nbackend = 'a'\nenvironment = {A = \"\\u0000\"}", "mine has a character"),
