@@ -127,7 +127,7 @@ class Verdict:
         mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
         stillborn: whether the implementation fails on every node on which it has an effect. A
             stillborn mutant counts neither as rejected nor as surviving.
-        inputs: number of further inputs on which a mutant ran that no trial rejects.
+        inputs: number of further inputs on which a mutant ran because no trial rejects it.
     """
 
     name: str
@@ -195,7 +195,7 @@ class MutationScore:
 
     @property
     def value(self) -> float | None:
-        """The share of mutants that the cases reject; None if there are no mutants."""
+        """The share of mutants that the cases reject; None without mutants."""
         scored = self.scored
         rejected = sum(verdict.rejected for verdict in scored)
         return rejected / len(scored) if scored else None

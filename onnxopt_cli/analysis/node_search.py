@@ -1,7 +1,8 @@
 """The search for nodes that distinguish mutants from their operator.
 
 Mutants run on the evaluator of the reference oracle, with its corrections, in forked processes.
-Mutants of code run only on nodes that infect them.
+Mutants of code run only on nodes that infect them, that is, on nodes for which the changed
+expression has another value.
 """
 
 from __future__ import annotations

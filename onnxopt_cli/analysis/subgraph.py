@@ -73,8 +73,8 @@ def _smallest_subset(
 ) -> list[NodeRun]:
     """Return the smallest failing connected subset of a few nodes.
 
-    A small subgraph may fail although no subset with one node less than ``failing`` does: a backend
-    may fuse nodes only at the beginning or end of a model.
+    A small subgraph may fail although no subset with one node fewer than ``failing`` does: a
+    backend may fuse nodes only at the beginning or end of a model.
     """
     if len(failing) > _MAX_ENUMERATED:
         return failing

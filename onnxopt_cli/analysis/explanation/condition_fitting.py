@@ -40,7 +40,7 @@ class ConditionPath:
         conditions: the parts.
         cost: preference; the path of the smallest cost is reported.
         disagreement: share of the elements of failing samples that disagree.
-        reach: number of failing samples for which the path accounts.
+        reach: number of failing samples that the path explains.
     """
 
     conditions: tuple[Condition, ...]
@@ -109,7 +109,7 @@ class ConditionFitting:
         self._paths = self._ranked(with_reach, failing)
 
     def _least(self) -> int:
-        """Return the number of failing samples for which a path must account."""
+        """Return the number of failing samples that a path must explain."""
         if not self._partial:
             return len({*self._wrong_owners.tolist()})
         return max(1, int(np.ceil(MIN_CASES_SHARE * self._given)))

@@ -49,8 +49,8 @@ MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
 #: fail.
 MIN_FAILURE_RATE = 0.3
-#: A trait of all failing nodes is stated if it would hold for all independent failing nodes by
-#: chance with a probability of at most MAX_CHANCE_OF_TRAIT.
+#: A trait of all failing nodes is stated if the probability that all independent failing nodes have
+#: the trait by chance is at most MAX_CHANCE_OF_TRAIT.
 MAX_CHANCE_OF_TRAIT = 1e-3
 #: A limit of a number is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of the ELEMENTS_AT_LIMIT
 #: elements next to it that meet the condition are wrong. If fewer of these elements are wrong, the
@@ -111,7 +111,7 @@ class ElementCondition:
         place: the position of the output among those of the graph.
         parts: the features that all wrong elements have; empty if only the content is stated.
         trait: the trait of the nodes for which the statement holds; None for all nodes.
-        content: what the wrong elements are; may be empty.
+        content: a statement about the values of the wrong elements; may be empty.
         share: the share of the elements with all features that are wrong.
         cost: the cost of the condition; the condition of the least cost is stated.
         is_sufficient: whether all elements with the features are wrong, but elements without the
@@ -156,7 +156,8 @@ class _Node:
         wrong: the wrong elements; None if the type or shape of the output is wrong.
         contents: the statements that hold for all wrong elements.
         failed: whether the output is wrong.
-        is_varied: whether the right output has enough different elements to show their order.
+        is_varied: whether the right output has enough different elements to recognize another
+            order.
     """
 
     sample: NodeSample
@@ -261,7 +262,8 @@ class ElementConditions:
         # Pairs are tried for all nodes, and for the traits of the best single conditions.
         for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
             columns = self._paired(counts, holds[group])
-            # Two limits describe any interval of values, often by accident.
+            # A lower and an upper limit can describe any interval of values, and often do so by
+            # accident.
             pairs = [
                 (texts[first], texts[second])
                 for first, second in combinations(columns, 2)
@@ -375,7 +377,7 @@ class ElementConditions:
         below = right_values[right_values < values.min()]
         above = right_values[right_values > values.max()]
         # The true limit lies between a right and a wrong element. A statement that elements are
-        # wrong only beyond the right element is true, wherever the true limit lies.
+        # wrong only beyond the right element is true for every limit between these two elements.
         if below.size:
             yield ElementLimit(name, float(below.max()), np.inf)
         if above.size:
@@ -690,9 +692,9 @@ def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
 def _chance(first: Array, second: Array | float) -> Array:
     """Return a bound on the probability that the elements of a set all have a feature.
 
-    The elements of a node depend on each other, so the bound is a probability for a single element:
-    that an element of the set has the feature, or that an element without the feature does not
-    belong to the set.
+    The elements of a node depend on each other, so the bound is not a product over all elements. It
+    is the probability that one element of the set has the feature, or that one element without the
+    feature does not belong to the set.
 
     Args:
         first: the share of the elements that have the feature.

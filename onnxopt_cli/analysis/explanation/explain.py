@@ -100,8 +100,9 @@ def explain(
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    Likely mistakes are tried first, alone for all operators, then combined; then all other mistakes
-    in the same way. Other causes come last. The operators share the time of each phase equally.
+    The search first tries each likely mistake alone, for all operators, and then combinations of
+    likely mistakes. All other mistakes follow in the same way. Other causes come last. The
+    operators share the time of each phase equally.
 
     Args:
         results: all results of a run.
@@ -411,7 +412,7 @@ class _Search:
         self._complete = not likely
 
     def _pairs(self, *, published: bool = False) -> list[_Candidate]:
-        """Return pairs of listed mistakes, and pairs of a listed mistake with an ignored attribute.
+        """Return pairs of listed mistakes, and pairs with an ignored attribute.
 
         Args:
             published: whether to use only listed mistakes that public programs make.
@@ -736,7 +737,7 @@ class _Search:
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake that refuses most nodes that the backend refuses, and no others."""
+        """Return the mistake that refuses only nodes that the backend refuses, and most of them."""
         counts = [
             (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
             for candidate in self._possible

@@ -72,7 +72,7 @@ MAX_FAILING = 60
 MAX_PASSING = 160
 #: The limit of the search for each failing operator of a backend.
 OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
-#: All failing operators of a backend together have at most the limit of this number of operators.
+#: The limit of all searches together is at most MAX_OPERATOR_LIMITS times OPERATOR_LIMIT.
 MAX_OPERATOR_LIMITS = 2
 #: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
 ROUNDS = 3

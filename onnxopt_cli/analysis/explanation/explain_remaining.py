@@ -84,8 +84,8 @@ DRAWN_FOR_CHANGE = 500
 #: Number of inputs near to failing cases on which a mistake is tested before its condition is
 #: sought.
 NEAR_INPUTS = 16
-#: While the condition of a mistake is sought, MIN_CONTRADICTING wrong outputs may differ from those
-#: of the mistake, in addition to the share MAX_RIGHT_SHARE.
+#: While the condition of a mistake is sought, a share of MAX_RIGHT_SHARE of the wrong outputs may
+#: differ from those of the mistake, and MIN_CONTRADICTING further wrong outputs.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4
@@ -170,7 +170,7 @@ class CauseSearch:
     seconds: float
 
     def cause(self) -> Cause | None:
-        """Return the cause and its cases; None if none is found."""
+        """Return the cause and its cases; None if no cause is found."""
         changes = self._formula_changes() if self.submit else {}
         if self.submit and (cause := self._unrestricted_change(changes, self.submit)):
             return cause
@@ -214,7 +214,7 @@ class CauseSearch:
     def _unrestricted_change(
         self, changes: Mapping[Implementation, Sequence[Observation]], submit: SubmitCall
     ) -> Cause | None:
-        """Return a change that agrees with cases and generated inputs; None if there is none.
+        """Return a change that agrees with cases and generated inputs; None if no change agrees.
 
         A few cases may contradict the change, because roundings decide their results where the
         change is discontinuous.

@@ -88,8 +88,8 @@ class Feature:
             flag.
         kind: ``count``, ``number``, ``magnitude`` or ``flag``.
         cost: added to the cost of each condition.
-        vary: a function that returns a node with another value of the feature, or None if it finds
-            none; None for a feature without such a function.
+        vary: a function that returns a node with another value of the feature, or None if no such
+            node is found; None for a feature without such a function.
         of_output: whether the feature is a property of an expected output.
     """
 
@@ -113,8 +113,8 @@ def features(
 
     Args:
         call: the node.
-        expected: expected elements of all tensors, by output; other outputs than those with the
-            shapes of the tensors are left out.
+        expected: expected elements of all tensors, by output; outputs whose shapes differ from
+            those of the tensors are left out.
         labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element in which
             the fault would be visible, 0 for an element to leave out.
 
@@ -137,7 +137,7 @@ def features(
 
 
 def _sampled(labels: Array) -> Array:
-    """Return flat indices of labelled elements: all elements or, of a long tensor, both ends."""
+    """Return the flat indices of labelled elements; in a long tensor, only those near both ends."""
     usable = np.flatnonzero(labels)
     if usable.size <= MAX_ELEMENTS:
         return usable

@@ -322,6 +322,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call whose tensors a function changes, given also the operand's position."""
+    """Return a call after a function of tensor and operand position has changed its tensors."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

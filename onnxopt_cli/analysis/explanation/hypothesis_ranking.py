@@ -303,7 +303,7 @@ class _Table:
 
 
 class _Masks:
-    """For each trait as the condition of a mistake, the nodes that agree with it or contradict it.
+    """The nodes that agree with, or contradict, each trait as the condition of a mistake.
 
     Attributes:
         holds: for each trait, the nodes that have it, as numbers.
@@ -318,7 +318,7 @@ class _Masks:
 
 
 def _least(totals: Array, count: int) -> list[tuple[int, int]]:
-    """Return the row and column of the least finite numbers of a matrix, in ascending order."""
+    """Return the rows and columns of the least finite numbers of a matrix, the least first."""
     places = np.argsort(totals, axis=None, kind="stable")[:count]
     pairs = [divmod(int(place), totals.shape[1]) for place in places]
     return [pair for pair in pairs if np.isfinite(totals[pair])]

@@ -101,8 +101,8 @@ class NodeExamination:
         end: the measurements of the clock at which the search must end.
         mistakes: the mistakes that reproduce failing cases, or show the effect of a parameter.
         candidates: names of the mistakes that may explain failures; the likely mistakes first.
-        doubtful: names of the candidates that reproduce so few wrong elements that only generated
-            nodes can confirm them.
+        doubtful: names of the candidates that reproduce only a few wrong elements; only generated
+            nodes can confirm these candidates.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class NodeExamination:
     def forked(
         self, work: Callable[[], Iterator[tuple[int, _Item]]], limit: SearchLimit
     ) -> Iterator[_Item]:
-        """Yield the items of a function that runs with the corrected reference in a fork.
+        """Yield the items of a function that runs in a forked process with the corrected reference.
 
         Iteration ends early if the process crashes or exceeds the limit, which is part of the limit
         of this search.

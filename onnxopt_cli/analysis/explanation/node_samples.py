@@ -89,7 +89,7 @@ class NodeSample:
         outputs: its correct outputs and their wrong elements; None if they are large.
         elements: the features of the elements of outputs, by the position of the output.
         is_for_errors: whether the node belongs to a search for the causes of errors.
-        is_independent: whether no part of the node is that of a failing node.
+        is_independent: whether the node was generated without any part of a failing node.
     """
 
     case: str

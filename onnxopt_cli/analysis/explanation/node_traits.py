@@ -124,7 +124,7 @@ class NodeNumber:
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """An interval of a number that contains the numbers of wrong nodes, but of no right node.
+    """An interval that contains the values of a number in wrong nodes, but in no right node.
 
     Attributes:
         number: the number.
@@ -227,8 +227,8 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
-            # Whether a number is an integer follows from the schema, not from the node: all nodes
-            # then have the same numbers, and each node can contradict a limit.
+            # The schema, not the node, decides whether a number is an integer. All nodes therefore
+            # have the same numbers, and each node can contradict a limit.
             is_integer = all("int" in type_name for type_name in formal.types)
             numbers.update(
                 _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)

@@ -6,8 +6,9 @@ from __future__ import annotations
 #: fail. If the backend passed a quarter of all inputs that meet the condition, 11 inputs would all
 #: fail with a probability of 0.75 ** 11 = 4 %.
 MIN_MEETING = 11
-#: If all nodes that result from changes of failing nodes may have the stated property by accident,
-#: a statement requires MIN_INDEPENDENT other failing nodes that agree with the statement.
+#: All nodes that result from changes of failing nodes may have the stated property by accident.
+#: Where this is possible, a statement requires MIN_INDEPENDENT other failing nodes that agree with
+#: it.
 MIN_INDEPENDENT = 3
 # Required numbers of inputs for which a changed formula is wrong: the first number if the backend
 # agrees with the changed formula for all inputs, and the second number if the backend disagrees for

@@ -67,10 +67,9 @@ class Sample:
     Attributes:
         call: the node.
         wrong: by output, a mask of the wrong elements of all tensors, concatenated.
-        visible: by output, a row for each effect: a mask of the elements in which the effect would
-            be visible.
-        possible: by output that has wrong elements, whether each effect explains all of these
-            elements.
+        visible: by output, a mask with a row for each effect and a column for each element: whether
+            the effect would be visible in the element.
+        possible: for each output with wrong elements, whether each effect explains all of them.
         expected: expected elements of all tensors, by output; outputs of other shapes than the
             tensors are left out.
     """

@@ -230,7 +230,7 @@ _SEARCH_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response of a backend that is not a list of outputs.
+    """A response of a backend other than a list of outputs.
 
     Attributes:
         text: the message as reports show it.
