@@ -243,7 +243,7 @@ def _foreign_dtype(declared: str) -> np.dtype[Any] | None:
 
 
 def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
-    """Convert arguments of a session to OrtValues; None unless all are numeric tensors."""
+    """Return the arguments of a session as OrtValues; None unless all are numeric tensors."""
     from onnxruntime import OrtValue
 
     values: dict[str, Any] = {}

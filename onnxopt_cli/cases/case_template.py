@@ -194,7 +194,7 @@ class Author:
             rate: the element type of R.
             wide: whether all inputs are doubles.
             rate_value: R.
-            rank: the ranks of the scalars; if there are fewer ranks than scalars, they repeat.
+            rank: the ranks of the scalars; if there are fewer ranks than scalars, the ranks repeat.
         """
         if wide:
             types, rate = self.double, WIDE_TYPE

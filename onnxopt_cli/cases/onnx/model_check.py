@@ -49,7 +49,7 @@ _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )
 # Matches errors that onnx's inference raises for valid operands if it does not know their sizes or
-# ranks. It takes an unknown size for 0.
+# ranks. Inference treats an unknown size as 0.
 _OF_UNKNOWN_SIZE = re.compile(
     r"Number of elements of input 'sizes' \(0\)|must have either \[C\] or \[1,C\] dimensions"
     r"|FlexAttention requires rank-4 inputs"

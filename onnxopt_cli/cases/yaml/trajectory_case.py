@@ -246,7 +246,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return, by suffix of the id, how to create the problem that runs steps, and the loop."""
+    """Return functions that create the problem of single steps and the loop, by the id's suffix."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

@@ -71,8 +71,8 @@ _EXPECTED = {
 _EXPECTED_BY_SCHEMA = "what onnxopt schema prints"
 # The largest number of unknown keys of a mapping that are reported one by one.
 _MAX_UNKNOWN = 20
-# The largest number of valid keys of a mapping for which a similar key is suggested; a file may
-# have 200,000 valid keys and 200,000 unknown keys.
+# Similar keys are suggested only for a mapping with at most this number of valid keys, because a
+# file may have 200,000 valid keys and 200,000 unknown keys.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
 # Characters of mapping keys that the validator turns into list indices; see _marked().
