@@ -536,8 +536,7 @@ class ModelWalk:
             self.store[key] = self._of_declared_type(key, value)
 
     def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
-        """Return a message about the limit that the values of a node exceed; empty within
-        limits."""
+        """Return a message about the limit that a node's values exceed; empty within the limit."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.max_bytes and size > self.max_bytes:

@@ -72,7 +72,7 @@ def _terminal_columns(stream: IO[str]) -> int:
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except OSError:
-        # Also the error of a stream without a file descriptor.
+        # A stream without a file descriptor raises the same error.
         return 0
 
 

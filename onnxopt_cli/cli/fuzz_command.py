@@ -67,7 +67,7 @@ _EXPLAIN_TIME = 60.0
 )
 @option(
     "--single-nodes",
-    "Generate no models of several nodes: for a backend that runs nodes one by one.",
+    "Generate only models of one node, for a backend that runs nodes one by one.",
     is_flag=True,
 )
 @option(

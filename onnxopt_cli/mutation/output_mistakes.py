@@ -164,7 +164,7 @@ def _in_type(
 
 
 def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Invert the highest bits of inputs, which changes their order, and of outputs."""
+    """Invert the highest bits of inputs and outputs, which changes the order of the inputs."""
     operands = _numeric_operands(node, "iu")
     if not operands:
         return None

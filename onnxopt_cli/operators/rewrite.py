@@ -123,7 +123,7 @@ class _Replacement:
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def replaced(self, part: Any) -> Any:
-        """Return a node or a list of nodes with replacements; the same object if there are none."""
+        """Return a node or a list of nodes with replacements; without any, the same object."""
         if isinstance(part, list):
             new_items: list[Any] = []
             for item in part:

@@ -69,7 +69,7 @@ def excluded_input(
 
 
 def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> str:
-    """Return a description of the first value outside a range; empty if there is none.
+    """Return a description of the first value outside a range; empty if all values are inside.
 
     Args:
         quantity: a name of the values with an article.
@@ -93,7 +93,7 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
 
 
 def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
-    """Return a description of an axis that is invalid or occurs twice; empty if there is none."""
+    """Return a description of an axis that is invalid or occurs twice; empty for correct axes."""
     if axes is None:
         return ""
     if fault := _outside(quantity, axes, -rank, rank - 1):
@@ -137,7 +137,7 @@ def _scattered_to_paths(attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> str:
-    """Return a description of conflicting updates of one element; empty if there are none.
+    """Return a description of conflicting updates of one element; empty if no updates conflict.
 
     Args:
         attributes: attributes of a scattering operator.
@@ -446,7 +446,7 @@ def _integer_cast_like(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
-    """Return a description of a value that an integer type cannot hold; empty if there is none."""
+    """Return a description of a value that an integer type cannot hold; empty if all values fit."""
     # Types with 2 or 4 bits have no limit here: published cases convert floats beyond their range.
     if kind_of(values.dtype) is not NumberKind.FLOAT or dtype.kind not in "iu":
         return ""

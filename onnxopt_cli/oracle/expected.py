@@ -76,7 +76,7 @@ class Expected:
 
     @property
     def unusable(self) -> str:
-        """The reason why no output can be compared with this result; empty if there is none."""
+        """The reason why no output can be compared with this result; empty for a usable result."""
         return self.invalid or self.unknown
 
     def in_order(self, names: Iterable[str]) -> Expected:

@@ -236,7 +236,7 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return the readings of an estimate or, if there is none, a reading that states the reason."""
+    """Return the readings of an estimate or, without an estimate, a reading that states why."""
     from onnxopt_cli.oracle.estimate.condition_estimate import Reading
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.reference_in_worker import readings

@@ -217,7 +217,7 @@ class DifferentiatedNode:
         Args:
             gradients: the vector of the gradients of all output elements, followed by a zero.
             sources: for each output element, the index of the input element that is copied to it;
-                negative if there is none.
+                negative if no element is copied.
             name: the input.
         """
         table = places_of(sources, prod(self.shape(name)))
@@ -241,7 +241,7 @@ def places_of(sources: Array, count: int) -> Array:
 
     Args:
         sources: for each output element, the index of the input element that is copied to it;
-            negative if there is none.
+            negative if no element is copied.
         count: number of input elements.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml whose outputs are float32, whatever the type of their operand.
+"""Operators of ai.onnx.ml whose outputs are float32 for operands of every type.
 
 The operand may also be double, int32 or int64. The reference returns the results in the type of the
 operand, so that it truncates results to integers and does not round doubles.

@@ -47,7 +47,8 @@ _EXACT_RATIO = 2.0**6
 _WEIGHT_SHARE = 1 / 16
 # A coordinate of RoiAlign lies at a share t of the distance between two edges of a region. Its
 # error is at most 2 (1 - t) + 2 t roundings of the scaled and shifted edges, 3 t roundings of their
-# distance and its parts, and 3 roundings of sums. With a tolerance of 16 units, 8 are accepted.
+# distance and its parts, and 3 roundings of sums. With a tolerance of 16 units, 8 roundings are
+# accepted.
 _REGION_SHARE = 1 / 2
 
 #: The index of the operand that contains the coordinates.
