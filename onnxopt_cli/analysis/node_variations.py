@@ -802,6 +802,31 @@ def _order(random: Random, node: BoundNode) -> BoundNode:
     return node.with_operand(place, flat[order].reshape(array.shape))
 
 
+def _emptied(random: Random, node: BoundNode) -> BoundNode:
+    """Set one length to 0 wherever it occurs in the shapes of the inputs.
+
+    Backends often reject tensors without elements, which few cases have.
+    """
+    places = _tensors(node)
+    lengths = sorted({length for place in places for length in _shape_of(node, place)})
+    if not lengths:
+        return node
+    chosen = random.choice(lengths)
+    if random.randrange(3) == 0:
+        places = [random.choice(places)]
+    for place in places:
+        shape = tuple(0 if length == chosen else length for length in _shape_of(node, place))
+        array = node.operand(place)
+        if array is not None and shape != array.shape:
+            node = node.with_operand(place, np.empty(shape, array.dtype))
+    return node
+
+
+def _shape_of(node: BoundNode, place: int) -> tuple[int, ...]:
+    array = node.operand(place)
+    return () if array is None else array.shape
+
+
 # Functions that return values of a class.
 _VALUE_CLASSES: tuple[Callable[[Array], Array], ...] = (
     np.abs,
@@ -817,5 +842,5 @@ _CHANGES: tuple[_Change, ...] = (
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
-    *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_halves,) * 2, *(_order,) * 2,
+    *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_halves,) * 2, *(_order,) * 2, _emptied,
 )  # fmt: skip

@@ -520,7 +520,9 @@ class ElementConditions:
         fresh_ids = {id(sample) for sample in fresh}
         nodes = [node for node in self.nodes if id(node.sample) in fresh_ids]
         nodes_with_trait = [node for node in nodes if condition.applies_to(node.sample)]
-        failing = _distinct([node for node in nodes_with_trait if node.failed])
+        failing = [node for node in nodes_with_trait if node.failed]
+        if not condition.is_of_nodes:
+            failing = _distinct(failing)
         if len(failing) < MIN_FAILING or not self.is_confirmed(condition):
             return False
         if condition.content == REORDERED:
@@ -569,13 +571,23 @@ class ElementConditions:
             if condition.applies_to(node.sample) and node.agrees(condition)
         ]
 
-    def text(self, condition: ElementCondition, output: str) -> str:
+    def text(
+        self,
+        condition: ElementCondition,
+        output: str,
+        fault: str = "wrong",
+        *,
+        has_other_causes: bool = False,
+    ) -> str:
         """Return a condition in words, with the evidence.
 
         Args:
             condition: the condition.
             output: the name of the output; empty if the operator has one output.
+            fault: a description of the failures.
+            has_other_causes: whether other causes explain failures that the condition excludes.
         """
+        otherwise = "otherwise " if has_other_causes else ""
         nodes_with_trait = [node for node in self.nodes if condition.applies_to(node.sample)]
         generated_failures = [
             node for node in nodes_with_trait if node.failed and not node.sample.case
@@ -587,8 +599,9 @@ class ElementConditions:
             other_nodes = sum(not node.sample.case for node in self.nodes) - len(meeting)
             # The condition concerns one output; in other nodes, other outputs may also be wrong.
             subject = f"{output} " if output else ""
+            trait = condition.trait.text if condition.trait else ""
             return (
-                f"{subject}wrong only where {condition.trait.text if condition.trait else ''} "
+                f"{subject}{otherwise}{fault} only where {trait} "
                 f"({len(generated_failures)} of {len(meeting)} generated nodes, "
                 f"0 of {other_nodes} others)"
             )
@@ -608,20 +621,27 @@ class ElementConditions:
             node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
         )
         is_wherever = condition.share >= WHEREVER_SHARE and not condition.limits
-        quantifier = "wherever" if is_wherever else "only where"
+        quantifier = "wrong wherever" if is_wherever else f"{otherwise}wrong only where"
         parts = " and ".join(condition.parts)
         content = ""
         if condition.content:
             subject = "they" if _is_of_elements(condition.content) else "the output"
             content = f"; {subject} {condition.content}"
         return (
-            f"elements{of_output} wrong {quantifier} {parts}{where}{content} "
+            f"elements{of_output} {quantifier} {parts}{where}{content} "
             f"({wrong_met} of {met} such elements, {wrong - wrong_met} of {other_elements} others)"
         )
 
 
 def _examined(sample: NodeSample, place: int) -> _Node | None:
-    """Return a node with the features of an output; None if it cannot be examined."""
+    """Return a node with the features of an output; None if it cannot be examined.
+
+    In a search for the causes of errors, the elements have no features.
+    """
+    if sample.is_for_errors:
+        failed = bool(sample.failed)
+        nothing = np.empty(0)
+        return _Node(sample, ElementFeatures(0), nothing, None, frozenset(), failed, False)
     if sample.outputs is None or place >= len(sample.outputs.right):
         return None
     right = sample.outputs.right[place]

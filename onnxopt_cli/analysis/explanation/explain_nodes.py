@@ -389,16 +389,14 @@ class _NodeSearch:
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
         end = self._nodes.end
-        # The search for mistakes and conditions on nodes leaves a share for conditions on elements,
-        # which are not sought for errors, and for the validation.
-        are_outputs_wrong = self._outcome is Outcome.FAIL
-        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARE * are_outputs_wrong
+        # The search for mistakes and conditions on nodes leaves a share for conditions on elements
+        # and for the validation.
+        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARE
         self._nodes.end = self._limit.share(nodes_share).after(self._clock)
         elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
         self._nodes.examine_cases()
         if self._nodes.submit and self._nodes.samples:
-            if are_outputs_wrong:
-                self._ranked_element_conditions(())
+            self._ranked_element_conditions(())
             for _ in range(MAX_CAUSES):
                 another_needed = self._find_proven()
                 if not (self._drop_refuted() or another_needed):
@@ -407,7 +405,7 @@ class _NodeSearch:
         else:
             self._find_supported()
         conditions: list[ElementCondition] = []
-        if self._nodes.submit and are_outputs_wrong:
+        if self._nodes.submit:
             self._begin_part(elements_end)
             conditions = self._find_element_conditions()
         self._begin_part(end)
@@ -764,7 +762,12 @@ class _NodeSearch:
             explained = element_conditions.explained(condition)
             ids = tuple(sample.case for sample in explained if sample.case)
             if ids:
-                text = element_conditions.text(condition, self._output(condition.place))
+                text = element_conditions.text(
+                    condition,
+                    self._output(condition.place),
+                    _FAULTS[self._outcome],
+                    has_other_causes=bool(self._ranking.accepted or causes),
+                )
                 causes.append(Cause(text, ids))
         return tuple(causes)
 
@@ -812,9 +815,13 @@ class _NodeSearch:
             for place, wrong in enumerate(sample.outputs.wrong)
             if wrong is None or wrong.any()
         )
+        # Errors do not belong to an output.
+        places = (
+            [0] if self._outcome is Outcome.ERROR else [*dict(counts.most_common(_MAX_OUTPUTS))]
+        )
         conditions = self._element_conditions(0, accepted)
         ranked: list[ElementCondition] = []
-        for place, _ in counts.most_common(_MAX_OUTPUTS):
+        for place in places:
             conditions = self._element_conditions(place, accepted)
             ranked = conditions.ranked()
             if ranked:
@@ -824,9 +831,13 @@ class _NodeSearch:
         return conditions, ranked
 
     def _output(self, place: int) -> str:
-        """Return the name of an output of the operator; empty if the operator has only one."""
+        """Return the name of an output; empty for errors, and if there is only one output."""
+        if self._outcome is Outcome.ERROR:
+            return ""
         node = BoundNode.of(self._nodes.samples[0].model, self._nodes.samples[0].inputs)
         formals = node.schema.outputs
+        if formals[0].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+            return f"output {place + 1}"
         if len(formals) == 1:
             return ""
         return str(formals[min(node.output_places[place], len(formals) - 1)].name)

@@ -281,6 +281,8 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
             *_shape_traits(node),
             *_ratio_traits(node),
             *_length_traits(node),
+            *_comparisons_with_axis(node),
+            *_broadcast_traits(node, outputs),
             *_value_traits(node),
             *_output_value_traits(outputs),
         )
@@ -338,7 +340,8 @@ def _input_names(op_type: str, domain: str) -> frozenset[str]:
 
 
 def _are(name: str) -> str:
-    return "are" if name.endswith("s") and name not in {"axis", "bias"} else "is"
+    is_single = name in {"axis", "batch_dims", "bias", "keepdims"}
+    return "are" if name.endswith("s") and not is_single else "is"
 
 
 def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> Iterator[Trait]:
@@ -518,7 +521,8 @@ def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
         yield Trait(f"{name} is not float32", cost + 0.06)
 
 
-def _shape_traits(node: BoundNode) -> Iterator[Trait]:
+def _named_arrays(node: BoundNode) -> dict[str, Array]:
+    """Return the tensors among the inputs of a node, by the names in its schema."""
     formals = list(node.schema.inputs)
     arrays: dict[str, Array] = {}
     for index, value in enumerate(node.operands):
@@ -526,6 +530,11 @@ def _shape_traits(node: BoundNode) -> Iterator[Trait]:
             formal = formals[min(index, len(formals) - 1)].name
             beyond = index - len(formals) + 1
             arrays[f"{formal}_{beyond}" if beyond > 0 else formal] = value
+    return arrays
+
+
+def _shape_traits(node: BoundNode) -> Iterator[Trait]:
+    arrays = _named_arrays(node)
     for place, (name, value) in enumerate(arrays.items()):
         yield from _shapes_of(name, value, 0.0 if place == 0 else 0.05)
     for (first, left), (second, right) in combinations(list(arrays.items())[:3], 2):
@@ -670,6 +679,85 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
                     ),
                 )
             )
+
+
+def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits that compare a single integer with the length of the axis, or the last axis."""
+    array = node.operand(0)
+    if array is None or not array.ndim:
+        return
+    numbers = {
+        name: node.attribute(name)
+        for name, entry in node.schema.attributes.items()
+        if attribute_type(entry) == "INT" and name not in FLAGS | _TYPE_ATTRIBUTES
+    }
+    for place, formal in list(enumerate(node.schema.inputs))[1:]:
+        value = node.operand(place)
+        if value is not None and value.size == 1 and value.dtype in (np.int64, np.int32):
+            numbers[formal.name] = int(value.reshape(-1)[0])
+    axis = numbers.pop("axis", None)
+    has_axis = axis is not None and -array.ndim <= axis < array.ndim
+    length = array.shape[axis if has_axis else -1]
+    words = (
+        f"the length of {'the' if has_axis else 'the last'} axis of {node.schema.inputs[0].name}"
+    )
+    for name, number in numbers.items():
+        if number is None or name == "axes":
+            continue
+        yield from _true(
+            (
+                (number == length, f"{name} equals {words}", 1.25),
+                (number > length, f"{name} is more than {words}", 1.25),
+                (abs(number) < length, f"{name} is less than {words}", 1.28),
+                (number <= -length, f"{name} is at most minus {words}", 1.28),
+            )
+        )
+
+
+def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
+    """Yield traits that compare the inputs of an operator that broadcasts all of its inputs."""
+    arrays, first_output = _named_arrays(node), next(iter(outputs.values()), None)
+    try:
+        shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    except ValueError:
+        return
+    if len(arrays) == 1 or not isinstance(first_output, np.ndarray):
+        return
+    # An input of a fixed type, such as the axes of a reduction, is a parameter.
+    if any("(" in formal.type_str for formal in node.schema.inputs):
+        return
+    if shape != first_output.shape:
+        return
+    are_all_broadcast = all(array.shape != shape for array in arrays.values())
+    yield from _true([(are_all_broadcast, "all inputs are broadcast", 1.15)])
+    for name, array in arrays.items():
+        beginning = shape[: array.ndim]
+        yield from _true(
+            (
+                (array.shape != shape, f"{name} is broadcast", 1.2),
+                (
+                    0 < array.ndim < len(shape) and array.shape == beginning,
+                    f"{name} has the lengths of the first axes of the output", 1.25,
+                ),
+                (
+                    0 < array.ndim < len(shape)
+                    and all(np.isin(array.shape, 1) | np.equal(array.shape, beginning)),
+                    f"{name} has fewer axes than the output, and also fits its first axes", 1.25,
+                ),
+            )
+        )  # fmt: skip
+    for (first, left), (second, right) in combinations([*arrays.items()][:3], 2):
+        if left.dtype == right.dtype:
+            are_equal = np.broadcast_to(left, shape) == np.broadcast_to(right, shape)
+            yield from _true(
+                (
+                    (are_equal.any(), f"an element of {first} equals that of {second}", 1.25),
+                    (
+                        are_equal.size and are_equal.all(),
+                        f"the elements of {first} and {second} are equal", 1.25,
+                    ),
+                )
+            )  # fmt: skip
 
 
 def _parameter(node: BoundNode, name: str) -> list[int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx.parser
 import pytest
@@ -254,6 +256,15 @@ def test_trait_of_all_failing_nodes_requires_independent_nodes_that_show_no_chan
     assert statement not in proven(
         ABS, first_of_small, count=90, cases=2, independent=12, output="Y"
     )
+
+
+def test_condition_beside_another_cause_excludes_its_failures():
+    samples = [node(ABS, number, nan_as_zero) for number in range(40)]
+    conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
+    best = replace(conditions.ranked()[0], share=0.5)
+    assert conditions.text(best, "Y").startswith("elements of Y wrong only where ")
+    text = conditions.text(best, "Y", has_other_causes=True)
+    assert text.startswith("elements of Y otherwise wrong only where ")
 
 
 def test_limit_lies_between_elements_that_meet_the_other_parts():

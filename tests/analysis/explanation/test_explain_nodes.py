@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import islice, product
 from textwrap import dedent
 from types import SimpleNamespace
@@ -662,7 +664,9 @@ def nodes(count, *traits, failed, case=""):
     ]  # fmt: skip
 
 
-def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
+@pytest.mark.parametrize("refuting_changes", [FEW_CHANGES, CHANGE_COUNTS])
+def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch, refuting_changes):
+    """Both nodes of the search and nodes of the validation refute statements."""
     is_float, is_long, has_zero = (
         Trait("A is a float", 0.1),
         Trait("A is long", 0.3),
@@ -676,9 +680,10 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch):
         *nodes(40, failed=False, case="passing"),
     ]
 
-    def generate(_best, *_):
+    def generate(_best, change_counts=FEW_CHANGES):
         search._nodes.samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
-        if any(statement.traits == (is_float,) for statement in search._ranking.accepted):
+        is_refuted = change_counts is refuting_changes
+        if is_refuted and any(each.traits == (is_float,) for each in search._ranking.accepted):
             # The nodes that are generated for the next statement include 16-bit floats.
             search._nodes.samples += nodes(8, is_float, failed=False)
 
@@ -706,6 +711,39 @@ def test_statement_that_further_nodes_refute_is_not_stated(monkeypatch, refuting
     monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     assert bool(search.run()) == is_stated
+
+
+@pytest.mark.parametrize(("contradicting", "is_stated"), [(0, True), (1, False)])
+def test_trait_of_all_errors_is_stated_unless_a_node_of_the_validation_contradicts_it(
+    monkeypatch, contradicting, is_stated
+):
+    is_int16 = Trait("A is int16", 1.0, is_parameter=True)
+
+    def of_errors(count, *traits, failed, case=""):
+        samples = nodes(count, *traits, failed=failed, case=case)
+        return [replace(sample, is_for_errors=True) for sample in samples]
+
+    search = _NodeSearch(
+        "mine", "Abs", [], [], lambda *_: Outcome.ERROR, SearchClock(), LIMIT, Outcome.ERROR
+    )
+    search._nodes.samples = of_errors(3, is_int16, failed=True, case="failing")
+    search._nodes.samples += of_errors(40, failed=False, case="passing")
+
+    def generate(_best, change_counts=FEW_CHANGES):
+        search._nodes.samples += of_errors(8, is_int16, failed=True) + of_errors(40, failed=False)
+        search._nodes.samples += of_errors(8, is_int16, failed=False)
+        if change_counts is CHANGE_COUNTS:
+            search._nodes.samples += of_errors(contradicting, failed=True)
+
+    monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
+    monkeypatch.setattr(search, "_generate", generate)
+    explanation = search.run()
+    assert bool(explanation) == is_stated
+    if explanation:
+        found = explanation.causes[0].found
+        assert re.match(
+            r"raises an error only where A is int16 \(\d+ of \d+ generated nodes, 0 ", found
+        )
 
 
 @pytest.mark.parametrize("limit", [SearchLimit(100, 60.0), SearchLimit(np.inf, 1e-9)])
@@ -883,6 +921,17 @@ def test_classes_of_values_are_generated_for_inputs_without_axes():
     assert values & negative_or_fraction
 
 
+def test_some_generated_nodes_have_inputs_without_elements():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float[2, 3] a, float[3] b) => (float[N] y) '
+        "{ y = Mul (a, b) }"
+    )
+    operands = {"a": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+    node = BoundNode.of(model, operands)
+    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 100))
+    assert any(node.is_independent and not node.size for node in nodes)
+
+
 def test_relations_between_inputs_are_exact_in_some_generated_nodes():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 11]> g (float a, float b, float c) => (float[N] y) '
@@ -890,10 +939,10 @@ def test_relations_between_inputs_are_exact_in_some_generated_nodes():
     )
     inputs = dict(zip("abc", np.array([0.3, 4.2, 0.7], np.float32), strict=True))
     node = BoundNode.of(model, {name: np.asarray(value) for name, value in inputs.items()})
-    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 100))
+    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 200))
     scalars = np.array([[float(node.bound.operand(place)) for place in range(3)] for node in nodes])
     start, limit, step = scalars[scalars[:, 0] % 1 != 0].T
-    assert np.mean((limit - start) % step == 0) > 0.05
+    assert np.mean((limit - start) % step == 0) > 0.02
 
 
 def test_condition_depends_on_integer_attributes():
@@ -1050,6 +1099,9 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
         ),
         ("Slice(x, v, v)", 13, [2, 4], "a value of starts exceeds the length of its axis"),
         ("Slice(x, v, v)", 13, [2, -4], "a value of starts is below minus the length of its axis"),
+        ("TopK<axis = 0>(x, v)", 11, [2], "K equals the length of the axis of X"),
+        ("Trilu(x, v)", 14, [4], "k is more than the length of the last axis of input"),
+        ("Trilu(x, v)", 14, [-3], "k is at most minus the length of the last axis of input"),
     ],
 )  # fmt: skip
 def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, text):
@@ -1065,6 +1117,31 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         whole = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
         bound = BoundNode.of(model, {"x": x, "v": whole})
         assert text not in {trait.text for trait in node_traits(bound, {"y": x})}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text", "is_true"),
+    [
+        (("2, 1", "3"), "all inputs are broadcast", True),
+        (("2, 3", "3"), "all inputs are broadcast", False),
+        (("3, 3", "3"), "B has fewer axes than the output, and also fits its first axes", True),
+        (("2, 3", "3"), "B has fewer axes than the output, and also fits its first axes", False),
+        (("2", "2"), "the elements of A and B are equal", True),
+    ],
+)
+def test_traits_describe_how_inputs_are_broadcast(shapes, text, is_true):
+    first, second = shapes
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 14]> g (float[{first}] a, float[{second}] b) => '
+        "(float[N] y) { y = Add(a, b) }"
+    )
+    operands = {
+        name: np.ones([int(length) for length in shape.split(",")], np.float32)
+        for name, shape in zip("ab", shapes, strict=True)
+    }
+    (output,) = native_outputs(model, operands)
+    traits = node_traits(BoundNode.of(model, operands), {"y": output})
+    assert (text in {trait.text for trait in traits}) is is_true
 
 
 def test_count_and_equal_doubles_are_not_mistaken_for_vector_and_equal_values():
