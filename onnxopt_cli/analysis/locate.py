@@ -361,7 +361,7 @@ class _Search:
     def _error_contributions(self) -> Iterator[ErrorContribution]:
         """Yield the largest contributions of nodes to the errors of each backend.
 
-        There are no contributions for a model with control flow, whose nodes run several times or
+        A model with control flow has no contributions, because its nodes may run several times or
         not at all.
         """
         runs = self._walk.runs

@@ -160,7 +160,7 @@ class Drawn:
             defect; empty for an accepted sample.
         provenance: the source of the expected distribution.
         beside: function from all outputs by name to a description of a contradiction between them;
-            empty if there is none.
+            empty without a contradiction.
     """
 
     distribution: str

@@ -195,7 +195,7 @@ def _problems(view: RunView) -> list[str]:
 
 
 def _failures(view: RunView, room: int) -> list[str]:
-    """Return failures as folded sections, and the number of failures for which there is no room."""
+    """Return failures as folded sections, and the number of failures that do not fit."""
     examples = view.examples
     if not examples:
         return []

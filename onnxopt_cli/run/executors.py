@@ -60,8 +60,8 @@ _SERVED = "onnxopt_cli.run.served:open_run"
 # The time limit for a case on a worker of a cluster, as a multiple of the backends' time limits;
 # the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: A function that waits for the response to a submitted case; the function returns a reason if
-#: there is no response.
+#: A function that waits for the response to a submitted case; the function returns a reason if the
+#: response is missing.
 Pending: TypeAlias = Callable[[], Response | str]
 #: A function that runs a model on the backend with a given name. The function returns the outputs,
 #: or the outcome if the backend returned none.

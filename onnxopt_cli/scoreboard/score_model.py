@@ -186,7 +186,7 @@ class BitsLost:
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> BitsLost | None:
-        """Measure the outputs with comparable values; return None if there are none."""
+        """Measure the outputs with comparable values; return None without such outputs."""
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
@@ -336,7 +336,7 @@ class _Reader:
         versions: Mapping[tuple[str, str], str],
         logs: Sequence[Log],
     ) -> ResultKey | None:
-        """Return the key of the results to show; None if there are no results."""
+        """Return the key of the results to show; None without results."""
         current = backend.specifications[-1]
         if (backend.label, current) in versions:
             return ResultKey.here(current, versions[backend.label, current])

@@ -36,7 +36,7 @@ _SWEEP_SECONDS = 0.5
 
 
 def name_folder() -> str:
-    """Return a path for a new folder; empty if there is no folder for temporary files."""
+    """Return a path for a new folder; empty if the system has no folder for temporary files."""
     # Imported late, because the supervisor, which also uses this module, does not need tempfile.
     import tempfile
 

@@ -61,8 +61,8 @@ class SearchLimit:
 
     An evaluation is a run of a node on the backend, an attempt to generate a node, or the
     computation of a node or of a mistake by onnx's reference. Searches are limited by evaluations,
-    which do not depend on the machine, so that a repeated search has the same result. The seconds
-    end a search in which evaluations are slow.
+    which do not depend on the machine, so a repeated search has the same result. The seconds end a
+    search in which evaluations are slow.
     """
 
     evaluations: float

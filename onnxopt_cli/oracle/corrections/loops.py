@@ -160,8 +160,8 @@ def _mapped(
 ) -> tuple[list[Any], ...]:
     """Run the body for the elements at each position of the sequences; pass tensors unchanged.
 
-    The reference takes the elements of an additional sequence only if there is no other additional
-    input.
+    The reference takes the elements of an additional sequence only if the node has no other
+    additional input.
     """
     mapped: list[list[Any]] = [[] for _ in body.output_names]
     for place, item in enumerate(items):

@@ -243,7 +243,7 @@ def _transposed(
     padding = np.reshape(pads, (2, -1)).sum(axis=0)
     shape = np.array(stride) * (np.array(x.shape[2:]) - 1) + added + extent - padding
     shape = attributes.get("output_shape") or shape.tolist()
-    # The sizes are stated, because NumPy does not infer them if there are no channels.
+    # The sizes are stated, because NumPy does not infer the sizes of a tensor without channels.
     kernels = w.reshape(len(w), prod(w.shape[1:])).T
     images = []
     for image in x:

@@ -92,7 +92,7 @@ class FailureGroup:
 
     @property
     def more(self) -> str:
-        """A command that shows the effect of the known mistakes; empty if there are no mistakes."""
+        """A command that shows the effect of the known mistakes; empty without mistakes."""
         return mistake_command(self.operator, self.known_mistakes)
 
     @property
@@ -207,7 +207,7 @@ def _rank(group: FailureGroup) -> tuple[int, int]:
 
 
 def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
-    """Return a command that shows the effect of known mistakes; empty if there are no mistakes."""
+    """Return a command that shows the effect of known mistakes; empty without mistakes."""
     if not mistakes:
         return ""
     words = [word for name in mistakes for word in ("--mistake", name)]

@@ -61,7 +61,7 @@ class OutputView:
         errors: the largest error, and error / tolerance; empty if the elements must be equal.
         tolerance: the tolerance and its provenance; empty if the elements must be equal.
         provenance: the source of the tolerance, in a word or two; empty without a tolerance.
-        needed: the rtol or atol with which the output would pass; empty if there is none.
+        needed: the rtol or atol with which the output would pass; empty if no tolerance suffices.
         reason: why no better tolerance is known; may be empty.
         inconclusive: number of elements that the case cannot judge.
         header: the column titles of the worst elements; empty without elements.
@@ -135,7 +135,7 @@ class ResultView:
 
     @property
     def headline(self) -> str:
-        """The failure in one line; empty if the result is no failure."""
+        """The failure in one line; empty if the result is not a failure."""
         return headline(self.result)
 
     @property
@@ -145,7 +145,7 @@ class ResultView:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on the outcome: why it is unreliable, what was expected, how it is qualified."""
+        """Remarks on the outcome: its reliability, the expectation and the qualification."""
         result = self.result
         return [note for note in (result.flaky, result.expectation, result.note) if note]
 
@@ -193,7 +193,7 @@ class ResultView:
 
 
 def headline(result: Result) -> str:
-    """Return a failure in one line; empty if the result is no failure."""
+    """Return a failure in one line; empty if the result is not a failure."""
     first, *more = result.message.strip().split("\n")
     if not first:
         return wrong_outputs(result.diffs, tuple(result.curve))

@@ -356,8 +356,7 @@ class Expectations:
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
         """Return a result with its standing and with the entry that applies to the result.
 
-        If there are no files, only flaky results have a standing. A case that was not run has no
-        standing.
+        Without files, only flaky results have a standing. A case that was not run has no standing.
 
         Args:
             result: the result.
@@ -393,7 +392,7 @@ class Expectations:
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
         """Return how a result that an entry allows differs from the failure in the entry.
 
-        The text is empty if there is no difference, or if the entry does not describe a failure.
+        The text is empty if the failures are the same, or if the entry does not describe a failure.
         """
         if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
             return ""
@@ -407,7 +406,7 @@ class Expectations:
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
         """Return how a failure differs from the failure that known mistakes cause.
 
-        The text is empty if there is no difference.
+        The text is empty if the failures are the same.
         """
         # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes
@@ -429,7 +428,7 @@ class Expectations:
         return None
 
     def must_pass(self, case: str) -> str:
-        """Return the place in a file that requires a case to pass; empty if there is none."""
+        """Return the place in a file that requires a case to pass; empty without such a place."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):

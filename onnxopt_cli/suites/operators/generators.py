@@ -63,7 +63,7 @@ GENERATORS: Mapping[str, Callable[[NodeDraft], None]] = {
 #: the operator's generator does not draw such elements.
 EXCEPTIONAL_SEEDS = range(1 << 20, 1 << 21)
 
-#: Operators for which there is no generator, by the reason.
+#: Operators without a generator, by the reason.
 NOT_COVERED: Mapping[str, Sequence[str]] = {
     "operators with random results": (
         *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"),

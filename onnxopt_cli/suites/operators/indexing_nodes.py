@@ -68,7 +68,7 @@ def _scatter_elements(draft: NodeDraft) -> None:
     draft.add(draft.tensor(dtype, shape, styles=styles))
     index = draft.dtype(1, ("int64", "int32"))
     if reduction == "none":
-        # If there is no reduction, no index may occur more than once.
+        # Without a reduction, no index may occur more than once.
         picked = tuple(draft.integer(1, size) for size in shape)
         ranks = draft.state().random_sample((*picked[:place], shape[place], *picked[place + 1 :]))
         order = np.argsort(ranks, axis=place, kind="stable")
