@@ -215,8 +215,12 @@ def test_windows_by_angles_in_float32_pass_and_larger_errors_fail(operator, peri
         cosines = [c * np.cos(np.float32(m) * angles) for m, c in enumerate(coefficients)]
         value = sum(np.asarray(term, np.float32) for term in cosines)
         assert error_shares(model, inputs, value).max() <= 0.5
-    wrong = value + np.float32(40 * 2**-24) * (1 + np.abs(angles * np.sin(angles)))
+    wrong = value + np.float32(24 * 2**-24) * (1 + np.abs(angles * np.sin(angles)))
     assert error_shares(model, inputs, wrong).min() > 1
+    if count == 10:
+        inner = slice(1, count - 1 + periodic)
+        wrong = value * np.float32(1 + 1e-5)
+        assert error_shares(model, inputs, wrong)[inner].min() > 1
 
 
 @pytest.mark.slow

@@ -146,7 +146,6 @@ _SCALES_OF_KINDS = {
     NodeKind.CONVOLVE: convolution_scale,
     NodeKind.DETERMINANT: determinant_scale,
     NodeKind.TRANSFORM: transform_scale,
-    NodeKind.WINDOW: window_scale,
 }
 
 
@@ -376,6 +375,8 @@ class SiteRecorder:
             units = UNITS if self._math == "float16-sums" else SHORT_UNITS
             return [_partial_sums_error(compute, operands, outputs[0]) / units]
         scale = _SCALES_OF_OPERATORS.get(node.op_type) or _SCALES_OF_KINDS.get(kind)
+        if kind is NodeKind.WINDOW:
+            scale = partial(window_scale, roundoff=roundoff)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
         # The injector multiplies a scale by the number of roundings of the output, so the scale is

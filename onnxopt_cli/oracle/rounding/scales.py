@@ -9,7 +9,7 @@ sources.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -61,17 +61,19 @@ _FOLDED_SCALES = frozenset(
         "LayerNormalization",
     }
 )
-#: For each window, the coefficient of the cosine of the angle and, if any, that of twice the angle.
+#: For each window, the coefficients of the cosines of 0, the angle and, if any, twice the angle.
 WINDOWS = {
-    "BlackmanWindow": (0.5, 0.08),
-    "HammingWindow": (1 - 25 / 46,),
-    "HannWindow": (0.5,),
+    "BlackmanWindow": (0.42, -0.5, 0.08),
+    "HammingWindow": (25 / 46, 25 / 46 - 1),
+    "HannWindow": (0.5, -0.5),
 }
-# The unit is _WINDOW_SHARE times the error of a window, so that a tolerance of 16 units is twice
-# the error.
-_WINDOW_SHARE = 2 / 16
-# Binary digits of a float32 number.
-_DIGITS = 24
+# The largest error of a cosine, in roundings of the number 1.
+_COSINE_ERROR = 4
+# The unit is _WINDOW_SHARE times the error of a window, so that a tolerance of 16 units is this
+# error.
+_WINDOW_SHARE = 1 / 16
+# Binary digits of a float32 number, and its unit roundoff.
+_DIGITS, _SINGLE_ROUNDOFF = 24, 2.0**-24
 # The largest number of output channels of a group for which Winograd's error is computed.
 _MAX_CHANNELS = 16
 # The number of last axes along which tiles extend; elements along other axes are summed like
@@ -220,23 +222,69 @@ def _lengths(size: Array, axis: int) -> Array:
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
 
-def window_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
+def window_scale(node: Any, inputs: Sequence[Any], output: Array, roundoff: float) -> Array:
     """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
 
-    An angle t in float32 has an error of at most 3 roundings, which moves cos(t) by 3 u t sin(t). A
-    cosine has an error of up to 4 roundings of the number 1, and the sum has an error of 2
-    roundings. The tolerance is twice the total.
+    The tolerance is the error of the cosines, plus twice the error of all other steps. In float32,
+    the other steps are carried out, because their roundings are often far smaller than the largest
+    possible ones. In double, an angle t is assumed to have an error of 3 roundings, which moves
+    cos(t) by 3 u t sin(t), and the sum an error of 2 roundings.
+
+    Args:
+        node: the node, as the evaluator prepares it.
+        inputs: its inputs.
+        output: its output.
+        roundoff: the unit roundoff of the type of the output.
     """
     coefficients = WINDOWS[node.op_type]
     count = int(inputs[0])
     periodic = [item.i for item in node.onnx_node.attribute if item.name == "periodic"]
-    period = count if not periodic or periodic[0] else count - 1
-    angles = 2 * pi * np.arange(count) / max(1, period)
-    error = np.full(output.shape, 2.0)
-    for multiple, coefficient in enumerate(coefficients, start=1):
-        angle = multiple * angles
-        error += coefficient * (3 * angle * np.abs(np.sin(angle)) + 4)
-    return error * _WINDOW_SHARE
+    period = max(1, count if not periodic or periodic[0] else count - 1)
+    if roundoff < _SINGLE_ROUNDOFF:
+        angles = 2 * pi * np.arange(count) / period
+        error = np.full(output.shape, 2.0)
+        for multiple, coefficient in enumerate(coefficients):
+            angle = multiple * angles
+            error += 3 * np.abs(coefficient * angle * np.sin(angle))
+    else:
+        error = _single_window_error(coefficients, period, output) / _SINGLE_ROUNDOFF
+    return (2 * error + _COSINE_ERROR * np.abs(coefficients[1:]).sum()) * _WINDOW_SHARE
+
+
+def _single_window_error(coefficients: Sequence[float], period: int, output: Array) -> Array:
+    """Return the largest error of float32 evaluations of a window with correctly rounded cosines.
+
+    Angles are counted from the first element or from the middle of the window.
+
+    Args:
+        coefficients: the coefficients of the cosines.
+        period: the number of elements in a period of the window.
+        output: the window in double.
+    """
+    real = np.float32
+    error = np.zeros(output.shape)
+    places = np.arange(len(output))
+    for circle, steps, sign in ((2 * pi, places, 1), (pi, 2 * places - period, -1)):
+        for angles in _single_angles(real(circle), steps.astype(real), real(period)):
+            value = np.zeros(output.shape, real)
+            for multiple, coefficient in enumerate(coefficients):
+                cosines = np.cos((real(multiple) * angles).astype(float)).astype(real)
+                value += real(coefficient * sign**multiple) * cosines
+            error = np.maximum(error, np.abs(value - output))
+    # An implementation may compute the first half of the window and reflect it.
+    second_half = places[2 * places > period]
+    error[second_half] = np.maximum(error[second_half], error[period - second_half])
+    return error
+
+
+def _single_angles(circle: Any, steps: Array, period: Any) -> Iterator[Array]:
+    """Yield the product of a circle and steps, divided by a period, by all orders of operations."""
+    reciprocal = 1 / period
+    yield circle * steps / period
+    yield circle * (steps / period)
+    yield circle / period * steps
+    yield steps * reciprocal * circle
+    yield steps * (circle * reciprocal)
 
 
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
