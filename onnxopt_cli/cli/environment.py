@@ -21,6 +21,8 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import OUT_OF_MEMORY, UsageError
 
+_LACKING_CALL = "the kernel lacks a system call, or a container's filter blocks it"
+_LOST_FILE_SYSTEM = "a network or user-space file system has failed; mount it again"
 # Hints for error numbers of the operating system.
 _HINTS = {
     errno.EMFILE: "raise the limit of open files: ulimit -n 256",
@@ -32,8 +34,12 @@ _HINTS = {
     errno.EFBIG: "raise the limit of the size of files: ulimit -f",
     errno.EROFS: "name a writable place",
     errno.EIO: "the disk may be damaged",
+    errno.ESTALE: _LOST_FILE_SYSTEM,
+    errno.ENOTCONN: _LOST_FILE_SYSTEM,
     errno.EACCES: "change the permissions of the file and its folders, or name another place",
-    errno.ENOSYS: "the kernel lacks a system call, or a container's filter blocks it",
+    errno.ENOSYS: _LACKING_CALL,
+    errno.ENOTTY: _LACKING_CALL,
+    errno.EOPNOTSUPP: _LACKING_CALL,
     errno.EPERM: "a container's filter or a security module forbids it",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOTDIR: "a part of the path is a file; name another place",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -277,6 +279,18 @@ def test_error_states_that_the_null_device_is_missing(place, onnxopt, monkeypatc
     answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
     assert answer.code == 2
     assert "/none/null cannot be opened: No such file or directory" in answer.err
+
+
+@pytest.mark.isolated
+@pytest.mark.parametrize("number", [errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOTCONN, errno.ESTALE])
+def test_failing_system_call_is_an_error_of_the_environment(place, onnxopt, monkeypatch, number):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(socket, "socketpair", fails)
+    answer = onnxopt("run", "demo.yaml", "-k", "right", "-b", "onnx-reference")
+    assert (answer.code, os.strerror(number) in answer.err) == (2, True)
 
 
 @pytest.mark.slow
