@@ -31,6 +31,8 @@ _LINE_END = re.compile(r"[\r\n]")
 # anywhere. Blanks, the frame of a panel, and colour escapes may precede the colons.
 _AT_LINE_START = re.compile(r"((?:^|\r)(?:[\s\u2500-\u259f]|\x1b\[[\d;]*m)*):(?=:)", re.MULTILINE)
 _ANYWHERE = re.compile(r"#(?=#\w*\[)")
+# Jenkins and GitLab attach the file that follows this text in the output of a test.
+_ATTACHMENT = "[[ATTACHMENT|"
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -75,11 +77,12 @@ def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
     # A carriage return also begins a new line.
     first = len(_LINE_END.split(text, maxsplit=1)[0]) if goes_on else 0
     guarded = text[:first] + _AT_LINE_START.sub(r"\1\\x3a", text[first:])
+    guarded = guarded.replace(_ATTACHMENT, rf"\x5b{_ATTACHMENT[1:]}")
     return _ANYWHERE.sub(r"\\x23", guarded)
 
 
 def _may_command(text: str) -> bool:
-    return "::" in text or "##" in text
+    return "::" in text or "##" in text or _ATTACHMENT in text
 
 
 def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:

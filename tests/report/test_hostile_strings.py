@@ -40,9 +40,10 @@ from onnxopt_cli.report.terminal import (
 from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
-# Commands to GitHub, Azure and TeamCity. Runners of CI servers ignore white space before a command,
-# including all characters that .NET regards as white space.
-COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[", re.MULTILINE)
+# Commands to GitHub, Azure and TeamCity, and attachments of Jenkins and GitLab. Runners of CI
+# servers ignore white space before a command, including all characters that .NET regards as white
+# space.
+COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[|\[\[ATTACHMENT\|", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
 INVISIBLE = re.compile(
@@ -56,7 +57,8 @@ PIECES = (
     *HOSTILE,
     "::error::x", " ::stop-commands::x", "\u2502 ::warning::x", "##[error]x",
     "##vso[task.setvariable]x",
-    "##teamcity[x]", "\n", "\r", " ", "|", "`", "```", "'", '"', "$(id)", "`id`", ";", "&", "<b>",
+    "##teamcity[x]", "[[ATTACHMENT|/x]]",
+    "\n", "\r", " ", "|", "`", "```", "'", '"', "$(id)", "`id`", ";", "&", "<b>",
     "</code>",
     "</details>", "![x](//x)", "<https://x>", "word " * 9,
     "x\u3164\ufe0f\U000e0041",
@@ -256,7 +258,7 @@ def test_too_long_command_is_shown_as_a_comment():
 
 
 def test_streams_of_the_command_contain_no_command_to_a_ci_server(workplace):
-    name = "x " * 37 + "::error::owned ##[error]x ##vso[task.complete]x"
+    name = "x " * 37 + "::error::owned ##[error]x ##vso[task.complete]x [[ATTACHMENT|/x]]"
     (workplace / "demo.yaml").write_text("onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n")
     for words in (["run", "demo.yaml", "-k", name], ["list", name], ["show", f"\n::{name}"]):
         done = subprocess.run(
