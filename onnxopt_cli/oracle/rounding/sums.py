@@ -1,7 +1,8 @@
 """Sums of products: their error bound, their overflow, and terms that devices flush to zero.
 
-*Error bound.* In a sum of n terms, in any order, each term is part of at most n roundings. The
-usual tolerance, 16 times the effect of one rounding, exceeds the error of a short sum. The
+*Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums, and a partial sum never
+exceeds the sum of all positive terms or that of all negative terms. The usual tolerance, 16 times
+the effect of one rounding, exceeds the error of a short sum. The
 tolerance of a node that rounds few times is therefore limited to the error of its most inaccurate
 direct evaluation.
 
@@ -35,23 +36,26 @@ from onnxopt_cli.oracle.rounding.scales import PartialSums, transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
 
-# For each operator that sums terms or products, the number of roundings of a sum of n terms in
-# excess of n. The further roundings occur in the product or scale of a term, in the division of a
-# mean, and in the multiplication by alpha and beta and the addition of C in Gemm.
-_FURTHER_ROUNDINGS = {
-    "AveragePool": 3,
+# For each operator that sums terms or products, the number of roundings of a term besides those of
+# the additions: of the product or scale of the term, and of the differences from which a mean over
+# axes is updated; in Gemm, also of the multiplication by alpha and beta and the addition of C.
+_TERM_ROUNDINGS = {
+    "AveragePool": 1,
     "CausalConvWithState": 2,
     "CumSum": 1,
     "Gemm": 6,
-    "GlobalAveragePool": 3,
+    "GlobalAveragePool": 2,
     "MatMul": 2,
-    "Mean": 3,
+    "Mean": 2,
     "ReduceL1": 1,
-    "ReduceMean": 3,
+    "ReduceMean": 2,
     "ReduceSum": 1,
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
+# The number of roundings of a sum that is divided by the number of its terms, or multiplied by the
+# reciprocal of this number.
+_QUOTIENT_ROUNDINGS = 2
 # The largest number of terms of a sum whose error is bounded directly. The error of longer sums
 # grows with the square root of the number of terms, and perturbed runs estimate this error more
 # accurately.
@@ -118,17 +122,24 @@ def direct_bound(
         )
     if node.op_type == "AffineGrid" and is_wide(operands[0]):
         return _grid_bound(operands[0], output)
-    if node.op_type not in _FURTHER_ROUNDINGS or not is_wide(operands[0]) or not output.size:
+    if node.op_type not in _TERM_ROUNDINGS or not is_wide(operands[0]) or not output.size:
         return None
     terms = _most_terms(node, operands, output)
     if terms > _MAX_TERMS:
         return None
-    bound = (terms + _FURTHER_ROUNDINGS[node.op_type]) * _sum_of_magnitudes(node, compute, operands)
+    magnitudes = _sum_of_magnitudes(node, compute, operands)
+    further = _TERM_ROUNDINGS[node.op_type]
     if node.op_type == "CausalConvWithState":
         # compute() returns SiLU(m), where m is the sum of magnitudes, and SiLU(m) is at least m /
         # 2. The derivative of SiLU is at most 1.1, so the error is at most 2 * 1.1 times that of
         # the sum. SiLU itself also rounds.
-        bound = 2.2 * bound + _ACTIVATION_ROUNDINGS * np.abs(output)
+        bound = 2.2 * (terms + further) * magnitudes + _ACTIVATION_ROUNDINGS * np.abs(output)
+        return np.asarray(bound)
+    # A partial sum lies between the sum of the negative terms and that of the positive terms.
+    largest_partial_sum = (magnitudes + np.abs(output)) / 2
+    bound = (terms - 1) * largest_partial_sum + further * magnitudes
+    if node.op_type in MEANS:
+        bound += _QUOTIENT_ROUNDINGS * np.abs(output)
     return np.asarray(bound)
 
 
