@@ -265,7 +265,8 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
     message = f"expected result: {output} cannot be computed: {reason}"
-    from onnxopt_cli.oracle.estimate.condition_estimate import REJECTED, UNIMPLEMENTED
+    from onnxopt_cli.oracle.estimate.condition_estimate import REJECTED
+    from onnxopt_cli.oracle.estimate.reference_values import UNIMPLEMENTED
 
     if breaks_signature(model, inputs):
         return Expected({}, {}, message)

@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value, structure_of
 from onnxopt_cli.interpret.gradient.reverse_mode import has_gradient
 from onnxopt_cli.operators.nodes import all_nodes, operator_names, plain_domain
@@ -71,12 +70,13 @@ from onnxopt_cli.oracle.estimate.reference_values import (
     NoReferenceError,
     first_line,
     prepared_model,
+    reference_failure,
     require_supported,
 )
 from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, finite_like
 from onnxopt_cli.oracle.function_body import CALLED, published_body, subtracting_operators
-from onnxopt_cli.oracle.patching import corrected, replaced, unimplemented_operator
+from onnxopt_cli.oracle.patching import corrected, replaced
 from onnxopt_cli.oracle.rounding.injection import SHORT_UNITS, SINGLE_ROUNDOFF, UNITS
 from onnxopt_cli.oracle.rounding.intermediate_values import (
     GRIDS,
@@ -96,8 +96,6 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: The reason for a missing estimate begins with this text if onnx's reference lacks an operator.
-UNIMPLEMENTED = "onnx's reference does not implement"
 #: The reason for a missing estimate begins with this text if onnx's corrected reference rejects the
 #: operands of a node.
 REJECTED = "onnx's corrected reference rejects the operands"
@@ -220,12 +218,6 @@ def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
     return ""
 
 
-def _failure(error: Exception) -> str:
-    if operator := unimplemented_operator(error):
-        return f"{UNIMPLEMENTED} {printable(operator)}"
-    return f"onnx's reference does not run it in double: {first_line(error)}"
-
-
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
@@ -311,7 +303,9 @@ def _estimate(
             # Some published bodies combine constants of float32 with operands of any type, which is
             # an error for 16-bit operands.
             return _estimate_in_single(model, inputs, math, encountered)
-        raise NoReferenceError(_rejection(model, inputs) or _failure(error)) from error
+        raise NoReferenceError(
+            _rejection(model, inputs) or reference_failure(error, " in double")
+        ) from error
     bodies = _evaluate_bodies(model, inputs, shared, evaluations)
     columns = list(zip(evaluations, bodies, strict=True) if bodies else zip(evaluations))
     outputs = list(map(expected_output, columns))

@@ -27,8 +27,8 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.oracle.estimate.evaluations import visited_node
 from onnxopt_cli.oracle.estimate.reference_values import (
     NoReferenceError,
-    first_line,
     prepared_model,
+    reference_failure,
 )
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel
 from onnxopt_cli.oracle.patching import corrected
@@ -118,7 +118,7 @@ def node_error_contributions(
         try:
             return _error_contributions(model, inputs, returned)
         except Exception as error:
-            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+            raise NoReferenceError(reference_failure(error)) from error
 
 
 def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Contribution]:
@@ -142,7 +142,7 @@ def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> l
             ReferenceModel(model).run(inputs, record)
             return _contributions(model, inputs, visited)
         except Exception as error:
-            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+            raise NoReferenceError(reference_failure(error)) from error
 
 
 def _contributions(

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxopt_cli.core.text import clipped, exception_text
+from onnxopt_cli.core.text import clipped, exception_text, printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.evaluate import evaluate
@@ -24,7 +24,7 @@ from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.nodes import all_nodes, with_bound_functions
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
-from onnxopt_cli.oracle.patching import corrected, replaced
+from onnxopt_cli.oracle.patching import corrected, replaced, unimplemented_operator
 from onnxopt_cli.oracle.widen import in_double, rounded_like, widened_value
 
 # The largest number of bytes of the outputs of nodes that are computed together.
@@ -32,6 +32,8 @@ _MAX_BYTES_OF_NODES = 64 << 20
 # Seconds after which no further nodes are computed together.
 _SECONDS_OF_NODES = 2.0
 _MAX_MESSAGE_CHARS = 200
+#: The reason for missing values begins with this text if onnx's reference lacks an operator.
+UNIMPLEMENTED = "onnx's reference does not implement"
 
 
 class NoReferenceError(Exception):
@@ -60,7 +62,7 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
         try:
             native = ReferenceModel(model).run(inputs)
         except Exception as error:
-            raise NoReferenceError(f"onnx's reference: {first_line(error)}") from error
+            raise NoReferenceError(reference_failure(error)) from error
         try:
             exact = ReferenceModel(model, wide=True).run(inputs)
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
@@ -127,6 +129,18 @@ def require_supported(model: onnx.ModelProto) -> None:
     """
     if why := next(filter(None, map(unsupported_reason, all_nodes(model))), ""):
         raise NoReferenceError(f"onnx's reference {why}")
+
+
+def reference_failure(error: Exception, precision: str = "") -> str:
+    """Return why onnx's reference did not run a model.
+
+    Args:
+        error: the exception that the reference raised.
+        precision: the precision of the run, such as ``" in double"``.
+    """
+    if operator := unimplemented_operator(error):
+        return f"{UNIMPLEMENTED} {printable(operator)}"
+    return f"onnx's reference does not run it{precision}: {first_line(error)}"
 
 
 def first_line(error: Exception) -> str:
