@@ -528,6 +528,19 @@ def test_coordinates_of_deformed_windows_are_rounded_to_float32():
     assert error_shares(model, inputs, wrong[None, None, None]).max() > 1
 
 
+def test_small_sums_of_deformed_windows_have_small_tolerances():
+    x, w, offset = np.arange(9).reshape(1, 1, 3, 3), np.ones((1, 1, 2, 2)), np.zeros((1, 8, 4, 4))
+    inputs = {"x": x, "w": w, "offset": offset}
+    inputs = {name: value.astype(np.float32) for name, value in inputs.items()}
+    model = model_of("DeformConv", inputs, pads=[1, 1, 1, 1])
+    padded = np.pad(inputs["x"], [(0, 0), (0, 0), (1, 1), (1, 1)])
+    value = (
+        padded[..., 1:, 1:] + padded[..., 1:, :-1] + padded[..., :-1, 1:] + padded[..., :-1, :-1]
+    )
+    assert error_shares(model, inputs, value).max() <= 1
+    assert error_shares(model, inputs, value * np.float32(1 + 1e-5))[value > 0].min() > 1
+
+
 def test_product_of_pairs_of_equal_factors_passes():
     inputs = {"x": np.full(30_000, 1.0003, np.float32)}
     exact, value = np.prod(inputs["x"].astype(float)), inputs["x"]

@@ -301,9 +301,11 @@ def _deformed(
     columns = _bilinear(images, coordinates[:, :, :, :, 0], coordinates[:, :, :, :, 1])
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
-    columns = columns.reshape(len(x), group, channels // group, *kernel, *shape)
-    weights = w.reshape(group, len(w) // group, *w.shape[1:])
-    y = np.einsum("ngcijhw,gocij->ngohw", columns, weights).reshape(len(x), len(w), *shape)
+    # A matrix product, because runs with sequential sums replace numpy.matmul.
+    terms = channels // group * prod(kernel)
+    columns = columns.reshape(len(x), group, terms, prod(shape))
+    weights = w.reshape(group, len(w) // group, terms)
+    y = np.matmul(weights, columns).reshape(len(x), len(w), *shape)
     y = y if b is None else y + b.reshape(-1, 1, 1)
     return (y.astype(x.dtype),)
 
