@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, permutations
 from random import Random
 from typing import Any
 
@@ -785,6 +785,34 @@ def _halves(_: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _related(random: Random, node: BoundNode) -> BoundNode:
+    """Give an input the elements of another input of its type and shape, or integers next to them.
+
+    Faults of comparisons and of conversions often depend on equal or nearly equal elements.
+    """
+    pairs = [
+        (first, second)
+        for first, second in permutations(_tensors(node), 2)
+        if _type_and_shape(node, first) == _type_and_shape(node, second)
+    ]
+    if not pairs:
+        return node
+    first, second = random.choice(pairs)
+    array = node.operand(first)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    if array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        moved = array.astype(object) + _generator(random).randint(-1, 2, array.shape)
+        array = np.clip(moved, limits.min, limits.max).astype(array.dtype)
+    return node.with_operand(second, np.asarray(array))
+
+
+def _type_and_shape(node: BoundNode, place: int) -> tuple[object, tuple[int, ...]]:
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    return array.dtype, array.shape
+
+
 def _order(random: Random, node: BoundNode) -> BoundNode:
     """Exchange the elements of an input, so that special values are in other places."""
     places = [
@@ -808,23 +836,19 @@ def _emptied(random: Random, node: BoundNode) -> BoundNode:
     Backends often reject tensors without elements, which few cases have.
     """
     places = _tensors(node)
-    lengths = sorted({length for place in places for length in _shape_of(node, place)})
+    shapes = {place: array.shape for place in places if (array := node.operand(place)) is not None}
+    lengths = sorted({length for shape in shapes.values() for length in shape})
     if not lengths:
         return node
     chosen = random.choice(lengths)
     if random.randrange(3) == 0:
         places = [random.choice(places)]
     for place in places:
-        shape = tuple(0 if length == chosen else length for length in _shape_of(node, place))
+        shape = tuple(0 if length == chosen else length for length in shapes[place])
         array = node.operand(place)
         if array is not None and shape != array.shape:
             node = node.with_operand(place, np.empty(shape, array.dtype))
     return node
-
-
-def _shape_of(node: BoundNode, place: int) -> tuple[int, ...]:
-    array = node.operand(place)
-    return () if array is None else array.shape
 
 
 # Functions that return values of a class.
@@ -843,4 +867,5 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
     *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_halves,) * 2, *(_order,) * 2, _emptied,
+    _related,
 )  # fmt: skip

@@ -418,6 +418,11 @@ def _contents(
         return
     if _in_order(right) == _in_order(returned):
         yield REORDERED
+    if right.dtype == bool:
+        values = returned.reshape(-1)[wrong]
+        yield from [
+            text for text, holds in (("are true", values), ("are false", ~values)) if holds.all()
+        ]
     if not _is_numeric(right):
         return
     before, after = right.reshape(-1)[wrong], returned.reshape(-1)[wrong]

@@ -108,7 +108,7 @@ _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
-_MAX_PROOFS = 4
+_MAX_PROOFS = 6
 # Number of attempts to prove one hypothesis.
 _MAX_ATTEMPTS = 2
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.

@@ -58,6 +58,9 @@ _LONGEST_NAMED_RANK = 5
 # pads.
 _MAX_PARAMETERS = 16
 _SHORT_BYTES = 2
+# Sizes of integer types, in bytes, that a trait names. Few backends have faults in all 16-bit or
+# all 32-bit integers only.
+_NAMED_ITEMSIZES = frozenset({1, 8})
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
@@ -65,6 +68,8 @@ _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
 # Additional cost of a trait that is a statement about an optional attribute, but may also hold for
 # nodes that omit the attribute.
 _DEFAULT_COST = 0.15
+# Cost of each value of a list that a trait states.
+_ITEM_COST = 0.2
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
 # NumPy's own floating-point types, unlike bfloat16, which another package defines.
@@ -383,7 +388,11 @@ def _named(name: str, full_name: str, value: Any, ignoring: str, cost: float) ->
 def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]:
     """Yield the traits of a list of numbers or texts."""
     words, are = _words(values), _are(name)
-    yield from _true([(len(words) <= _MAX_VALUE_CHARS, f"{name} {are} {words}", 1.4)], ignoring)
+    # A fault rarely depends on all numbers of a list, so a long list is a costly condition.
+    are_exact = not any(isinstance(value, float) for value in values)
+    is_short = are_exact and len(words) <= _MAX_VALUE_CHARS
+    cost = 1.3 + _ITEM_COST * len(values)
+    yield from _true([(is_short, f"{name} {are} {words}", cost)], ignoring)
     if not values or not all(isinstance(value, int | float) for value in values):
         return
     neutral = 0 if "pad" in name else 1
@@ -436,6 +445,10 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
                 if is_given
                 else Trait(f"{name} is left out", 1.15, parameter=name)
             )
+        if {*formal.types} == {"tensor(bool)"} and (value is None or value.size == 1):
+            is_true = value is not None and bool(value.all())
+            words = "is true" if is_true else "is not true"
+            yield Trait(f"{name} {words}", 1.1, parameter=name)
         if formal.option != option.Variadic and value is not None:
             for trait in _parameter_traits(name, value, index):
                 yield replace(trait, parameter=name)
@@ -515,8 +528,8 @@ def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
         yield Trait(f"{name} is unsigned", cost + 0.04)
     if kind == "i":
         yield Trait(f"{name} is a signed integer", cost + 0.04)
-    if value.dtype.itemsize == 1 and kind in "iu":
-        yield Trait(f"{name} is an integer of 8 bits", cost + 0.04)
+    if value.dtype.itemsize in _NAMED_ITEMSIZES and kind in "iu":
+        yield Trait(f"{name} is an integer of {8 * value.dtype.itemsize} bits", cost + 0.04)
     if kind in "fiu" and value.dtype != np.float32:
         yield Trait(f"{name} is not float32", cost + 0.06)
 

@@ -258,6 +258,12 @@ def test_trait_of_all_failing_nodes_requires_independent_nodes_that_show_no_chan
     )
 
 
+def test_wrong_truth_values_are_described():
+    compared = "float[N, M] X => bool[N, M] Y", "Less (X, X)"
+    found = proven(compared, lambda x, y: y | np.isnan(x))
+    assert "wherever the element of A is NaN; they are true" in found
+
+
 def test_condition_beside_another_cause_excludes_its_failures():
     samples = [node(ABS, number, nan_as_zero) for number in range(40)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)

@@ -932,6 +932,23 @@ def test_some_generated_nodes_have_inputs_without_elements():
     assert any(node.is_independent and not node.size for node in nodes)
 
 
+def test_inputs_have_nearly_equal_elements_in_some_generated_nodes():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 11]> g (int64[4] a, int64[4] b) => (bool[4] y) '
+        "{ y = Less (a, b) }"
+    )
+    operands = {"a": np.array([3, 1 << 40, -9, 70]), "b": np.array([5000, 4, -(1 << 50), 8])}
+    node = BoundNode.of(model, operands)
+    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 100))
+    differences = [
+        np.abs(a - b)
+        for each in nodes
+        if (a := each.bound.operand(0)).dtype == (b := each.bound.operand(1)).dtype == np.int64
+        and a.shape == b.shape
+    ]
+    assert any(array.size and array.max() <= 1 for array in differences)
+
+
 def test_relations_between_inputs_are_exact_in_some_generated_nodes():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 11]> g (float a, float b, float c) => (float[N] y) '
@@ -1102,6 +1119,8 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
         ("TopK<axis = 0>(x, v)", 11, [2], "K equals the length of the axis of X"),
         ("Trilu(x, v)", 14, [4], "k is more than the length of the last axis of input"),
         ("Trilu(x, v)", 14, [-3], "k is at most minus the length of the last axis of input"),
+        ("Dropout(x, , v)", 13, [False], "training_mode is not true"),
+        ("ReduceSum(x, v)", 13, [0], "axes are [0]"),
     ],
 )  # fmt: skip
 def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, text):
