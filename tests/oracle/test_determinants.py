@@ -135,6 +135,16 @@ def test_larger_matrices_pass_by_factorization(count, deficit):
     check_reformulations(x, REFORMULATIONS.keys() - {"cofactors", "without fractions"})
 
 
+def test_products_of_pivots_may_overflow_where_the_determinant_vanishes():
+    x = np.array([1e4 * matrix_of_rank(16, 3, seed) for seed in range(4)], F)
+    with np.errstate(over="ignore"):
+        infinite = np.array([eliminated(matrix) for matrix in x])
+        assert np.isinf(infinite).all()
+        check_reformulations(x, ["partial pivots", "complete pivots", "reflections", "in double"])
+    small = np.array([1e-2 * matrix_of_rank(16, 3, seed) for seed in range(4)], F)
+    assert expected_branch(small).wrong(infinite).all()
+
+
 @given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 2**31), st.floats(-3, 3))
 def test_scaled_matrices_pass(count, deficit, seed, power):
     x = matrix_of_rank(count, min(deficit, count - 1), seed)

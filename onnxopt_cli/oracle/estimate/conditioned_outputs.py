@@ -239,6 +239,9 @@ def _float_output(
     tolerance = units * unit
     # A device may flush an element that may be subnormal.
     tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
+    alternatives += [
+        (value, _OUT_OF_RANGE) for value in _across_range(exact, tolerance, native.dtype)
+    ]
     branches = (
         _alternative_value(value, units * roundoff, tolerance, native.dtype)
         for value, _ in alternatives
@@ -247,6 +250,33 @@ def _float_output(
     has_tolerance = any(limit.any() for _, limit in right)
     labels = ("", *(label for _, label in alternatives))
     return ConditionedOutput(right, units=units if has_tolerance else 0.0, labels=labels)
+
+
+def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield values of the other side of the range of a type that are within the tolerance.
+
+    Where the tolerance reaches beyond the largest finite number, an infinity is the rounded form of
+    accepted numbers. Where the exact result is beyond that number, numbers below it may be
+    accepted.
+
+    Args:
+        exact: the output in double.
+        tolerance: its tolerances.
+        dtype: the dtype of the output.
+    """
+    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    if exact.dtype.kind != "f" or not (np.abs(exact) + tolerance > largest).any():
+        return
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(dtype).astype(np.float64)
+        for sign in (1.0, -1.0):
+            farthest = (exact + sign * tolerance).astype(dtype).astype(np.float64)
+            crosses = np.isinf(farthest) & np.isfinite(tolerance) & np.isfinite(exact)
+            crosses &= farthest != rounded
+            nearest = np.isfinite((exact - sign * tolerance).astype(dtype).astype(np.float64))
+            returns = (rounded == sign * np.inf) & nearest
+            if crosses.any() or returns.any():
+                yield np.where(crosses, farthest, np.where(returns, sign * largest, exact))
 
 
 def _largest_unit(
