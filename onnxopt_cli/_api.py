@@ -225,11 +225,9 @@ def load_cases(
     """
     collection = collect([str(target) for target in targets], memory, open_progress=open_progress)
     filters = Filters(*map(_several, (patterns, operators, tags, without)))
-    selected, _ = choose(collection.cases, filters, tell)
+    selected, _ = choose(collection.cases, filters, tell, required=not collection.problems)
     if collection.problems:
         invalid(collection.problems)
-    elif not selected:
-        raise NothingSelected(f"no case is selected, of {len(collection.cases)} found")
     return selected
 
 

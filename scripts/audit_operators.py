@@ -77,7 +77,7 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """The mutation score; None if there are no mutants."""
+        """The mutation score, or None without mutants."""
         return self.killed / self.counted if self.counted else None
 
     @property
@@ -116,7 +116,7 @@ def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str
 
 
 def extremes(numbers: Collection[int]) -> Sequence[int]:
-    """Return the least and the largest of some numbers as text; empty if there are none."""
+    """Return the least and the largest of some numbers; an empty tuple without numbers."""
     return (min(numbers), max(numbers)) if numbers else ()
 
 

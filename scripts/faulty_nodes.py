@@ -175,7 +175,7 @@ def replaced(operands: Sequence[Array], index: int, value: Array) -> list[Array]
 
 
 def constant_index(operands: Sequence[Array]) -> int | None:
-    """Return the index of the smaller operand of an elementwise operator; None if there is none."""
+    """Return the index of the smaller operand of an elementwise operator; None for equal sizes."""
     if operands[0].size == operands[1].size:
         return None
     return int(operands[1].size < operands[0].size)

@@ -73,7 +73,7 @@ PLUGINS = {
     "elsewhere": ("Copies", "WritesIntoItsInput", "ReturnsLists", "LacksAKernel"),
 }
 # Largest number of changed outcomes that are listed.
-MAX_MOVED_LINES = 400
+MAX_CHANGED_LINES = 400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.add_argument("--onnxopt", default=shutil.which("onnxopt"), help="the command to run")
     record.add_argument("--suite", action="append", help="only this suite; may be repeated")
     record.add_argument("--no-plugins", action="store_true", help="built-in backends only")
-    compare = commands.add_parser("compare", help="list the outcomes that moved")
+    compare = commands.add_parser("compare", help="list the outcomes that changed")
     compare.add_argument("before", type=Path)
     compare.add_argument("after", type=Path)
     options = parser.parse_args(arguments)
@@ -125,17 +125,19 @@ def _outcomes(log: Path) -> Iterator[tuple[str, str]]:
 
 def _compare(before: Path, after: Path) -> int:
     old, new = _read(before), _read(after)
-    moved = [(key, old.get(key, "-"), new.get(key, "-")) for key in sorted(old.keys() | new.keys())]
-    moved = [(key, was, now) for key, was, now in moved if was != now]
-    kinds = Counter((was, now) for _, was, now in moved)
-    print(f"{len(moved)} of {len(old.keys() | new.keys())} outcomes moved")
+    changed = [
+        (key, old.get(key, "-"), new.get(key, "-")) for key in sorted(old.keys() | new.keys())
+    ]
+    changed = [(key, was, now) for key, was, now in changed if was != now]
+    kinds = Counter((was, now) for _, was, now in changed)
+    print(f"{len(changed)} of {len(old.keys() | new.keys())} outcomes changed")
     for (was, now), count in kinds.most_common():
         print(f"{count:6} {was} -> {now}")
-    for (case, backend), was, now in moved[:MAX_MOVED_LINES]:
+    for (case, backend), was, now in changed[:MAX_CHANGED_LINES]:
         print(case, backend, f"{was} -> {now}", sep="\t")
-    if len(moved) > MAX_MOVED_LINES:
-        print(f"... and {len(moved) - MAX_MOVED_LINES} more")
-    return int(bool(moved))
+    if len(changed) > MAX_CHANGED_LINES:
+        print(f"... and {len(changed) - MAX_CHANGED_LINES} more")
+    return int(bool(changed))
 
 
 def _read(path: Path) -> dict[tuple[str, str], str]:

@@ -4,8 +4,8 @@
 
 The script writes cases of several sizes and distributions as ONNX test directories. The script runs
 ``onnxopt run`` on the cases with one backend for each place in the lists of forms: ``Form0``
-computes each operator by its first form. The script prints the rejected results, and exits with 1
-if there are any.
+computes each operator by its first form. The script prints the rejected results. It exits with 1 if
+a result was rejected.
 
 The forms come from numerical libraries and textbooks: sums in several orders, one-pass and
 two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,

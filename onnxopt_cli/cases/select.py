@@ -37,6 +37,7 @@ from onnxopt_cli.core.values import Value, dtype_name
 from onnxopt_cli.errors import (
     InvalidCase,
     NodeError,
+    NothingSelected,
     OnnxoptError,
     UsageError,
 )
@@ -78,6 +79,7 @@ def choose(
     *,
     without: Mapping[str, str] = MappingProxyType({}),
     failed: FailedLast | None = None,
+    required: bool = False,
 ) -> tuple[list[Case], dict[str, str]]:
     """Select cases; all comparisons ignore letter case.
 
@@ -88,6 +90,7 @@ def choose(
             or the reason why all cases run although --lf was given.
         without: further capabilities to exclude, besides the filters' own, each with the reason.
         failed: how to use earlier failures; None ignores them.
+        required: whether at least one case must be selected.
 
     Returns:
         The selected cases in their original order; and for each excluded capability, the number
@@ -96,6 +99,8 @@ def choose(
     Raises:
         UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern
             has a syntax error.
+        NothingSelected: if a case is required and none is selected; the hint names each word of a
+            pattern that matches no case.
     """
     chosen = list(cases)
     ids = [case.id for case in cases]
@@ -108,15 +113,23 @@ def choose(
     if filters.operators:
         pairs = [(case, operators_of(case)) for case in chosen]
         chosen = _having("operator", filters.operators, pairs)
+    notices = []
     for word in sorted({word for pattern in patterns for word in pattern.unmatched}):
         hint = _similar_id(word, ids)
-        tell(f"no case's id matches -k {abbreviated(word)}{'; ' * bool(hint)}{hint}")
+        notices.append(f"no case's id matches -k {abbreviated(word)}{'; ' * bool(hint)}{hint}")
+    reason = ""
     if failed is not None:
         chosen, reason = _failed_last(chosen, failed)
-        if reason:
-            tell(reason)
     names = {**dict.fromkeys(filters.without, ""), **without}
-    return _leave_out(chosen, names) if names else (chosen, {})
+    chosen, left_out = _leave_out(chosen, names) if names else (chosen, {})
+    if required and not chosen:
+        raise NothingSelected(
+            f"no case is selected, of {len(cases)} found",
+            hint="\n".join([*notices, "onnxopt list shows the ids that -k matches"]),
+        )
+    for notice in filter(None, [*notices, reason]):
+        tell(notice)
+    return chosen, left_out
 
 
 def _similar_id(word: str, ids: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from onnxopt_cli.config.run_config import (
 )
 from onnxopt_cli.core.files import require_output_folder, require_unused, require_writable_file
 from onnxopt_cli.core.text import nearest, printable, some_of
-from onnxopt_cli.errors import InvalidCase, NothingSelected, UsageError
+from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ def _case(target: str, config: LocateConfig) -> Case:
     collection = collect([target], model_inputs=config.model_inputs)
     if collection.problems:
         raise InvalidCase(collection.problems)
-    cases, _ = choose(collection.cases, config.filters, note)
-    if not cases:
-        raise NothingSelected(f"no case is selected, of {len(collection.cases)} found")
+    cases, _ = choose(collection.cases, config.filters, note, required=True)
     if len(cases) > 1:
         raise UsageError(
             f"{printable(target)} has {len(cases)} cases, expected one",

@@ -49,7 +49,6 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import (
     BackendUnavailable,
     Fault,
-    NothingSelected,
     UsageError,
 )
 from onnxopt_cli.run.executors import (
@@ -207,19 +206,14 @@ def _selected(
     tell: Callable[[str], None],
 ) -> tuple[list[Case], Mapping[str, str]]:
     """Return the cases that the settings select, and the reasons why other cases are left out."""
-    selected, left_out = choose(
+    return choose(
         collection.cases,
         config.filters,
         tell,
         without=expectations.without,
         failed=_failed_last(config),
+        required=bool(collection.cases) and not collection.problems,
     )
-    if collection.cases and not selected and not collection.problems:
-        raise NothingSelected(
-            f"no case is selected, of {len(collection.cases)} found",
-            hint="onnxopt list shows the ids that -k matches",
-        )
-    return selected, left_out
 
 
 def _in_shard(cases: list[Case], shard: Shard | None) -> list[Case]:

@@ -112,7 +112,7 @@ tail -c 8"""
 
 
 def make(folder, flags):
-    """Build the C++ command; skip the test if there is no compiler."""
+    """Build the C++ command; skip the test if no C++ compiler is installed."""
     tool = shutil.which("make")
     if tool is None or not (shutil.which("g++") or shutil.which("c++")):
         pytest.skip("there is no C++ compiler, or no make")

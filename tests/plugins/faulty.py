@@ -135,7 +135,7 @@ class HeadsByKeyHeads(SharedHeads):
 
 
 class HeadsByTwo(SharedHeads):
-    """Divides the index of the query's head by two, whatever the numbers of heads."""
+    """Divides the index of the query's head by two, for all numbers of heads."""
 
     def key_heads(self, heads, count):
         return heads // 2 % count if len(heads) > count else heads

@@ -47,9 +47,10 @@ class Misbehaves(Well):
 
 
 class InTurn(Well):
-    """Misbehaves at each bad case like another backend, whose number is `R`.
+    """Misbehaves in bad cases; the input `R` is the number of the backend that it then imitates.
 
-    The environment variable WAYS lists names in `backends`; the first has the number 1.
+    The environment variable WAYS lists the names of the imitated backends. The first has the number
+    1.
     """
 
     backends = globals()

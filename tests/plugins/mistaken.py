@@ -129,7 +129,7 @@ class Optimized:
 
 
 class TransposesCancel(Optimized):
-    """Removes two consecutive Transpose nodes, whatever their permutations."""
+    """Removes two consecutive Transpose nodes without checking that their permutations cancel."""
 
     def optimize(self, graph):
         producers = {output: node for node in graph.node for output in node.output}

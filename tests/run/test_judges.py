@@ -17,7 +17,8 @@ from places import REPOSITORY
 
 from onnxopt_cli.run import runner
 
-# If X is 7, the formula kills its own process, interrupts its parent, or returns changing results.
+# If X is 7, the formula does one of these: it kills its own process, interrupts its parent, or
+# returns another result in each call.
 OPERATOR = """\
 import os, signal
 from pathlib import Path
@@ -42,8 +43,8 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Evaluations alternate between two results: the first is the expected result, the second the
-# output.
+# Evaluations alternate between two results. The first one becomes the expected result, and the
+# second one becomes the output.
 ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
 CASES = 60

@@ -219,6 +219,16 @@ def test_warning_names_a_pattern_that_matches_no_case(demo, onnxopt):
         assert "plain" not in answer.err
 
 
+def test_error_without_selected_cases_names_the_pattern_that_matches_no_case(demo, onnxopt):
+    for command in ("run", "list"):
+        answer = onnxopt(command, "demo.yaml", "-k", "nesterow")
+        assert answer.code == 5
+        assert (
+            "error: no case is selected, of 2 found\n  no case's id matches -k nest" in answer.err
+        )
+        assert answer.err.count("nesterow") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

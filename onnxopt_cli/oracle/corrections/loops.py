@@ -141,7 +141,7 @@ def _scanned(
 
 
 def _slices(value: Any, axis: int) -> list[Any]:
-    """Return the slices of a tensor along an axis; each slice of a stacked tensor is stacked."""
+    """Return the slices of a tensor along an axis; the slices of a `Stacked` are `Stacked`."""
     if isinstance(value, Stacked):
         runs_first = value.array
         along = np.moveaxis(runs_first, axis if axis < 0 else 1 + axis, 0)

@@ -41,8 +41,8 @@ def test_findings_do_not_depend_on_the_number_of_workers(two, tmp_path):
             two.end(two.workers[1])
     findings = [kept(tmp_path / where) for where in ("two", "one", "here")]
     assert findings[0] == findings[1] == findings[2]
-    # Unexplained wrong numbers are of one kind in single nodes, and of another kind in models with
-    # several nodes.
+    # Failures with unexplained wrong numbers form at most two kinds: one for models with a single
+    # node, and one for models with several nodes.
     assert 1 <= len([name for name in findings[0] if name.endswith(".yaml")]) <= 2
 
 
