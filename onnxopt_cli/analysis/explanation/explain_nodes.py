@@ -104,7 +104,7 @@ MIN_OTHER_CASES = 3
 MAX_CAUSES = 3
 # Shares of the limit of a search. The search for causes of errors gets a smaller share, because it
 # tries no known mistakes.
-_SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.25}
+_SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.35}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
 # Largest number of hypotheses that are tested on new inputs.
@@ -113,8 +113,9 @@ _MAX_PROOFS = 6
 _MAX_ATTEMPTS = 2
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.
 _RIVAL_COST = 0.15
-# Share of the limit of a search for conditions on elements.
-_ELEMENTS_SHARE = 0.35
+# Shares of the limit of a search for conditions on elements and traits of all failing nodes. For
+# errors, only traits are sought.
+_ELEMENTS_SHARES = {Outcome.FAIL: 0.35, Outcome.ERROR: 0.25}
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 8
 # Largest number of outputs whose elements are examined.
@@ -391,7 +392,7 @@ class _NodeSearch:
         end = self._nodes.end
         # The search for mistakes and conditions on nodes leaves a share for conditions on elements
         # and for the validation.
-        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARE
+        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARES[self._outcome]
         self._nodes.end = self._limit.share(nodes_share).after(self._clock)
         elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
         self._nodes.examine_cases()
