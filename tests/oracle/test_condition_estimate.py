@@ -1,5 +1,7 @@
 """Condition estimates: correct outputs pass, and wrong outputs near them fail."""
 
+from itertools import permutations
+
 import hypothesis
 import ml_dtypes
 import numpy as np
@@ -460,6 +462,45 @@ def test_linear_regression_of_one_feature_rounds_the_product():
     y = x * coefficient + intercept
     assert passes_estimate(model, {"x": x}, y)
     assert not passes_estimate(model, {"x": x}, y + np.float32(1e-5))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize(("operator", "output"), [("Classifier", 1), ("Regressor", 0)])
+def test_weights_of_trees_and_base_value_cancel_in_any_order(operator, output, dtype):
+    terms = f32(3.1234567, 2.7654321, -1.3111111, -4.577776)
+    x = np.array([[2]], dtype)
+    kind = "class" if output else "target"
+    per_tree = {
+        "nodes_treeids": [0, 1, 2],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_values": [1.0, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+    }
+    attributes = {name: values * 3 for name, values in per_tree.items()}
+    attributes["nodes_treeids"] = np.repeat([0, 1, 2], 3).tolist()
+    attributes |= {
+        f"{kind}_treeids": np.repeat([0, 1, 2], 2).tolist(),
+        f"{kind}_nodeids": [1, 2] * 3,
+        f"{kind}_ids": [0] * 6,
+        f"{kind}_weights": [w for term in terms[:3].tolist() for w in (1.0, term)],
+    }
+    if output:
+        attributes |= {"classlabels_int64s": [4, 7, 9], "class_ids": [0, 0, 0, 0, 1, 0]}
+        attributes["base_values"] = [float(terms[3]), 0.0, 0.0]
+    else:
+        attributes |= {"n_targets": 1, "base_values": [float(terms[3])]}
+    node = (f"TreeEnsemble{operator}", ["x"], attributes | {"domain": "ai.onnx.ml"})
+    model = model_of([node], {"x": x}, output + 1, types=[TensorProto.INT64, 1][1 - output :])
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    sums = {float(np.add.accumulate(terms[[*order]])[-1]) for order in permutations(range(4))}
+    assert len(sums) > 1
+    others = [0, 0] if output else []
+    for total in sums:
+        assert passes_estimate(model, {"x": x}, [[total, *others]], output)
+    assert not passes_estimate(model, {"x": x}, [[total + 1e-4, *others]], output)
 
 
 def test_normalizer_adds_squares_in_any_order():

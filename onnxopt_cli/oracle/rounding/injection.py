@@ -37,10 +37,13 @@ from onnxopt_cli.oracle.rounding.intermediate_values import (
     coordinate_errors,
     moved_activations,
     moved_coordinates,
+    moved_weights,
     offset_coordinates,
+    summed_weights,
 )
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
+    TREES,
     NodeClass,
     NodeKind,
     classify,
@@ -128,6 +131,8 @@ _SMALLEST_NORMAL = {
 # The factor by which a number must exceed the rounding error of a subnormal number for this error
 # to be negligible.
 _VISIBLE = 2.0**60
+# A sum of two terms is rounded once. The result is perturbed by this rounding.
+_EXACT_TERMS = 2
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
 # The indices of the scale and the bias among the operands of a normalization.
@@ -457,6 +462,15 @@ class Injector:
                 moved,
                 lambda draw: moved_activations(
                     site.roundoff, lambda value: roundoff * draw(np.asarray(value))
+                ),
+            )
+        elif node.op_type in TREES and (terms := summed_weights(node.onnx_node)) > _EXACT_TERMS:
+            weight_error = roundoff * sum_roundings(terms)
+            outputs = self._computed(
+                compute,
+                moved,
+                lambda draw: moved_weights(
+                    node.op_type, lambda weights: weight_error * draw(weights) * weights
                 ),
             )
         elif node.op_type in SHARES:

@@ -1,4 +1,4 @@
-"""Perturbed intermediate values of nodes: the activations of recurrent cells, and coordinates.
+"""Perturbed intermediate values of nodes: activations of recurrent cells, coordinates, weights.
 
 The error of a gate or candidate of a recurrent cell is relative to the range of its activation, 1,
 not to its value. The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distance
@@ -12,6 +12,10 @@ and tanh(22) is 1 - 10u.
 A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
 elements. A node that selects elements may select another element because of an error of a
 coordinate. Therefore the coordinates of both kinds of nodes are perturbed.
+
+An ensemble of trees adds weights, which are attributes, and base values. A sum that is close to
+zero has errors of partial sums, which are proportional to the weights. The operands only choose the
+weights, so the weights are perturbed.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.corrections import grids
@@ -51,6 +57,18 @@ _WEIGHT_SHARE = 1 / 16
 # accepted.
 _REGION_SHARE = 1 / 2
 
+# The modules of onnx's reference with the operators of trees.
+_TREE_MODULES = {
+    "TreeEnsemble": "op_tree_ensemble",
+    "TreeEnsembleClassifier": "op_tree_ensemble_classifier",
+    "TreeEnsembleRegressor": "op_tree_ensemble_regressor",
+}
+# The beginnings of the names of attributes with weights of trees.
+_BASE = "base_values"
+_WEIGHTS = (_BASE, "class_weights", "leaf_weights", "target_weights")
+# Values of aggregate_function that select a weight; in TreeEnsemble, the attribute is a number.
+_SELECTING_AGGREGATES = frozenset({b"MIN", b"MAX", 2, 3})
+
 #: The index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
 #: The index of the operand of DeformConv that contains offsets from regular coordinates.
@@ -78,6 +96,36 @@ def moved_activations(
         return moved_activation
 
     return replaced((cell, "f", moved(cell.f, 0.0)), (cell, "g", moved(cell.g, -1.0)))
+
+
+def summed_weights(node: onnx.NodeProto) -> int:
+    """Return the number of terms of each sum of an ensemble of trees; 0 if it adds no weights."""
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    if attributes.get("aggregate_function") in _SELECTING_AGGREGATES:
+        return 0
+    trees = attributes.get("tree_roots") or attributes.get("nodes_treeids") or ()
+    return len({*trees}) + any(name.startswith(_BASE) for name in attributes)
+
+
+def moved_weights(op_type: str, move: Callable[[Array], Array]) -> AbstractContextManager[None]:
+    """Perturb the weights and base values of an ensemble of trees in a ``with`` block.
+
+    Args:
+        op_type: the operator.
+        move: returns the movements of weights.
+    """
+    modules = reference_modules().aionnxml
+    owner = getattr(getattr(modules, _TREE_MODULES[op_type]), op_type)
+    original = owner._run  # noqa: SLF001 - no public method takes the attributes
+
+    def run(node: Any, *operands: Any, **attributes: Any) -> Any:
+        for name, value in attributes.items():
+            if name.startswith(_WEIGHTS) and value is not None:
+                weights = np.asarray(value, np.float64)
+                attributes[name] = weights + move(weights)
+        return original(node, *operands, **attributes)
+
+    return replaced((owner, "_run", run))
 
 
 def coordinate_errors(op_type: str, grid: Array) -> Array:

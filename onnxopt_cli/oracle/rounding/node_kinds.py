@@ -149,6 +149,9 @@ _DISCONTINUOUS = frozenset(
 _CLASSIC_DOMAIN = "ai.onnx.ml"
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
+#: Operators that sum weights, which are attributes: the weights of the leaves of trees.
+TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+
 #: Operators whose products a matrix unit (tensor core) may compute from rounded operands.
 PRODUCTS = frozenset(
     {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "GRU", "LSTM"}
@@ -205,8 +208,9 @@ def classify(
     listed = _LISTED.get(node.op_type)
     if listed is NodeKind.EXACT or (not results and listed in (None, NodeKind.ELEMENTWISE)):
         return NodeClass(NodeKind.EXACT)
+    default = NodeKind.COMBINE if node.op_type in TREES else NodeKind.ELEMENTWISE
     if not places or listed is NodeKind.ELEMENTWISE:
-        return NodeClass(listed or NodeKind.ELEMENTWISE)
+        return NodeClass(listed or default)
     # A product of generic numbers is equal to neither factor, so MatMul never moves data.
     may_move = listed in {None, NodeKind.COORDINATES} and node.op_type != "MatMul"
     if may_move and _moves_data(node, compute, inputs, outputs):
@@ -215,7 +219,7 @@ def classify(
     if listed is not None:
         return NodeClass(listed, terms)
     if terms <= 1 and len(places) <= _MAX_ELEMENTWISE_OPERANDS:
-        return NodeClass(NodeKind.ELEMENTWISE)
+        return NodeClass(default)
     return NodeClass(NodeKind.PRODUCT if product else NodeKind.COMBINE, terms)
 
 
