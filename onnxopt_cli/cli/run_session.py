@@ -79,7 +79,7 @@ class Display:
     Args:
         session: the run.
         targets: the targets of the run.
-        cluster: the machines on which backends run; None for this one.
+        cluster: the machines on which backends run; None for this machine.
         to_stderr: whether the console is that of standard error, instead of standard output.
     """
 

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     """Show an operator, a known mistake of it, or a case.
 
-    For an operator with a formula: formula, inputs, attributes, known mistakes. For any other
-    operator of ONNX: signature, attributes by version, how outputs are judged, and its mutants.
+    For an operator with a formula, the command shows the formula, the inputs, the attributes and
+    the known mistakes. For any other operator of ONNX, it shows the signature, the attributes by
+    version, how outputs are judged, and the mutants.
 
     \b
     onnxopt show Adam

@@ -154,7 +154,7 @@ _MAX_KINDS = 4
 
 
 def _listed(kinds: Mapping[str, int]) -> str:
-    """Return counts as text, ``1 large, 6 trajectories``; the total of rare kinds is last."""
+    """Return counts as text (``1 large, 6 trajectories``); the total of rare kinds is last."""
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     named = ordered if len(ordered) <= _MAX_KINDS else ordered[: _MAX_KINDS - 1]
     remaining = sum(count for _, count in ordered[len(named) :])

@@ -130,7 +130,7 @@ def open_executors(
         interruption: set when the user interrupts the run.
         reference_oracle: an oracle, which gets workers of its own even if the backends are not
             isolated; None if models without a formula need no oracle.
-        cluster: the machines on which the backends run; None for this one.
+        cluster: the machines on which the backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 
     Raises:

@@ -141,7 +141,7 @@ def open_session(
         find: collects the cases to choose from, while the backends start.
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
-        cluster: the machines on which backends run; None for this one.
+        cluster: the machines on which backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 
     Raises:
@@ -263,7 +263,7 @@ class Session:
     Attributes:
         plan: the cases, the backends, and the functions that write the log and review results.
         config: the settings of the run.
-        cluster: the machines on which backends run; None for this one.
+        cluster: the machines on which backends run; None for this machine.
         expectations: the expectations on the results of the cases.
         ids: ids of all cases, selected or not.
         results: the results by case and backend, in the order of their arrival.
@@ -528,7 +528,7 @@ def _restarted_backend(
         plan: the plan of the run.
         backend: the backend, as it is given to ``-b``.
         execution: how to run the backend.
-        cluster: the machines on which the backend runs; None for this one.
+        cluster: the machines on which the backend runs; None for this machine.
 
     Raises:
         BackendUnavailable: if the backend does not start again.

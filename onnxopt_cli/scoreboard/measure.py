@@ -59,7 +59,7 @@ class Conditions:
         execution: how backends are run.
         machines: the settings of the cluster.
         interruption: set when the user interrupts the command.
-        cluster: the machines on which backends run; None for this one.
+        cluster: the machines on which backends run; None for this machine.
         explain_time: seconds to explain the failures of a run; None for a part of the run's time.
         tell: shows a message.
         open_progress: opens a progress display.

@@ -545,7 +545,7 @@ class _ConformanceTemplates(Author):
                 yield self.template(f"{name}_{word}", about, changed={name: value}, tensors=scaled)
 
     def small_numbers(self) -> Iterator[CaseTemplate]:
-        """Yield values that may be rounded to zero, or be the operand of a truncated series."""
+        """Yield values that may be rounded to zero, or for which a series may be truncated."""
         make = partial(self.template, turn=False)
         scaled = self.judged(self.combined((1e-10, 1, 1e10)))
         for name in self.unlimited:

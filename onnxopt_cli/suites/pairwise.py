@@ -501,7 +501,7 @@ def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int,
 
 
 def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the sets of a group's tensors that are doubles: none, all, one, all but one."""
+    """Return the sets of a group's tensors that are doubles: none, all, one, or all but one."""
     mixed: list[tuple[str, ...]] = [(name,) for name in names]
     mixed += [tuple(tensor for tensor in names if tensor != name) for name in names]
     return [(), *[tuple(names)] * len(names), *filter(None, mixed)]

@@ -1,4 +1,4 @@
-"""Limits of onnxopt and the system: logs that are too large, audits without shared memory."""
+"""onnxopt reports logs that are too large, and audits run without shared memory."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SUBMITTED_TO_LEARN = 12
 # is more than half.
 _MIN_BASES = 8
 #: An attempt to prove a condition submits at most SUBMITTED_TO_PROVE inputs that meet the
-#: condition, and at most as many that do not.
+#: condition, and at most SUBMITTED_TO_PROVE other inputs.
 SUBMITTED_TO_PROVE = 60
 #: The largest number of inputs that an attempt to prove a condition draws.
 MAX_DRAWN_TO_PROVE = 400

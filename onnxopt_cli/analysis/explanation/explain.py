@@ -473,7 +473,7 @@ class _Search:
     def _agrees(
         self, mistake: Implementation, most: int | None = None
     ) -> Generator[None, None, bool]:
-        """Return whether a mistake is right in the cases that the backend passes."""
+        """Return whether a mistake computes right outputs in the cases that the backend passes."""
         for observation in islice(self._read_passing(), most):
             if not agrees_with(mistake, observation, self.judging):
                 return False

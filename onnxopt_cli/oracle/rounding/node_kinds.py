@@ -38,7 +38,7 @@ class NodeKind(Enum):
     TRANSFORM = auto()
     #: Computes coordinates, and interpolates at them.
     COORDINATES = auto()
-    #: Selects elements by coordinates that it computes.
+    #: Computes coordinates, and selects the elements at these coordinates.
     SELECT = auto()
     #: Multiplies: each operand only scales the output, and nothing cancels.
     PRODUCT = auto()

@@ -123,7 +123,7 @@ def _expand(draft: NodeDraft) -> None:
     target = draft.shape(1, 4)
     narrow = draft.narrowed(target)
     _add(draft, narrow)
-    # An element 1 of the target shape keeps the length of the input's dimension.
+    # If an element of the target shape is 1, the input's dimension keeps its length.
     shape = list(target)
     for place in range(1, len(narrow) + 1):
         if draft.maybe(4):

@@ -39,7 +39,7 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return a node that a wrong backend has run; a function changes the right output.
+    """Return a node with the output of a wrong backend: the right output, changed by a function.
 
     Args:
         signature: the inputs and the output, and the node.

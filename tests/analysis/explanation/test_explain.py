@@ -721,7 +721,8 @@ def test_generated_inputs_refute_accidental_conditions(
     run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
-    # Generated inputs may not support a condition that describes a range with one limit.
+    # If the condition describes a range with only one limit, generated inputs possibly do not
+    # confirm it.
     assert found["causes"] or " < " in condition
     for cause in found["causes"]:
         assert re.match(words, cause["found"]), cause["found"]

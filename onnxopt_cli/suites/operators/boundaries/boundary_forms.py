@@ -1,8 +1,8 @@
 """Nodes in forms that random draws seldom have.
 
 Examples are scalars as either operand and as results, tensors of many axes, an optional input that
-is present after omitted inputs, subgraphs whose outputs are declared in another order than they are
-computed, and sequences of empty tensors.
+is present after omitted inputs, subgraphs that compute their outputs in another order than the
+declared order, and sequences of empty tensors.
 """
 
 from __future__ import annotations
