@@ -183,21 +183,33 @@ def test_merged_recurrences_pass_if_updates_are_lost(kind):
     assert case.branch.wrong(case.branch.expected / 2)[..., 1224].all()
 
 
-def test_running_statistics_by_partial_sums_pass_if_their_roundings_add_up():
-    # Each of eight partial sums of numbers near 1e5 is rounded down at almost every addition.
-    x = np.random.default_rng(3).standard_normal((1, 1, 100_000)).astype(F) + F(1e5)
-    ones = [np.ones(1, F)] * 4
+def check_running_statistics(x, statistics):
+    """Check that running statistics of a single channel pass."""
+    ones = [np.ones(1, F)] * 2 + [np.zeros(1, F)] * 2
     names = ["x", "scale", "bias", "mean", "var"]
     infos = [helper.make_tensor_value_info(name, 1, None) for name in (*names, "y", "m", "v")]
     node = helper.make_node("BatchNormalization", names, ["y", "m", "v"], training_mode=1)
     graph = helper.make_graph([node], "g", infos[:5], infos[5:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=10)
     conditioned_outputs = condition(model, dict(zip(names, [x, *ones], strict=True)))
-    statistics = two_pass(vectorized_sum)(x.reshape(1, -1))
-    for output, statistic in zip(conditioned_outputs[1:], statistics, strict=True):
-        running = F(0.9) + F(0.1) * statistic.ravel()
+    for output, statistic in zip(
+        conditioned_outputs[1:], statistics(x.reshape(1, -1)), strict=True
+    ):
         expected, limit = output.right[0]
+        running = F(0.1) * statistic.ravel()
         assert (np.abs(running - expected.astype(np.float64)) <= limit).all()
+
+
+def test_running_statistics_by_partial_sums_pass_if_their_roundings_add_up():
+    # Each of eight partial sums of numbers near 1e5 is rounded down at almost every addition.
+    x = np.random.default_rng(3).standard_normal((1, 1, 100_000)).astype(F) + F(1e5)
+    check_running_statistics(x, two_pass(vectorized_sum))
+
+
+def test_running_variance_by_merged_recurrences_passes_after_a_step():
+    x = 1000 + 1e-3 * np.random.default_rng(21).standard_normal((1, 1, 512))
+    x[..., 170:] += 1
+    check_running_statistics(x.astype(F), partial(merged, length=128))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

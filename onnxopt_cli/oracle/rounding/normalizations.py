@@ -72,10 +72,10 @@ class AverageErrors:
                 variance = _variance_of(x - mean, axes)
                 statistics = _sequential_statistics(x.astype(np.float32), axes)
                 means, variances = zip(*statistics, strict=True)
-                lost = _lost_by_recurrences(np.abs(x - mean), np.abs(mean), axes)
-                self.mean = _OBSERVED_FACTOR * np.maximum(_largest_error(means, mean), lost)
+                merged_mean, merged_variance = _errors_of_merged_recurrences(x - mean, mean, axes)
+                self.mean = _OBSERVED_FACTOR * np.maximum(_largest_error(means, mean), merged_mean)
                 self.variance = _OBSERVED_FACTOR * np.maximum(
-                    _largest_error(variances, variance), lost**2
+                    _largest_error(variances, variance), merged_variance
                 )
             return mean
 
@@ -215,30 +215,41 @@ def _sum_in_lanes(terms: Array) -> Array:
     return np.asarray(np.add.accumulate(np.concatenate([partial_sums, terms[whole:]]))[-1])
 
 
-def _lost_by_recurrences(distances: Array, magnitude: Array, axes: tuple[int, ...]) -> Array:
-    """Return the error of a mean whose updates by a recurrence are lost after an outlier.
+def _errors_of_merged_recurrences(
+    centred: Array, mean: Array, axes: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Return the errors of a mean and a variance by recurrences in lanes or blocks.
 
-    The j-th term x moves a mean m by (x - m) / j. If this is less than h = u |m|, the update is
-    lost. An outlier at distance D moves the mean by D / j. Later terms move the mean back by
-    D / j^2, which is lost from j = sqrt(D / h) on. Terms at a distance of a on average move the
-    mean at random, until these updates are lost from j = a / h on. The error is therefore at most
-    D / j for the larger j, and occurs if the row has more than a / h terms. A sequential algorithm
-    shows this error only for an outlier at the place j. A recurrence in several lanes or blocks,
-    whose statistics are merged, shows the error for outliers at other places.
+    Let h = u |m|, the largest rounding error of an update of a mean m. If the terms before and
+    after a step have different means, the roundings of many updates have the same sign. The
+    variance then has an error of 2 a h, where a is the average distance of the terms from the mean:
+    both factors of each product of two distances have the error of a mean.
+
+    The j-th term x moves the mean by (x - m) / j. If this is less than h, the update is lost. An
+    outlier at the distance D moves the mean by D / j. Later terms move the mean back by D / j^2,
+    which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean at random,
+    until their updates are lost from j = a / h on. The error of the mean is therefore at most D / j
+    for the larger j, and occurs if the row has more than a / h terms. The variance has the square
+    of this error.
+
+    A sequential recurrence shows these errors only for steps and outliers at certain places.
+    Recurrences in lanes or blocks, whose statistics are merged, show them for other places.
 
     Args:
-        distances: the distances of the terms from the mean.
-        magnitude: the magnitude of the mean.
+        centred: the terms minus their mean.
+        mean: the mean.
         axes: the axes of the mean.
     """
-    smallest_update = ROUNDOFF[np.dtype(np.float32)] * magnitude
+    distances = np.abs(centred)
+    update_error = ROUNDOFF[np.dtype(np.float32)] * np.abs(mean)
     average = distances.mean(axis=axes, keepdims=True)
     outlier = distances.max(axis=axes, keepdims=True)
-    terms = distances.size // max(1, magnitude.size)
-    occurs = (average > 0) & (average < terms * smallest_update)
-    square = outlier * smallest_update
+    terms = distances.size // max(1, mean.size)
+    is_lost = (average > 0) & (average < terms * update_error)
+    square = outlier * update_error
     with np.errstate(all="ignore"):
-        return np.asarray(np.where(occurs, np.minimum(np.sqrt(square), square / average), 0.0))
+        lost = np.where(is_lost, np.minimum(np.sqrt(square), square / average), 0.0)
+    return lost, np.maximum(lost**2, 2 * average * update_error)
 
 
 def _by_recurrence(terms: Array) -> tuple[Array, Array]:
