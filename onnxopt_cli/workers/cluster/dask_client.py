@@ -175,15 +175,23 @@ class Cluster:
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
+        self._loop.close()
 
     async def _connect(self) -> None:
         """Connect to the scheduler, or start a local cluster.
 
         Raises:
-            UsageError: if certificates are missing or not usable.
+            UsageError: if Dask cannot be loaded, or certificates are missing or not usable.
             BackendUnavailable: if no scheduler responds.
         """
-        import distributed
+        try:
+            import distributed
+        except Exception as error:
+            # Dask inspects the system while it is loaded.
+            raise UsageError(
+                printable(f"Dask cannot be loaded: {type(error).__name__}: {error}"),
+                hint='in a container, mount /proc; or pip install --upgrade "onnxopt[cluster]"',
+            ) from error
 
         # Silence Dask's messages, because this module reports lost connections itself.
         for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
@@ -731,7 +739,8 @@ class WorkerGroup:
                 # sidecar.
                 del self._workers[worker.address]
             elif not worker.loss.done():
-                self._refuse(worker, BackendUnavailable(str(error)))
+                reason = str(error).removeprefix(f"{worker.address} ")
+                self._refuse(worker, BackendUnavailable(reason))
             worker.lose("ended")
         except (UsageError, BackendUnavailable) as error:
             self._refuse(worker, error)

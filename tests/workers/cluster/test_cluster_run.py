@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from contextlib import ExitStack, suppress
 
@@ -436,6 +437,16 @@ def test_missing_dask_is_reported_with_the_extra_to_install(onnxopt, monkeypatch
     answer = onnxopt("run", "spec", "--cluster", "local:2")
     assert answer.code == 2
     assert 'pip install "onnxopt[cluster]"' in answer.text
+
+
+def test_error_while_dask_is_loaded_is_reported(onnxopt, tmp_path, monkeypatch):
+    """Without /proc, Dask raises an error of psutil."""
+    (tmp_path / "distributed.py").write_text("raise RuntimeError('no process')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "distributed", raising=False)
+    answer = onnxopt("run", "spec", "--cluster", "local:2")
+    assert answer.code == 2
+    assert "Dask cannot be loaded: RuntimeError: no process" in answer.err
 
 
 @pytest.mark.slow
