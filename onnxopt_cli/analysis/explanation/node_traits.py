@@ -492,9 +492,11 @@ def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
     is_list = value.ndim <= 1 and 0 < value.size <= _MAX_PARAMETERS
     if index and is_list and value.dtype in (np.int64, np.int32):
         values = value.reshape(-1).tolist()
-        yield from _list_traits(name, values, "")
         if value.ndim == 0:
-            yield Trait(f"{name} is {values[0]}", 1.2)
+            is_negative = (values[0] < 0, f"{name} is negative", 1.05)
+            yield from _true([(True, f"{name} is {values[0]}", 1.2), is_negative])
+        else:
+            yield from _list_traits(name, values, "")
 
 
 def _type_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
@@ -749,6 +751,10 @@ def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator
             (
                 (array.shape != shape, f"{name} is broadcast", 1.2),
                 (
+                    _is_broadcast_inside(array.shape, shape),
+                    f"{name} is broadcast along an axis that follows a longer one", 1.22,
+                ),
+                (
                     0 < array.ndim < len(shape) and array.shape == beginning,
                     f"{name} has the lengths of the first axes of the output", 1.25,
                 ),
@@ -771,6 +777,13 @@ def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator
                     ),
                 )
             )  # fmt: skip
+
+
+def _is_broadcast_inside(shape: tuple[int, ...], common: tuple[int, ...]) -> bool:
+    """Return whether an axis of length 1 is repeated after an axis that is longer than 1."""
+    lengths = shape[::-1]
+    repeated = [place for place, length in enumerate(lengths) if length == 1 < common[::-1][place]]
+    return bool(repeated) and any(length > 1 for length in lengths[min(repeated) :])
 
 
 def _parameter(node: BoundNode, name: str) -> list[int] | None:

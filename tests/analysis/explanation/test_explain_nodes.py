@@ -1146,6 +1146,8 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         (("3, 3", "3"), "B has fewer axes than the output, and also fits its first axes", True),
         (("2, 3", "3"), "B has fewer axes than the output, and also fits its first axes", False),
         (("2", "2"), "the elements of A and B are equal", True),
+        (("2, 1", "3"), "A is broadcast along an axis that follows a longer one", True),
+        (("1, 3", "2, 1"), "A is broadcast along an axis that follows a longer one", False),
     ],
 )
 def test_traits_describe_how_inputs_are_broadcast(shapes, text, is_true):
