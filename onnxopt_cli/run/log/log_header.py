@@ -349,6 +349,9 @@ class Header:
             differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             differences.append("the content of the expectation files")
+        # With --lf, a resumed run selects cases by their ids, so the counts may differ.
+        excluded = (", ".join(sorted(header.left_out)) or "none" for header in (self, other))
+        differences += _change("the excluded capabilities", *excluded)
         # The processor is the only entry of the versions that cannot affect a verdict.
         for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))

@@ -168,6 +168,16 @@ def test_merge_names_a_shard_of_other_versions_or_another_machine(shards, onnxop
     assert not (demo / "out.jsonl").exists()
 
 
+def test_merge_names_a_shard_that_excludes_other_capabilities(shards, onnxopt, demo):
+    shards("numpy", 2)
+    header, *body = records(demo / "2.jsonl")
+    header["left_out"] = {"double": "3 cases"}
+    write_log(demo / "2.jsonl", [header, *body])
+    answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
+    assert answer.code == 2
+    assert "the excluded capabilities (none, now double)" in answer.err
+
+
 def test_merged_log_names_all_hosts(shards, onnxopt, demo):
     shards("numpy", 2)
     header, *body = records(demo / "2.jsonl")
