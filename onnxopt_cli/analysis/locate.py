@@ -196,6 +196,7 @@ class Located:
         subgraph: by backend, the names of nodes that fail together, although each node is right
             alone.
         reproductions: by backend, the case of the subgraph; absent if the case exceeds a limit.
+        unreduced: by backend, why no wrong node or subgraph was found although the model is wrong.
         whole: the result of the whole model, by backend; empty if it was not judged.
         contributions: the largest contributions of nodes to the tolerances, largest first.
         error_contributions: the largest contributions of nodes to the errors of each backend.
@@ -208,6 +209,7 @@ class Located:
     not_judged: tuple[NotJudged, ...] = ()
     subgraph: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reproductions: Mapping[str, Problem] = field(default_factory=dict)
+    unreduced: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, Result] = field(default_factory=dict)
     contributions: tuple[NodeContribution, ...] = ()
     error_contributions: tuple[ErrorContribution, ...] = ()
@@ -320,7 +322,7 @@ class _Search:
         return replace(
             located,
             contributions=self._contributions(),
-            error_contributions=tuple(self._error_contributions()),
+            error_contributions=tuple(self._error_contributions(located.whole)),
         )
 
     def first_wrong(self, end: float) -> LocatedNode | None:
@@ -358,17 +360,23 @@ class _Search:
             for output, label, share in _shares(values)
         )
 
-    def _error_contributions(self) -> Iterator[ErrorContribution]:
+    def _error_contributions(self, whole: Mapping[str, Result]) -> Iterator[ErrorContribution]:
         """Yield the largest contributions of nodes to the errors of each backend.
 
         A model with control flow has no contributions, because its nodes may run several times or
-        not at all.
+        not at all. A backend on which the model is wrong, although its nodes are right alone, has
+        no contributions either.
+
+        Args:
+            whole: the result of the whole model by backend.
         """
         runs = self._walk.runs
         if any(node_run.missing or node_run.holders for node_run in runs):
             return
         operators = {node_run.label: node_run.operator for node_run in runs}
         for executor in self._plan.backends:
+            if whole[executor.name].outcome is Outcome.FAIL:
+                continue
             returned = self._returned_by(executor)
             if not returned:
                 continue
@@ -567,6 +575,7 @@ class _Search:
         further: list[LocatedNode] = []
         subgraphs: dict[str, tuple[str, ...]] = {}
         reproductions: dict[str, Problem] = {}
+        unreduced: dict[str, str] = {}
         for executor in self._plan.backends:
             result = located.whole[executor.name]
             if executor.name in backends or result.outcome is not Outcome.FAIL:
@@ -579,8 +588,12 @@ class _Search:
             with self._open_progress("reducing", "subgraphs") as tick:
                 fails = _Counted(partial(self._fails, executor), tick, monotonic() + self._seconds)
                 smallest: list[NodeRun] = []
-                with suppress(SearchEndedError):
-                    smallest = smallest_failing(runs, fails) if fails(runs) else []
+                together = self._result_together(executor, runs)
+                if together.outcome is Outcome.FAIL:
+                    with suppress(SearchEndedError):
+                        smallest = smallest_failing(runs, fails)
+                elif not self._plan.interruption.signal:
+                    unreduced[executor.name] = _why_unreduced(together)
                 if len(smallest) == 1:
                     further += self._wrong_again(executor, smallest[0])
                 elif smallest:
@@ -592,6 +605,7 @@ class _Search:
             wrong=(*located.wrong, *further),
             subgraph=subgraphs,
             reproductions=reproductions,
+            unreduced=unreduced,
             interrupted=bool(self._plan.interruption.signal),
         )
 
@@ -752,6 +766,13 @@ def _reason(result: Result) -> str:
     if result.outcome in own_reasons or result.message.startswith(LIMIT):
         return text
     return f"{result.outcome} alone: {text}" if text else f"{result.outcome} alone"
+
+
+def _why_unreduced(together: Result) -> str:
+    """Return why a wrong model is not reduced, given the result of its nodes in one model."""
+    if together.outcome in _RIGHT:
+        return "the nodes are right in a model of their own"
+    return clipped(printable(together.message), _MAX_REASON_CHARS) or str(together.outcome)
 
 
 def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:

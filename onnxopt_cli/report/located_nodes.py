@@ -189,6 +189,8 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
                     ),
                     f"the whole model on {printable(backend)}: {reason}",
                 )
+            if why := located.unreduced.get(backend):
+                yield Text(f"  no subgraph was searched: {why}")
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
     # Nodes that were not reached before an interruption are merely counted, in the last line.
     unlisted = {NO_OPERAND, INTERRUPTED_REASON}

@@ -96,6 +96,10 @@ class OneNodeOnly:
             raise RuntimeError("too many nodes")
         return _run(model, inputs)
 
+class WrongInOtherGraphs:
+    def run(self, model, inputs):
+        return [y + np.float32(model.graph.name != "nodes") for y in _run(model, inputs)]
+
 class Shifted:
     def run(self, model, inputs):
         return [y + np.float32(1) for y in _run(model, inputs)]
@@ -655,6 +659,16 @@ def test_command_judges_a_case_of_a_training_operator(tmp_path, monkeypatch):
     assert "wrong X_new (ai.onnx.preview.training.Adam): error / tolerance" in wrong.stdout
     assert "epsilon added after bias correction" in wrong.stdout
     assert "1 node: 1 wrong, 0 not judged" in wrong.stdout
+
+
+def test_reason_is_stated_if_a_wrong_model_is_not_reduced(locate):
+    ran, found = locate(
+        model_of([node("Abs", "x", "a"), node("Exp", "a", "y")]), "WrongInOtherGraphs"
+    )
+    assert (ran.code, found["wrong"], found["subgraph"]) == (1, [], [])
+    assert found["error_contributions"] == []
+    reason = "  no subgraph was searched: the nodes are right in a model of their own"
+    assert reason in ran.out.splitlines()
 
 
 def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
