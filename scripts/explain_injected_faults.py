@@ -183,7 +183,7 @@ def columns_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def group_count_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw the condition that there is a minimum number of groups."""
+    """Draw the condition that a node has a minimum number of groups."""
     k = random.choice((2, 3, 4, 8, 9))
     return f"tensors >= {k}", lambda call, _: len(call.groups) >= k
 

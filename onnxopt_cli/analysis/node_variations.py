@@ -75,10 +75,10 @@ class Variation:
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
-        is_independent: whether the node has no part of a failing node, apart from its number of
-            axes, a type, a single attribute or optional input, or given parameters. Nodes that
-            result from changes of a failing node may have its rank, shapes, values or attributes by
-            accident.
+        is_independent: whether the node has at most these parts in common with a failing node: its
+            number of axes, a type, a single attribute or optional input, or given parameters. Nodes
+            that result from changes of a failing node may have its rank, shapes, values or
+            attributes by accident.
     """
 
     opset: int

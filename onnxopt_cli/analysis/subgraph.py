@@ -50,8 +50,8 @@ def smallest_failing(
         runs: nodes that fail together.
         fails: returns whether some nodes fail if they run without the others. A single node fails
             only on a backend that keeps state, because each node was right when it ran first. If
-            the function raises :class:`SearchEndedError`, the smallest failing set found so far is
-            returned.
+            the function raises :class:`SearchEndedError`, the smallest failing set of the ended
+            search is returned.
     """
     failing, pieces = [*runs], 2
     with suppress(SearchEndedError):

@@ -99,7 +99,7 @@ def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]
     if not nodes or schemas is None:
         return
     types = _known_types(model, version)
-    # The oldest opset examined so far, and its schemas.
+    # The oldest opset that earlier iterations examined, and its schemas.
     oldest: tuple[int, list[OpSchema]] | None = None
     for candidate in range(version - 1, _MIN_OPSET - 1, -1):
         older = _schemas(nodes, candidate)

@@ -323,8 +323,8 @@ class Part(Call[Array]):
         whole: the whole call, a Call[Array].
         expressions: a unique object for each expression of the formula, by the function and the
             expressions of its operands.
-        reduced: results of the reductions computed so far, by expression. Formulas that differ only
-            after a reduction, such as mutants, share the result of the reduction.
+        reduced: results of the reductions that are already computed, by expression. Formulas that
+            differ only after a reduction, such as mutants, share the result of the reduction.
     """
 
     whole: Any = None

@@ -236,7 +236,7 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
 
 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
-    """Return whether a weighted sum of zeros and ones deviates so much that its probability is low.
+    """Return whether the deviation of a weighted sum of zeros and ones is improbable.
 
     Each exponent yields a Chernoff bound of the probability. The tried exponents are near the
     exponent that would be best for a normal distribution.

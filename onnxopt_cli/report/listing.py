@@ -180,7 +180,7 @@ def heading(text: str) -> Padding:
 
 
 def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
-    """Yield a heading and a table without lines; yield nothing if there are no rows."""
+    """Yield a heading and a table without lines; yield nothing without rows."""
     table = WordTable(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))

@@ -458,7 +458,7 @@ def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) -> str:
     """Return how a failure differs from the failure that a known mistake causes.
 
-    The text is empty if there is no difference. The mistake is computed by onnx's corrected
+    The text is empty if the failures are equal. The mistake is computed by onnx's corrected
     reference in a forked process, since a model is not trusted.
 
     Args:

@@ -142,7 +142,7 @@ class TinygradAdam(_Library):
 
 
 class OptaxAdam(_Library):
-    """``optax.scale_by_adam``: T is the count before the step, and there is no decay."""
+    """``optax.scale_by_adam``, which has no decay; T is the count before the step."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         m = (1 - alpha) * g + alpha * m

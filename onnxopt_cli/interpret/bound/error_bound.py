@@ -249,8 +249,8 @@ def bounded_outputs(
 
     Args:
         call: the operator, attributes and inputs.
-        operand: function from an input and a precision to an operand. The precision is that of the
-            tensor, or for scalars the coarsest of all inputs.
+        operand: function from an input and a precision to an operand. The precision of a tensor is
+            its own. The precision of a scalar is the coarsest precision of all inputs.
         attribute: function from an attribute to an operand.
 
     Returns:

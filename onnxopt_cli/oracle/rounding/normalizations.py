@@ -183,8 +183,8 @@ def _first(x: Array, axes: tuple[int, ...]) -> Array:
 def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
     """Yield means and variances of rows in float32 by algorithms that take one term at a time.
 
-    The algorithms are two passes, one pass over the terms minus the first term, and Welford's
-    recurrence, each of them from the first to the last term and in reverse; and two passes with
+    Three algorithms run from the first to the last term and in reverse: two passes, one pass over
+    the terms minus the first term, and Welford's recurrence. A fourth algorithm is two passes with
     eight partial sums. If the terms are similar or sorted, the roundings of a sequential algorithm
     have the same sign. The roundings of eight partial sums may have the same sign where those of a
     single sum alternate.
