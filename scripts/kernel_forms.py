@@ -196,7 +196,7 @@ def tanh_of(x: Array) -> Array:
 
 
 def tanh_by_expm1(x: Array) -> Array:
-    """Compute tanh from exp(2x) - 1, correct for small operands (fdlibm)."""
+    """Compute tanh from exp(2x) - 1, which is accurate for small operands (fdlibm)."""
     real = x.dtype.type
     z = np.minimum(np.abs(x), real(20))
     power = np.expm1(z + z)

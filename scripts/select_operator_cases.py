@@ -431,7 +431,7 @@ def covering(
     present: AbstractSet[Hashable] = frozenset(),
     prefer: Callable[[GeneratedNode], float] = lambda node: -size_of(node),
 ) -> list[int]:
-    """Choose up to a number of seeds greedily, so that their nodes cover many features.
+    """Choose seeds greedily, up to a given number, so that their nodes cover many features.
 
     Args:
         nodes: the nodes of an operator's version by seed.

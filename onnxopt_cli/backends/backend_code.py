@@ -193,8 +193,8 @@ _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|GEM_(HOME|PATH)|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables that contain options of an interpreter, or name code in the forms of an option, such as
-# `--require=./x` or `@x`.
+# Variables that contain options of an interpreter, such as `--require=./x`, or a path to code in
+# the form of an option, such as `@x`.
 _HOLDS_OPTIONS = re.compile(
     r"\w*(OPTIONS|OPTS?|FLAGS|ARGS|INIT|HOOKS)|OPENSSL_(CONF|ENGINES|MODULES)|LUA_INIT_\w+"
     r"|R_(ENVIRON|PROFILE)\w*|\w+_(DYLIB|LIBRARY|LIB)(_PATH)?|ONNXOPT_OPERATORS"

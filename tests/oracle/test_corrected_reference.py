@@ -137,7 +137,7 @@ EXAMPLES = {
         21,
         [u8([5]), f32(0.5)[0], U8(0), u8([1]), f32(1)[0], U8(0), f32(1)[0], U8(1)],
         {},
-        # 2.5 rounds to 2, plus 1 is 3; 2.5 + 1 would round to 4.
+        # 2.5 is rounded to 2, and 2 + 1 is 3. If 1 were added first, 3.5 would be rounded to 4.
         [u8([3])],
     ),
     "QLinearMatMul with scales of rows": (

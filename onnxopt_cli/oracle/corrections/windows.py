@@ -301,7 +301,7 @@ def _deformed(
     columns = _bilinear(images, coordinates[:, :, :, :, 0], coordinates[:, :, :, :, 1])
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
-    # A matrix product, because runs with sequential sums replace numpy.matmul.
+    # The sums are a matrix product, because runs with sequential sums replace numpy.matmul.
     terms = channels // group * prod(kernel)
     columns = columns.reshape(len(x), group, terms, prod(shape))
     weights = w.reshape(group, len(w) // group, terms)

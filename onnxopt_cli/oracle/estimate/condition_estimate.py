@@ -17,7 +17,7 @@ doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 A difference that is not proportional to the roundings does not widen the tolerance. If z overflows,
 if a perturbation crosses a discontinuity, or if the operand of a root becomes negative, the value
 of that run is an alternative. An alternative is accepted for its element beside y, with a tolerance
-of its own. ``docs/conditioned.md`` gives the reason of each rule.
+of its own. ``docs/conditioned.md`` gives the reason for each rule.
 
 :mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations, and
 :mod:`~onnxopt_cli.oracle.estimate.conditioned_outputs` derives units and tolerances from the values

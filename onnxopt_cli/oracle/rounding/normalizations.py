@@ -229,8 +229,8 @@ def _errors_of_merged_recurrences(
     outlier at the distance D moves the mean by D / j. Later terms move the mean back by D / j^2,
     which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean at random,
     until their updates are lost from j = a / h on. The error of the mean is therefore at most D / j
-    for the larger j, and occurs if the row has more than a / h terms. The variance has the square
-    of this error.
+    for the larger of these two j. It occurs if the row has more than a / h terms. The variance has
+    the square of this error.
 
     A sequential recurrence shows these errors only for steps and outliers at certain places.
     Recurrences in lanes or blocks, whose statistics are merged, show them for other places.
