@@ -578,6 +578,11 @@ def _shape_traits(node: BoundNode) -> Iterator[Trait]:
             (
                 (position != first_array.ndim - 1, "axis is not the last axis", 1.08),
                 (position != 0, "axis is not the first axis", 1.1),
+                (
+                    any(array.shape[position : position + 1] == (0,) for array in arrays.values()),
+                    "an input has length 0 along the axis",
+                    1.12,
+                ),
             )
         )
 

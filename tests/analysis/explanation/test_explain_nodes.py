@@ -1120,6 +1120,7 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
         ("Trilu(x, v)", 14, [4], "k is more than the length of the last axis of input"),
         ("Trilu(x, v)", 14, [-3], "k is at most minus the length of the last axis of input"),
         ("Dropout(x, , v)", 13, [False], "training_mode is not true"),
+        ("Concat<axis = 0>(x, v)", 13, [], "an input has length 0 along the axis"),
         ("ReduceSum(x, v)", 13, [0], "axes are [0]"),
     ],
 )  # fmt: skip
