@@ -541,6 +541,26 @@ def test_small_sums_of_deformed_windows_have_small_tolerances():
     assert error_shares(model, inputs, value * np.float32(1 + 1e-5))[value > 0].min() > 1
 
 
+def test_elements_of_deformed_windows_may_be_rounded_to_16_bits():
+    random = np.random.default_rng(3)
+    x, offset = random.standard_normal((1, 1, 1, 400)), random.standard_normal((1, 4, 1, 399))
+    offset[:, ::2] = 0
+    inputs = {"x": x, "w": np.array([[[[1, -1]]]]), "offset": offset}
+    inputs = {name: value.astype(np.float16) for name, value in inputs.items()}
+    padded = np.pad(inputs["x"][0, 0, 0].astype(np.float32), 8)
+    elements = []
+    for place, row in enumerate(inputs["offset"][0, 1::2, 0]):
+        columns = np.arange(399, dtype=np.float32) + np.float32(place) + row.astype(np.float32)
+        first = np.floor(columns).astype(int) + 8
+        share = columns - np.floor(columns)
+        element = padded[first] * (1 - share) + padded[first + 1] * share
+        elements.append(element.astype(np.float16).astype(np.float32))
+    value = (elements[0] - elements[1]).astype(np.float16)[None, None, None]
+    model = model_of("DeformConv", inputs)
+    assert error_shares(model, inputs, value).max() <= 1
+    assert error_shares(model, inputs, 1.1 * value.astype(float)).max() > 1
+
+
 def test_product_of_pairs_of_equal_factors_passes():
     inputs = {"x": np.full(30_000, 1.0003, np.float32)}
     exact, value = np.prod(inputs["x"].astype(float)), inputs["x"]

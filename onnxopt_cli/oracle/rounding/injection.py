@@ -806,6 +806,14 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
     if kind is not NodeKind.MIX:
         return 0.0
     size = np.where(np.isfinite(output), np.abs(output), 0.0)
+    if node.op_type == "DeformConv":
+        if roundoff <= SINGLE_ROUNDOFF:
+            return 0.0
+        # In 16 bits, interpolated elements may be rounded to the model's type. No algorithm mixes
+        # images, or groups of channels.
+        integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
+        parts = size.reshape(len(output), integers.get("group", 1), -1)
+        return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
     return size.max(keepdims=True)
 
 

@@ -97,7 +97,7 @@ _LISTED = {
     # The error of fast algorithms is relative to the scale, even where the exact result is zero.
     **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
-    "DeformConv": NodeKind.COMBINE,
+    "DeformConv": NodeKind.MIX,
     # The error of 1 - z for a gate z near 1 is relative to the range of the activation, 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
     # The terms of the sum are exponentials, whose movements are not proportional to roundings of
