@@ -5,7 +5,7 @@ omits files in memory that no process has mapped: a memfd, or an unlinked file o
 memory are found among the open files of each process. If the sum of resident sizes and files
 exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
 which takes much longer. Mapped pages of a file in memory are counted only once, as a part of the
-file.
+file. Mapped pages of other files are not counted, because the kernel can drop them.
 
 No cgroup is created, because few users have permission to create cgroups. The cgroup of a container
 cannot be used either, because it includes the runner.
@@ -146,21 +146,29 @@ def _unattached_bytes(processes: Collection[int]) -> int:
 
 
 def _proportional_bytes(process: int) -> int:
-    """Return the proportional set size of a process."""
+    """Return the proportional set size of a process, without pages of files on disks."""
+    sizes = _rollup(process)
+    if b"Pss:" not in sizes:
+        return resident(process)
+    return sizes[b"Pss:"] - sizes.get(b"Pss_File:", 0)
+
+
+def _rollup(process: int) -> dict[bytes, int]:
+    """Return the proportional sizes of all mappings together, by the kernel's names."""
     with suppress(OSError):
-        for line in read_proc(f"/proc/{process}/smaps_rollup").splitlines():
-            if line.startswith(b"Pss:"):
-                return _kibibytes(line)
-    return resident(process)
+        _, *lines = read_proc(f"/proc/{process}/smaps_rollup").splitlines()
+        return {line.split()[0]: _kibibytes(line) for line in lines if line.startswith(b"Pss")}
+    return {}
 
 
 def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
-    """Return the proportional set size without mapped pages of files.
+    """Return the proportional set size without mapped pages of files, in memory or on disks.
 
     Private copies of pages of files are included.
     """
     try:
-        return sum(_mapping_bytes(process, files))
+        on_disks = _rollup(process).get(b"Pss_File:", 0)
+        return sum(_mapping_bytes(process, files)) - on_disks
     except OSError:
         return _proportional_bytes(process)
 

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from isolated import run_to_end, write_cases
+from onnx import onnx_cpp2py_export
 
 from onnxopt_cli.workers.resources import held_bytes, memory_files
 
@@ -138,6 +140,19 @@ def test_file_in_memory_counts_once(mapped, closed):
     assert expected - (SIZE >> 2) < more < expected + (SIZE >> 1)
     if not closed:
         assert less < SIZE >> 2
+
+
+def test_mapped_file_on_a_disk_does_not_count():
+    before = held_bytes([os.getpid()], 1)
+    with (
+        Path(onnx_cpp2py_export.__file__).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages,
+    ):
+        assert any(pages[:: mmap.PAGESIZE])
+        assert held_bytes([os.getpid()], 1) - before < len(pages) // 4
+        descriptor = os.memfd_create("x")
+        assert held_bytes([os.getpid()], 1) - before < len(pages) // 4
+        os.close(descriptor)
 
 
 @pytest.mark.slow
