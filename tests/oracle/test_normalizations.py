@@ -212,6 +212,11 @@ def test_running_variance_by_merged_recurrences_passes_after_a_step():
     check_running_statistics(x.astype(F), partial(merged, length=128))
 
 
+def test_running_variance_of_a_wave_by_merged_recurrences_passes():
+    x = 1e4 + np.sin(0.01 * np.arange(4096)).reshape(1, 1, -1)
+    check_running_statistics(x.astype(F), partial(merged, length=1024))
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_statistics_of_16_bit_layers_are_float32(dtype):
     x = np.array([[1, 2, 5]], dtype)

@@ -38,6 +38,8 @@ _OBSERVED_FACTOR = 2.0
 _SHIFTED_SHARE = 5 / 8
 # Number of sums that a vector unit accumulates side by side.
 _LANES = 8
+# Numbers of blocks whose statistics are merged.
+_BLOCK_COUNTS = (4, 16)
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
@@ -184,10 +186,11 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
     """Yield means and variances of rows in float32 by algorithms that take one term at a time.
 
     Three algorithms run from the first to the last term and in reverse: two passes, one pass over
-    the terms minus the first term, and Welford's recurrence. A fourth algorithm is two passes with
-    eight partial sums. If the terms are similar or sorted, the roundings of a sequential algorithm
-    have the same sign. The roundings of eight partial sums may have the same sign where those of a
-    single sum alternate.
+    the terms minus the first term, and Welford's recurrence. Two further algorithms are two passes
+    with eight partial sums, and Welford's recurrence in 4 and in 16 blocks of consecutive terms. If
+    the terms are similar or sorted, the roundings of a sequential algorithm have the same sign. The
+    roundings of partial sums and of blocks may have the same sign where those of a single sum or
+    recurrence alternate.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
@@ -205,6 +208,8 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
         yield _by_recurrence(terms)
     average = _sum_in_lanes(rows) / count
     yield average, _sum_in_lanes((rows - average) ** 2) / count
+    for blocks in _BLOCK_COUNTS:
+        yield _by_merged_recurrences(rows, blocks)
 
 
 def _sum_in_lanes(terms: Array) -> Array:
@@ -257,6 +262,24 @@ def _by_recurrence(terms: Array) -> tuple[Array, Array]:
     means = running_means(terms)
     products = (terms - means_before(means)) * (terms - means)
     return means[-1], np.add.accumulate(products)[-1] / np.float32(len(terms))
+
+
+def _by_merged_recurrences(terms: Array, blocks: int) -> tuple[Array, Array]:
+    """Return means and variances of blocks by Welford's recurrence, merged by Chan's formula."""
+    length = len(terms) // blocks
+    parts = np.moveaxis(terms[: blocks * length].reshape(blocks, length, -1), 1, 0)
+    statistics = [(length, *pair) for pair in zip(*_by_recurrence(parts), strict=True)]
+    if rest := len(terms) - blocks * length:
+        statistics.append((rest, *_by_recurrence(terms[-rest:])))
+    (count, mean, variance), *others = statistics
+    squares = variance * np.float32(count)
+    for size, other_mean, other_variance in others:
+        difference, total = other_mean - mean, count + size
+        squares = squares + other_variance * np.float32(size)
+        squares = squares + difference**2 * np.float32(count * size / total)
+        mean = mean + difference * np.float32(size / total)
+        count = total
+    return mean, squares / np.float32(count)
 
 
 def _standardized(
