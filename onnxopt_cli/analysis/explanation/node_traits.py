@@ -196,7 +196,9 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number with wrong nodes only; intervals with many nodes come first.
+    """Yield the intervals of a number that contain only wrong nodes.
+
+    Intervals with many nodes come first.
 
     Args:
         number: the number.
