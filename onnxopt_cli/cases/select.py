@@ -109,10 +109,9 @@ def choose(
         matching = set[str]().union(*(pattern.matching for pattern in patterns))
         chosen = [case for case in cases if case.id in matching]
     if filters.tags:
-        chosen = _having("tag", filters.tags, [(case, case.tags) for case in chosen])
+        chosen = _having("tag", filters.tags, chosen, cases, lambda case: case.tags)
     if filters.operators:
-        pairs = [(case, operators_of(case)) for case in chosen]
-        chosen = _having("operator", filters.operators, pairs)
+        chosen = _having("operator", filters.operators, chosen, cases, operators_of)
     notices = []
     for word in sorted({word for pattern in patterns for word in pattern.unmatched}):
         hint = _similar_id(word, ids)
@@ -288,18 +287,26 @@ def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
 
 
 def _having(
-    kind: str, wanted: tuple[str, ...], pairs: list[tuple[Case, tuple[str, ...]]]
+    kind: str,
+    wanted: tuple[str, ...],
+    chosen: Sequence[Case],
+    cases: Sequence[Case],
+    words_of: Callable[[Case], tuple[str, ...]],
 ) -> list[Case]:
-    """Return the cases that have one of the wanted words.
+    """Return the chosen cases that have one of the wanted words.
 
-    Each word must occur in some case.
+    Raises:
+        UsageError: if no case, chosen or not, has one of the words.
     """
+    pairs = [(case, words_of(case)) for case in chosen]
     existing = {word.lower(): word for _, words in pairs for word in words}
+    if any(word.lower() not in existing for word in wanted):
+        existing = {word.lower(): word for case in cases for word in words_of(case)}
     for word in wanted:
-        if pairs and word.lower() not in existing:
+        if cases and word.lower() not in existing:
             listing = some_of([*existing.values()], _MAX_SHOWN_NAMES) or "none"
             hint = nearest(word, existing.values(), f"the {kind}s are: {listing}")
-            raise UsageError(f"no selected case has the {kind} {word!r}", hint=hint)
+            raise UsageError(f"no case has the {kind} {word!r}", hint=hint)
     lowered = {word.lower() for word in wanted}
     return [case for case, words in pairs if lowered & {word.lower() for word in words}]
 

@@ -126,7 +126,9 @@ class Display:
     def show(self, results: Sequence[Result]) -> None:
         """Count a case; with -v, also print its line and its outputs."""
         self._done += results[0].case not in OUTSIDE_IDS
-        self._nonconforming += not all(result.conforms for result in results)
+        self._nonconforming += any(
+            not result.conforms and result.outcome is not Outcome.NOT_RUN for result in results
+        )
         status = f"{self._nonconforming} not conforming" if self._nonconforming else ""
         self.progress.tell(self._done, len(self._plan.cases), Text(status, "red"))
         if self._verbose:

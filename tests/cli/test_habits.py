@@ -308,6 +308,8 @@ def test_search_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     answer = onnxopt("fuzz", *options, "--time", "1")
     progress = r"searching: \d+, [\d.e+-]+ examples/s, 0 failures"
     assert re.fullmatch(progress, answer.err.splitlines()[-1])
+    answer = onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--max-fail", "2")
+    assert answer.err.splitlines()[-1].endswith(", 2 not conforming")
 
 
 def test_reading_many_files_prints_progress(demo, onnxopt, monkeypatch):
