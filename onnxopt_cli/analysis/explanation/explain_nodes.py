@@ -690,7 +690,7 @@ class _NodeSearch:
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
         """Return whether failing nodes are unlikely to meet a plain condition by chance.
 
-        A plain condition has one part, and does not limit shapes or values.
+        A plain condition has one part, and is not about shapes or values, which many nodes share.
 
         The probability assumes independent nodes, although similar nodes are not independent.
         A passing node that meets the condition refutes the condition in a separate test.
@@ -699,8 +699,7 @@ class _NodeSearch:
             hypothesis: a hypothesis without a mistake.
             share: share of the nodes without an accepted hypothesis that fail.
         """
-        limits = hypothesis.traits[0].limits
-        if len(hypothesis.traits) > 1 or (limits is not None and not limits.number.attribute):
+        if len(hypothesis.traits) > 1 or not hypothesis.traits[0].is_parameter:
             return False
         agreeing = self._explained_alone(hypothesis)
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE

@@ -281,12 +281,16 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
         node: the node with its inputs.
         outputs: its correct outputs by name.
     """
-    parameters = (*_attribute_traits(node), *_input_traits(node), *_type_traits(node, outputs))
+    parameters = (
+        *_attribute_traits(node),
+        *_input_traits(node),
+        *_type_traits(node, outputs),
+        *_ratio_traits(node),
+    )
     return frozenset(
         (
             *(replace(trait, is_parameter=True) for trait in parameters),
             *_shape_traits(node),
-            *_ratio_traits(node),
             *_length_traits(node),
             *_comparisons_with_axis(node),
             *_broadcast_traits(node, outputs),

@@ -1059,6 +1059,16 @@ def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_
         ]
 
 
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_shape_is_not_stated_if_many_nodes_of_other_shapes_fail(is_parameter):
+    trait = Trait("A has rank 5", 1.0, is_parameter=is_parameter)
+    samples = nodes(40, trait, failed=True) + nodes(30, failed=True) + nodes(70, failed=False)
+    search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
+    search._ranking.accepted = [Hypothesis((trait,), None, 0.0)]
+    search._drop_insufficient()
+    assert bool(search._ranking.accepted) is is_parameter
+
+
 def test_general_condition_is_preferred_to_an_accidental_one():
     """All nodes that are generated from one case have rank 1, which is irrelevant."""
     is_first, is_flat, differs = (
