@@ -24,10 +24,16 @@ and continues.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 #: Beginning of a message about a MemoryError; the caller appends what the memory was needed for.
 OUT_OF_MEMORY = "there is not enough memory"
+
+
+def is_debugging() -> bool:
+    """Return whether bugs of onnxopt show their tracebacks: whether ONNXOPT_DEBUG is set."""
+    return bool(os.environ.get("ONNXOPT_DEBUG"))
 
 
 class OnnxoptError(Exception):

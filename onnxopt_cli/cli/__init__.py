@@ -8,7 +8,6 @@ nor shell completion needs them.
 from __future__ import annotations
 
 import gc
-import os
 import re
 import sys
 import warnings
@@ -35,7 +34,7 @@ from onnxopt_cli.core.text import (
     nearest,
     printable,
 )
-from onnxopt_cli.errors import OnnxoptError, UsageError
+from onnxopt_cli.errors import OnnxoptError, UsageError, is_debugging
 from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
 # The summaries are written here, so that --help does not import the modules of the commands.
@@ -212,7 +211,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
         refusal = fault_of_environment(error) or _fault_of_operator(error)
         if refusal is not None:
             return _refused(refusal)
-        if os.environ.get("ONNXOPT_DEBUG"):
+        if is_debugging():
             raise
         # A note of the exception names the case that was being processed.
         notes = (printable(note) for note in getattr(error, "__notes__", ()))

@@ -226,7 +226,7 @@ def _axes(node: BoundNode) -> tuple[int, ...] | None:
         axes = list(range(first.ndim))
     if not axes or not all(-first.ndim <= axis < first.ndim for axis in axes):
         return None
-    return tuple(axis % first.ndim for axis in axes)
+    return tuple(dict.fromkeys(axis % first.ndim for axis in axes))
 
 
 def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:

@@ -238,6 +238,16 @@ def test_axis_that_the_attribute_names_is_an_axis_of_the_output(call, output, na
     assert named == ("the index along the axis that the attribute names is 0" in flags)
 
 
+def test_axis_that_is_named_twice_is_reduced_once():
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> graph (float[4, 3] X) => (float[4, 1] Y) '
+        "{ Y = ReduceMax <axes = [1, -1]> (X) }"
+    )
+    bound = BoundNode.of(model, {"X": drawn(0, (4, 3))})
+    flags = element_features(bound, np.zeros((4, 1), np.float32)).flags
+    assert "the elements of data along the axis are all negative" in flags
+
+
 def test_features_of_many_inputs_need_little_memory():
     names = [f"x{number}" for number in range(100)]
     x = drawn(0, (50, 20))

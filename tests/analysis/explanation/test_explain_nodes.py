@@ -137,6 +137,27 @@ def test_random_outputs_are_not_reported_as_dependent_on_earlier_runs(onnxopt, w
     assert "runs again" not in answer.out
 
 
+def test_error_in_the_search_for_causes_leaves_the_verdict(onnxopt, workplace, monkeypatch):
+    (workplace / "wrong.py").write_text(
+        "class Wrong:\n    def run(self, model, inputs):\n        return [3 * inputs['x']]\n"
+    )
+
+    def fail(*_):
+        raise ValueError("duplicate value")
+
+    monkeypatch.setattr(_NodeSearch, "_found_explanation", fail)
+    run = ("run", "onnx-node/test_abs/0", "-b", "python:wrong.py:Wrong", "--isolation", "none")
+    answer = onnxopt(*run)
+    assert answer.code == 1
+    text = " ".join(answer.out.split())
+    reason = "a bug in onnxopt ended the search for causes: ValueError: duplicate value"
+    assert f"python:wrong.py:Wrong, Abs: {reason}" in text
+    assert "1 fail" in text
+    monkeypatch.setenv("ONNXOPT_DEBUG", "1")
+    with pytest.raises(ValueError, match="duplicate"):
+        onnxopt(*run)
+
+
 def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
     answer = onnxopt("show", "MaxPool", "--mistake", "dilations ignored")
     assert answer.code == 0
