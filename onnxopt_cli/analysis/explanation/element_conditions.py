@@ -422,6 +422,9 @@ class ElementConditions:
         """Yield conditions that state only how outputs are wrong, not which elements are wrong."""
         cases = sum(bool(node.sample.case) for node in self._failing)
         for trait, within in zip(groups, holds, strict=True):
+            if trait is not None and not trait.is_parameter:
+                # Failing nodes often share a shape or special values by accident.
+                continue
             failing = [
                 node for node, holds_for in zip(self.nodes, within, strict=True)
                 if holds_for and node.failed
@@ -608,7 +611,7 @@ class ElementConditions:
         if not condition.parts:
             is_of_elements = _is_of_elements(condition.content)
             subject = (
-                f"wrong elements{of_output}" if is_of_elements else "a wrong output" + of_output
+                f"wrong elements{of_output}" if is_of_elements else f"a wrong {output or 'output'}"
             )
             evidence = (
                 f"({len(generated_failures)} of {len(generated_failures)} failing generated nodes)"

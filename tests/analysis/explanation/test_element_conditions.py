@@ -194,6 +194,18 @@ def test_condition_names_a_trait_only_if_other_nodes_are_right():
     assert statement not in proven(ABS, odd_in_small_and_others, count=90)
 
 
+@pytest.mark.parametrize("is_parameter", [True, False])
+def test_content_of_outputs_depends_on_parameters_only(monkeypatch, is_parameter):
+    def squeezed_if_small(x, y):
+        return y.reshape(-1) if x.size <= LARGEST_SMALL else np.where(y > 1, -y, y)
+
+    monkeypatch.setitem(globals(), "SMALL", replace(SMALL, is_parameter=is_parameter))
+    samples = [node(ABS, number, squeezed_if_small) for number in range(90)]
+    ranked = ElementConditions(samples, [each for each in samples if each.failed], 0).ranked()
+    stated = [each.content for each in ranked if each.trait and not each.parts]
+    assert stated == ["has a single axis"] * is_parameter
+
+
 def test_outputs_of_few_values_do_not_show_their_order():
     assert "in another order" not in proven(SIGNS, exchanged)
 
