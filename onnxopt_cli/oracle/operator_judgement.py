@@ -34,6 +34,7 @@ _KINDS = {
     NodeKind.NORMALIZE: "subtracts a mean and divides by a deviation",
     NodeKind.DETERMINANT: "computes a determinant",
     NodeKind.WINDOW: "computes the samples of a window from cosines",
+    NodeKind.TREES: "adds weights of trees, which may cancel",
 }
 _MEASURED = "determined for each node, by running it with other inputs"
 _MOVEMENT = "the largest movement of an element under roundings, at least u |y|"

@@ -474,8 +474,8 @@ def test_weights_of_trees_and_base_value_cancel_in_any_order(operator, output, d
         "nodes_treeids": [0, 1, 2],
         "nodes_nodeids": [0, 1, 2],
         "nodes_featureids": [0, 0, 0],
-        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
-        "nodes_values": [1.0, 0.0, 0.0],
+        "nodes_modes": ["BRANCH_LT", "LEAF", "LEAF"],
+        "nodes_values": [2.0, 0.0, 0.0],
         "nodes_truenodeids": [1, 0, 0],
         "nodes_falsenodeids": [2, 0, 0],
     }
@@ -501,6 +501,37 @@ def test_weights_of_trees_and_base_value_cancel_in_any_order(operator, output, d
     for total in sums:
         assert passes_estimate(model, {"x": x}, [[total, *others]], output)
     assert not passes_estimate(model, {"x": x}, [[total + 1e-4, *others]], output)
+    with_other_leaves = 3 + terms[3]
+    assert not passes_estimate(model, {"x": x}, [[with_other_leaves, *others]], output)
+
+
+def test_sum_of_two_weights_of_trees_is_rounded_before_softmax():
+    weights, bases = f32(40.12347, 38.2, 39.6), f32(41.765434, 41.1, 40.3)
+    attributes = {
+        "nodes_treeids": [0],
+        "nodes_nodeids": [0],
+        "nodes_featureids": [0],
+        "nodes_modes": ["LEAF"],
+        "nodes_values": [0.0],
+        "nodes_truenodeids": [0],
+        "nodes_falsenodeids": [0],
+        "class_treeids": [0, 0, 0],
+        "class_nodeids": [0, 0, 0],
+        "class_ids": [0, 1, 2],
+        "class_weights": weights.tolist(),
+        "classlabels_int64s": [0, 1, 2],
+        "base_values": bases.tolist(),
+        "post_transform": "SOFTMAX",
+        "domain": "ai.onnx.ml",
+    }
+    inputs = {"x": np.zeros((1, 1), np.float32)}
+    node = ("TreeEnsembleClassifier", ["x"], attributes)
+    model = model_of([node], inputs, 2, types=[TensorProto.INT64, TensorProto.FLOAT])
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    powers = np.exp(weights + bases - (weights + bases).max())
+    shares = powers / powers.sum()
+    assert passes_estimate(model, inputs, [shares], 1)
+    assert not passes_estimate(model, inputs, [shares * f32(1, 1.001, 1)], 1)
 
 
 def test_normalizer_adds_squares_in_any_order():

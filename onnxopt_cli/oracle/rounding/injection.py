@@ -39,11 +39,10 @@ from onnxopt_cli.oracle.rounding.intermediate_values import (
     moved_coordinates,
     moved_weights,
     offset_coordinates,
-    summed_weights,
+    rounds_partial_sums,
 )
 from onnxopt_cli.oracle.rounding.node_kinds import (
     PRODUCTS,
-    TREES,
     NodeClass,
     NodeKind,
     classify,
@@ -131,8 +130,6 @@ _SMALLEST_NORMAL = {
 # The factor by which a number must exceed the rounding error of a subnormal number for this error
 # to be negligible.
 _VISIBLE = 2.0**60
-# A sum of two terms is rounded once. The result is perturbed by this rounding.
-_EXACT_TERMS = 2
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
 # The indices of the scale and the bias among the operands of a normalization.
@@ -464,8 +461,8 @@ class Injector:
                     site.roundoff, lambda value: roundoff * draw(np.asarray(value))
                 ),
             )
-        elif node.op_type in TREES and (terms := summed_weights(node.onnx_node)) > _EXACT_TERMS:
-            weight_error = roundoff * sum_roundings(terms)
+        elif kind is NodeKind.TREES and rounds_partial_sums(node.onnx_node):
+            weight_error = site.operand_roundoff * self._step
             outputs = self._computed(
                 compute,
                 moved,

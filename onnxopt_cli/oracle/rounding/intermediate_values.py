@@ -68,6 +68,8 @@ _BASE = "base_values"
 _WEIGHTS = (_BASE, "class_weights", "leaf_weights", "target_weights")
 # Values of aggregate_function that select a weight; in TreeEnsemble, the attribute is a number.
 _SELECTING_AGGREGATES = frozenset({b"MIN", b"MAX", 2, 3})
+# Values of post_transform that return the sums; in TreeEnsemble, the attribute is a number.
+_NO_TRANSFORM = (b"NONE", 0)
 
 #: The index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
@@ -105,6 +107,14 @@ def summed_weights(node: onnx.NodeProto) -> int:
         return 0
     trees = attributes.get("tree_roots") or attributes.get("nodes_treeids") or ()
     return len({*trees}) + any(name.startswith(_BASE) for name in attributes)
+
+
+def rounds_partial_sums(node: onnx.NodeProto) -> bool:
+    """Return whether an ensemble of trees rounds sums of weights that are not its outputs."""
+    transforms = (item for item in node.attribute if item.name == "post_transform")
+    transformed = any(helper.get_attribute_value(item) not in _NO_TRANSFORM for item in transforms)
+    # A sum of two terms is rounded once. If it is an output, the output is perturbed.
+    return summed_weights(node) > (1 if transformed else 2)
 
 
 def moved_weights(op_type: str, move: Callable[[Array], Array]) -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS
+from onnxopt_cli.oracle.rounding.intermediate_values import summed_weights
 from onnxopt_cli.oracle.rounding.normalizations import NORMALIZE
 from onnxopt_cli.oracle.rounding.scales import WINDOWS
 from onnxopt_cli.oracle.widen import is_wide
@@ -52,10 +53,12 @@ class NodeKind(Enum):
     DETERMINANT = auto()
     #: Computes a window by cosines.
     WINDOW = auto()
+    #: Adds weights of trees. The operands only choose the weights.
+    TREES = auto()
 
 
 _UNMOVED_OPERANDS = frozenset(
-    {NodeKind.EXACT, NodeKind.ELEMENTWISE, NodeKind.PRODUCT, NodeKind.TRANSFORM}
+    {NodeKind.EXACT, NodeKind.ELEMENTWISE, NodeKind.PRODUCT, NodeKind.TRANSFORM, NodeKind.TREES}
 )
 
 
@@ -129,6 +132,10 @@ _LISTED = {
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
     **dict.fromkeys(("LinearClassifier", "LinearRegressor"), NodeKind.COMBINE),
     **dict.fromkeys(("SVMClassifier", "SVMRegressor"), NodeKind.COMBINE),
+    # A perturbed operand would cross a threshold that it is equal to.
+    **dict.fromkeys(
+        ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"), NodeKind.TREES
+    ),
 }
 
 #: For each operator, the indices of floating-point inputs that determine shapes. These are never
@@ -148,9 +155,6 @@ _DISCONTINUOUS = frozenset(
 # The domain of trees and classifiers, which are discontinuous.
 _CLASSIC_DOMAIN = "ai.onnx.ml"
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
-
-#: Operators that sum weights, which are attributes: the weights of the leaves of trees.
-TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 
 #: Operators whose products a matrix unit (tensor core) may compute from rounded operands.
 PRODUCTS = frozenset(
@@ -206,20 +210,23 @@ def classify(
     places = movable_operands(node.op_type, inputs)
     results = [output for output in outputs if is_wide(output) and output.size]
     listed = _LISTED.get(node.op_type)
-    if listed is NodeKind.EXACT or (not results and listed in (None, NodeKind.ELEMENTWISE)):
+    may_be_empty = listed in {None, NodeKind.ELEMENTWISE, NodeKind.TREES}
+    if listed is NodeKind.EXACT or (not results and may_be_empty):
         return NodeClass(NodeKind.EXACT)
-    default = NodeKind.COMBINE if node.op_type in TREES else NodeKind.ELEMENTWISE
+    terms: float = summed_weights(node.onnx_node) if listed is NodeKind.TREES else 1.0
     if not places or listed is NodeKind.ELEMENTWISE:
-        return NodeClass(listed or default)
+        return NodeClass(listed or NodeKind.ELEMENTWISE, terms)
     # A product of generic numbers is equal to neither factor, so MatMul never moves data.
-    may_move = listed in {None, NodeKind.COORDINATES} and node.op_type != "MatMul"
+    may_move = listed in {None, NodeKind.COORDINATES, NodeKind.TREES} and node.op_type != "MatMul"
     if may_move and _moves_data(node, compute, inputs, outputs):
-        return NodeClass(NodeKind.EXACT if listed is None else NodeKind.SELECT)
+        return NodeClass(NodeKind.SELECT if listed is NodeKind.COORDINATES else NodeKind.EXACT)
+    if listed is NodeKind.TREES:
+        return NodeClass(listed, terms)
     terms, product = _terms(node, compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
         return NodeClass(listed, terms)
     if terms <= 1 and len(places) <= _MAX_ELEMENTWISE_OPERANDS:
-        return NodeClass(default)
+        return NodeClass(NodeKind.ELEMENTWISE)
     return NodeClass(NodeKind.PRODUCT if product else NodeKind.COMBINE, terms)
 
 
