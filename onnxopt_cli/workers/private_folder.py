@@ -2,9 +2,9 @@
 
 The process that will remove the folder holds a lock on the folder, which the operating system
 releases when that process ends for any reason. An unlocked folder is therefore abandoned, and the
-next run removes the folder. The random name and the unusual mode of a worker's folder distinguish
-it from folders of other programs. A marker file would also distinguish the folder, but the backend
-should find an empty folder.
+next run removes the folder. The random name and the unusual mode distinguish the folder from those
+of other programs. A marker file would also distinguish the folder, but a backend should find the
+folder of its worker empty.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# Names of workers' folders begin with this prefix. Names of other temporary files of onnxopt, which
-# have no locks, do not begin with the prefix.
+# Only names of folders with locks begin with this prefix.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
 # Access for the owner only; the sticky bit has no effect except to mark the folder.
@@ -85,7 +84,11 @@ def temporary_folder() -> Iterator[str]:
 
 
 def _create(folder: str) -> int | None:
-    """Create and lock a folder; return the descriptor that holds the lock, or None without one."""
+    """Create and lock a folder; return the descriptor that holds the lock, or None without a lock.
+
+    Raises:
+        OSError: if the folder cannot be created, or its name is empty.
+    """
     if not folder:
         raise FileNotFoundError("no usable temporary directory")
     os.mkdir(folder + _UNLOCKED_SUFFIX, 0o700)  # noqa: PTH102 - pathlib is slow to import

@@ -156,7 +156,7 @@ def _proportional_bytes(process: int) -> int:
 def _rollup(process: int) -> dict[bytes, int]:
     """Return the proportional sizes of all mappings together, by the kernel's names."""
     with suppress(OSError):
-        _, *lines = read_proc(f"/proc/{process}/smaps_rollup").splitlines()
+        lines = read_proc(f"/proc/{process}/smaps_rollup").splitlines()
         return {line.split()[0]: _kibibytes(line) for line in lines if line.startswith(b"Pss")}
     return {}
 
