@@ -803,7 +803,9 @@ def _related(random: Random, node: BoundNode) -> BoundNode:
     if array.dtype.kind in "iu":
         limits = np.iinfo(array.dtype)
         moved = array.astype(object) + _generator(random).randint(-1, 2, array.shape)
-        array = np.clip(moved, limits.min, limits.max).astype(array.dtype)
+        moved = np.clip(moved, limits.min, limits.max)
+        # NumPy computes with Python integers instead of arrays if the array has no axes.
+        array = np.asarray(moved, object).astype(array.dtype)
     return node.with_operand(second, np.asarray(array))
 
 

@@ -195,8 +195,11 @@ def _comparisons_with_attributes(
 
 def _comparisons(operands: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield comparisons of the elements of two inputs."""
+    # Different integers may have the same value as doubles.
     numeric = {
-        name: values.astype(np.float64) for name, values in operands.items() if _is_numeric(values)
+        name: values if values.dtype.kind in "iu" else values.astype(np.float64)
+        for name, values in operands.items()
+        if _is_numeric(values)
     }
     for (first, left), (second, right) in combinations(numeric.items(), 2):
         words = f"the element of {first} {{}} that of {second}"
@@ -257,6 +260,9 @@ def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
     for text, holds in statements.items():
         squeezed = tuple(length for axis, length in enumerate(holds.shape) if axis not in axes)
         mask = holds.reshape(shape) if squeezed == shape else holds
+        if mask.ndim != len(shape):
+            # The node inserts axes, as Gather does, so broadcasting would align other axes.
+            return
         try:
             yield f"the elements of {name} {along} {text}", np.broadcast_to(mask, shape)
         except ValueError:

@@ -85,11 +85,11 @@ MIN_UNCONTRADICTED = 4
 #: A condition without a mistake is stated only if at most MAX_OTHER_SHARE of the nodes that do not
 #: meet the condition fail.
 MAX_OTHER_SHARE = 0.1
-#: For a condition of one part without limits, up to MAX_OTHER_SHARE_OF_PLAIN of the nodes that do
+#: For a condition of one part on a parameter, up to MAX_OTHER_SHARE_OF_PLAIN of the nodes that do
 #: not meet the condition may fail, if it is improbable that all nodes that meet the condition fail
 #: by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: For a condition of one part without limits, the probability that all nodes which meet the
+#: For a condition of one part on a parameter, the probability that all nodes which meet the
 #: condition fail by chance must be at most MAX_CHANCE.
 MAX_CHANCE = 1e-9
 #: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
@@ -217,7 +217,7 @@ def explain_nodes(
         in_time = search.in_time and operator_end.remaining(clock).seconds > 0
         if explanation is None and search.was_limited:
             explanation = _unexamined(backend, operator, group, outcome, in_time=in_time)
-        elif explanation and not in_time:
+        elif explanation and not in_time and not explanation.note:
             note = stopped_after(share.seconds)
             explanation = replace(explanation, note=note, complete=False)
         if explanation:

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import defs
@@ -23,7 +24,6 @@ from onnxopt_cli.analysis.explanation.features import (
     plain_count,
     roundest,
 )
-from onnxopt_cli.core.text import clipped
 from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
@@ -43,10 +43,12 @@ _MIN_INSIDE = 3
 _MAX_INTERVALS = 2
 # An attribute's value is named if it has at most this number of characters.
 _MAX_VALUE_CHARS = 40
-# The largest number of elements of an input whose values are examined.
+# The largest number of elements of a tensor whose values are examined.
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype", "output_dtype"})
+# Operators whose attribute ``axis`` names an axis of the output, which has another rank.
+_WITH_OUTPUT_AXIS = frozenset({"OneHot"})
 # Attributes that have a number for each spatial axis.
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
 # Attributes that count channels.
@@ -57,10 +59,10 @@ _LONGEST_NAMED_RANK = 5
 # The largest number of integers in an input that is probably a parameter, such as axes, sizes or
 # pads.
 _MAX_PARAMETERS = 16
-_SHORT_BYTES = 2
-# Sizes of integer types, in bytes, that a trait names. Few backends have faults in all 16-bit or
-# all 32-bit integers only.
-_NAMED_ITEMSIZES = frozenset({1, 8})
+_SHORT_BITS = 16
+# Sizes of integer types that a trait names. Few backends have faults in all 16-bit or all 32-bit
+# integers only.
+_NAMED_BITS = frozenset({8, 64})
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
@@ -88,9 +90,10 @@ class Trait:
             or changes its default; empty for other statements. A node on which the mutant is right
             neither confirms nor contradicts the statement.
         limits: the limits of a number of the node; None if the statement is not about a number.
-        is_parameter: whether the statement is about an attribute, an optional input, a type or the
-            version of the operator. Generated nodes vary attributes, optional inputs, types and
-            versions separately from the shapes and values of a failing node.
+        is_parameter: whether the statement is about an attribute, possibly compared with a shape,
+            about an optional input, a type or the version of the operator. Generated nodes vary
+            attributes, optional inputs, types and versions separately from the shapes and values
+            of a failing node.
         parameter: name of the attribute or optional input of the statement; empty for other
             statements.
     """
@@ -432,7 +435,7 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
 
 def _words(value: Any) -> str:
     if isinstance(value, bytes):
-        return clipped(value.decode("utf-8", "replace"), _MAX_VALUE_CHARS)
+        return value.decode("utf-8", "replace")
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
@@ -451,7 +454,9 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
                 if is_given
                 else Trait(f"{name} is left out", 1.15, parameter=name)
             )
-        if {*formal.types} == {"tensor(bool)"} and (value is None or value.size == 1):
+        is_flag = {*formal.types} == {"tensor(bool)"} and (value is None or value.size == 1)
+        # If the condition of a Loop is omitted, it is true.
+        if is_flag and not (value is None and node.node.op_type == "Loop"):
             is_true = value is not None and bool(value.all())
             words = "is true" if is_true else "is not true"
             yield Trait(f"{name} {words}", 1.1, parameter=name)
@@ -522,24 +527,31 @@ def _type_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trai
 
 
 def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
-    yield Trait(f"{name} is {dtype_name(value.dtype)}", cost)
-    kind = value.dtype.kind
-    if value.dtype.itemsize == _SHORT_BYTES and "float" in value.dtype.name:
-        yield Trait(f"{name} is a float of 16 bits", cost + 0.02)
-    if "float" in value.dtype.name:
-        yield Trait(f"{name} is a float", cost + 0.08)
-    if value.dtype in _NUMPY_FLOATS:
-        yield Trait(f"{name} is float16, float32 or float64", cost + 0.1)
-    if kind in "iu":
-        yield Trait(f"{name} is an integer", cost + 0.02)
-    if kind == "u":
-        yield Trait(f"{name} is unsigned", cost + 0.04)
-    if kind == "i":
-        yield Trait(f"{name} is a signed integer", cost + 0.04)
-    if value.dtype.itemsize in _NAMED_ITEMSIZES and kind in "iu":
-        yield Trait(f"{name} is an integer of {8 * value.dtype.itemsize} bits", cost + 0.04)
-    if kind in "fiu" and value.dtype != np.float32:
-        yield Trait(f"{name} is not float32", cost + 0.06)
+    type_name, kind = dtype_name(value.dtype), kind_of(value.dtype)
+    is_float, is_integer = kind is NumberKind.FLOAT, kind is NumberKind.INTEGER
+    is_unsigned = type_name.startswith("u")
+    # A 4-bit integer occupies a byte in NumPy.
+    is_whole_bytes = value.dtype.kind in "iu"
+    bits = 8 * value.dtype.itemsize
+    yield from _true(
+        (
+            (True, f"{name} is {type_name}", cost),
+            (is_float and bits == _SHORT_BITS, f"{name} is a float of 16 bits", cost + 0.02),
+            (is_float, f"{name} is a float", cost + 0.08),
+            (
+                value.dtype in _NUMPY_FLOATS,
+                f"{name} is float16, float32 or float64", cost + 0.1,
+            ),
+            (is_integer, f"{name} is an integer", cost + 0.02),
+            (is_integer and is_unsigned, f"{name} is unsigned", cost + 0.04),
+            (is_integer and not is_unsigned, f"{name} is a signed integer", cost + 0.04),
+            (
+                is_whole_bytes and bits in _NAMED_BITS,
+                f"{name} is an integer of {bits} bits", cost + 0.04,
+            ),
+            (value.dtype != np.float32, f"{name} is not float32", cost + 0.06),
+        )
+    )  # fmt: skip
 
 
 def _named_arrays(node: BoundNode) -> dict[str, Array]:
@@ -578,14 +590,19 @@ def _shape_traits(node: BoundNode) -> Iterator[Trait]:
     is_empty = any(value.size == 0 for value in arrays.values())
     yield from _true([(is_empty, "an input has no elements", 1.1)])
     axis, first_array = node.attribute("axis"), next(iter(arrays.values()), None)
-    if isinstance(axis, int) and first_array is not None and first_array.ndim:
+    is_of_input = isinstance(axis, int) and node.node.op_type not in _WITH_OUTPUT_AXIS
+    if is_of_input and first_array is not None and first_array.ndim:
         position = axis + first_array.ndim if axis < 0 else axis
         yield from _true(
             (
                 (position != first_array.ndim - 1, "axis is not the last axis", 1.08),
                 (position != 0, "axis is not the first axis", 1.1),
                 (
-                    any(array.shape[position : position + 1] == (0,) for array in arrays.values()),
+                    any(
+                        array.ndim == first_array.ndim
+                        and array.shape[position : position + 1] == (0,)
+                        for array in arrays.values()
+                    ),
                     "an input has length 0 along the axis",
                     1.12,
                 ),
@@ -637,7 +654,7 @@ def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
                 (
                     (
                         any(length % step for length, step in pairs),
-                        f"the spatial lengths of {first} are not multiples of {name}", 1.3,
+                        f"the spatial lengths of {first} are not all multiples of {name}", 1.3,
                     ),
                     (
                         any(length < step for length, step in pairs),
@@ -668,7 +685,7 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
     if array is None or not array.ndim:
         return
     first, axis = node.schema.inputs[0].name, node.attribute("axis")
-    has_axis = "axis" in node.schema.attributes
+    has_axis = "axis" in node.schema.attributes and node.node.op_type not in _WITH_OUTPUT_AXIS
     if has_axis and (axis is None or -array.ndim <= axis < array.ndim):
         length = array.size if axis is None else array.shape[axis]
         for place, formal in list(enumerate(node.schema.inputs))[1:]:
@@ -722,7 +739,8 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
         if value is not None and value.size == 1 and value.dtype in (np.int64, np.int32):
             numbers[formal.name] = int(value.reshape(-1)[0])
     axis = numbers.pop("axis", None)
-    has_axis = axis is not None and -array.ndim <= axis < array.ndim
+    is_of_input = axis is not None and node.node.op_type not in _WITH_OUTPUT_AXIS
+    has_axis = is_of_input and -array.ndim <= axis < array.ndim
     length = array.shape[axis if has_axis else -1]
     words = (
         f"the length of {'the' if has_axis else 'the last'} axis of {node.schema.inputs[0].name}"
@@ -734,7 +752,8 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
             (
                 (number == length, f"{name} equals {words}", 1.25),
                 (number > length, f"{name} is more than {words}", 1.25),
-                (abs(number) < length, f"{name} is less than {words}", 1.28),
+                (number < length, f"{name} is less than {words}", 1.28),
+                (abs(number) < length, f"the magnitude of {name} is less than {words}", 1.29),
                 (number <= -length, f"{name} is at most minus {words}", 1.28),
             )
         )
@@ -743,11 +762,11 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
 def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
     """Yield traits that compare the inputs of an operator that broadcasts all of its inputs."""
     arrays, first_output = _named_arrays(node), next(iter(outputs.values()), None)
+    if len(arrays) <= 1 or not isinstance(first_output, np.ndarray):
+        return
     try:
         shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
     except ValueError:
-        return
-    if len(arrays) == 1 or not isinstance(first_output, np.ndarray):
         return
     # An input of a fixed type, such as the axes of a reduction, is a parameter.
     if any("(" in formal.type_str for formal in node.schema.inputs):
@@ -777,7 +796,7 @@ def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator
             )
         )  # fmt: skip
     for (first, left), (second, right) in combinations([*arrays.items()][:3], 2):
-        if left.dtype == right.dtype:
+        if left.dtype == right.dtype and first_output.size <= _MAX_ELEMENTS:
             are_equal = np.broadcast_to(left, shape) == np.broadcast_to(right, shape)
             yield from _true(
                 (
@@ -829,14 +848,14 @@ def _value_traits(node: BoundNode) -> Iterator[Trait]:
 
 def _statements(value: Array) -> list[tuple[Any, str, float]]:
     """Return statements about the elements of a tensor, with their costs."""
-    is_float = "float" in value.dtype.name
-    if not is_float and value.dtype.kind not in "iu":
+    is_float = kind_of(value.dtype) is NumberKind.FLOAT
+    if not is_float and kind_of(value.dtype) is not NumberKind.INTEGER:
         return []
     wide = value.astype(np.float64)
     is_finite = np.isfinite(wide)
     numbers = wide[is_finite]
-    # Different integers may have the same value as doubles.
-    finite = numbers if is_float else value[is_finite]
+    # Different 64-bit integers may have the same value as doubles.
+    exact = value if value.dtype.kind in "iu" else wide[~np.isnan(wide)]
     return [
         (np.isnan(wide).any(), "a NaN", 1.1),
         (np.isinf(wide).any(), "an infinity", 1.1),
@@ -853,10 +872,10 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
         ((wide != 0).any(), "a value other than 0", 1.25),
         ((wide != 1).any(), "a value other than 1", 1.3),
         (not is_float and _reaches_limit(value), "the smallest or largest value of its type", 1.2),
-        (np.unique(finite).size < finite.size, "equal values", 1.2),
+        (np.unique(exact).size < exact.size, "equal values", 1.2),
     ]  # fmt: skip
 
 
 def _reaches_limit(value: Array) -> bool:
-    limits = np.iinfo(value.dtype)
+    limits = ml_dtypes.iinfo(value.dtype)  # type: ignore[no-untyped-call]
     return bool(((value == limits.max) | (value == limits.min)).any())

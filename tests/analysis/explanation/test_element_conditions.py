@@ -250,6 +250,26 @@ def test_axis_that_the_attribute_names_is_an_axis_of_the_output(call, output, na
     assert named == ("the index along the axis that the attribute names is 0" in flags)
 
 
+def test_elements_along_an_axis_are_not_described_if_the_node_inserts_axes():
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> graph (float[3, 3] X, int64[3, 3] I) => '
+        "(float[3, 3, 3] Y) { Y = Gather <axis = 1> (X, I) }"
+    )
+    operands = {"X": drawn(0, (3, 3)), "I": np.zeros((3, 3), np.int64)}
+    flags = element_features(BoundNode.of(model, operands), np.zeros((3, 3, 3), np.float32)).flags
+    assert not [text for text in flags if "along the axis" in text]
+
+
+def test_large_integers_are_compared_exactly():
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> graph (int64[1] A, int64[1] B) => (bool[1] Y) '
+        "{ Y = Less (A, B) }"
+    )
+    operands = {"A": np.array([1 << 60]), "B": np.array([(1 << 60) + 1])}
+    flags = element_features(BoundNode.of(model, operands), np.array([True])).flags
+    assert flags["the element of A is below that of B"].all()
+
+
 def test_axis_that_is_named_twice_is_reduced_once():
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 13]> graph (float[4, 3] X) => (float[4, 1] Y) '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import islice, product
+from random import Random
 from textwrap import dedent
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from onnxopt_cli.analysis.explanation.node_traits import (
     node_numbers,
     node_traits,
 )
-from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, neighbours
+from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, _related, neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -239,7 +240,7 @@ def test_features_of_a_node_compare_axes_attributes_and_values():
     texts = {trait.text for trait in node_traits(BoundNode.of(model, inputs), outputs)}
     assert {
         "the first axes of X and W differ in length",
-        "the spatial lengths of X are not multiples of strides",
+        "the spatial lengths of X are not all multiples of strides",
         "W has a value other than 0",
         "the right output has a zero",
     } <= texts
@@ -953,6 +954,21 @@ def test_some_generated_nodes_have_inputs_without_elements():
     assert any(node.is_independent and not node.size for node in nodes)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64"])
+def test_nearly_equal_elements_include_the_limits_of_their_type(dtype):
+    limits = np.iinfo(dtype)
+    for value in (limits.min, limits.max):
+        operands = {name: np.array(value, dtype) for name in "ab"}
+        model = onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 11]> g ({dtype} a, {dtype} b) => (bool y) '
+            "{ y = Less (a, b) }"
+        )
+        node = BoundNode.of(model, operands)
+        related = [_related(Random(seed), node).operands for seed in range(20)]  # noqa: S311
+        assert all(operand.dtype == dtype for operands in related for operand in operands)
+        assert {abs(int(a) - int(b)) for a, b in related} == {0, 1}
+
+
 def test_inputs_have_nearly_equal_elements_in_some_generated_nodes():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 11]> g (int64[4] a, int64[4] b) => (bool[4] y) '
@@ -1151,7 +1167,10 @@ def test_general_condition_is_preferred_to_a_mistake_with_few_elements(is_doubtf
         ("Trilu(x, v)", 14, [4], "k is more than the length of the last axis of input"),
         ("Trilu(x, v)", 14, [-3], "k is at most minus the length of the last axis of input"),
         ("Dropout(x, , v)", 13, [False], "training_mode is not true"),
-        ("Concat<axis = 0>(x, v)", 13, [], "an input has length 0 along the axis"),
+        (
+            "Trilu(x, v)", 14, [-2],
+            "the magnitude of k is less than the length of the last axis of input",
+        ),
         ("ReduceSum(x, v)", 13, [0], "axes are [0]"),
     ],
 )  # fmt: skip
@@ -1168,6 +1187,66 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         whole = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
         bound = BoundNode.of(model, {"x": x, "v": whole})
         assert text not in {trait.text for trait in node_traits(bound, {"y": x})}
+
+
+@pytest.mark.parametrize(
+    ("call", "operands", "present", "absent"),
+    [
+        (
+            "Trilu(a, b)", [np.eye(2), np.array(-5)],
+            "k is less than the length of the last axis of input",
+            "the magnitude of k is less than the length of the last axis of input",
+        ),
+        (
+            "Identity(a)", [np.array([7, -2], ml_dtypes.int4)],
+            "the right output has a negative value", "input is an integer of 8 bits",
+        ),
+        (
+            "Identity(a)", [np.array([7, -2], ml_dtypes.int4)],
+            "input has the smallest or largest value of its type", "input is unsigned",
+        ),
+        (
+            "Identity(a)", [np.array([1, 2], ml_dtypes.bfloat16)],
+            "input is not float32", "input is an integer",
+        ),
+        (
+            "Identity(a)", [np.array([np.inf, np.inf])],
+            "input has equal values", "input is a float of 16 bits",
+        ),
+        (
+            "SequenceLength(a)", [[np.ones(2)]],
+            "the first output is int64", "all inputs are broadcast",
+        ),
+        (
+            "OneHot<axis = 2>(a, b, c)", [np.zeros((1, 2), int), np.array(3), np.ones(2)],
+            "axis is 2", "axis is not the last axis",
+        ),
+        (
+            "OneHot<axis = 1>(a, b, c)", [np.zeros((1, 3), int), np.array(3), np.ones(2)],
+            "axis is 1", "values is shorter than the axis of indices",
+        ),
+        (
+            "Concat<axis = 0>(a, b)", [np.ones((2, 3)), np.ones((0, 3))],
+            "an input has length 0 along the axis", "axis is not the first axis",
+        ),
+        (
+            "Gather<axis = 1>(a, b)", [np.ones((2, 2)), np.zeros((2, 0, 2), int)],
+            "an input has no elements", "an input has length 0 along the axis",
+        ),
+    ],
+)  # fmt: skip
+def test_traits_hold_for_unusual_types_and_axes(call, operands, present, absent):
+    names = "abc"[: len(operands)]
+    bound = BoundNode.of(
+        onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": 21]> g '
+            f"({', '.join(f'float[N] {name}' for name in names)}) => (float[N] y) {{ y = {call} }}"
+        ),
+        dict(zip(names, operands, strict=True)),
+    )
+    output = operands[0] if isinstance(operands[0], np.ndarray) else np.array(1)
+    texts = {trait.text for trait in node_traits(bound, {"y": output})}
+    assert (present in texts, absent in texts) == (True, False)
 
 
 @pytest.mark.parametrize(
