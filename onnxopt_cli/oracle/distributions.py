@@ -35,8 +35,9 @@ _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Deviations below four standard
 # deviations need no test.
 _LIKELY_VARIANCES = 16
-# The error of a scaled element, in ulps.
-_SCALING_ULPS = 16
+# The error of a scaled element, in ulps, and the roundings of its factor 1 / (1 - ratio) and of the
+# product. The factor may be computed in the type of the ratio.
+_SCALING_ULPS, _FACTOR_ROUNDINGS = 16, 3
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
 # Versions 7 to 11 of Dropout have neither is_test nor training_mode, and drop no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
@@ -118,13 +119,15 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
         # In early versions the ratio is an attribute, and the mask is not specified.
         early = len(node.input) <= _RATIO
         ratio_name = "" if early else node.input[_RATIO]
-        stated = np.asarray(attributes.get("ratio", 0.5))
+        stated = np.asarray(attributes.get("ratio", 0.5), np.float32)
         ratio = inputs.get(ratio_name) if ratio_name else stated
-        if not isinstance(ratio, np.ndarray) or not 0 <= float(ratio.reshape(-1)[0]) < 1:
+        if not isinstance(ratio, np.ndarray) or ratio.size != 1 or ratio.dtype not in ROUNDOFF:
             return
-        keep = 1 - float(ratio.reshape(-1)[0])
+        if not 0 <= float(ratio.item()) < 1:
+            return
+        keep = 1 - float(ratio.item())
         law = f"each element is kept with probability {keep:g}"
-        test = partial(_test_dropout, first, keep)
+        test = partial(_test_dropout, first, keep, _FACTOR_ROUNDINGS * ROUNDOFF[ratio.dtype])
         if len(node.output) > 1 and not early:
             mask = partial(_test_bernoulli, np.full(first.shape, keep))
             beside = partial(_test_mask, first, *node.output[:2])
@@ -279,23 +282,32 @@ def _test_classes(logits: Array, sample: Array) -> str:
     return ""
 
 
-def _test_dropout(x: Array, keep: float, sample: Array) -> str:
-    """Test that each element is 0 or scaled, and test the number of kept elements."""
+def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> str:
+    """Test that each element is 0 or scaled, and test the number of kept elements.
+
+    Args:
+        x: the input.
+        keep: the probability of an element to be kept.
+        factor_error: the relative error of the factor.
+        sample: the output.
+    """
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     right, largest = wide / keep, largest_finite(sample.dtype)
     # The gap at half of the magnitude, twice, is finite even for the largest number.
     half = (np.minimum(np.abs(right), largest) / 2).astype(sample.dtype)
     error_limit = _SCALING_ULPS * 2 * np.spacing(half).astype(np.float64)
+    error_limit = np.maximum(error_limit, factor_error * np.minimum(np.abs(right), largest))
     scaled = np.abs(values - right) <= error_limit
-    # A scaled element may overflow.
+    # A scaled element may overflow, and a dropped one may become NaN: the infinity is multiplied by
+    # 0.
     overflows = np.abs(right) > largest - error_limit
-    scaled |= overflows & (values == np.copysign(np.inf, right))
+    scaled |= overflows & ((values == np.copysign(np.inf, right)) | np.isnan(values))
     # An infinity that is not dropped stays infinite. A dropped NaN or infinity may become NaN,
     # because it is multiplied by 0.
     scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))
     if not (scaled | (values == 0)).all():
         return f"has elements that are neither 0 nor scaled by {1 / keep:g}"
-    decisive = _decisive(x)
+    decisive = _decisive(x) & ~overflows
     return _test_bernoulli(np.full(int(decisive.sum()), keep), (values != 0)[decisive])
 
 
@@ -307,7 +319,9 @@ def _decisive(x: Array) -> Array:
 def _test_mask(x: Array, output: str, mask: str, outputs: Mapping[str, Value]) -> str:
     """Test that a mask of ``Dropout`` is true where the output is not zero."""
     values = outputs.get(output)
-    if not isinstance(values, np.ndarray) or values.shape != x.shape:
+    if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (x.shape, x.dtype):
         return ""
-    wrong = _decisive(x) & ((values != 0) != np.asarray(outputs[mask]))
+    # A dropped element whose scaled value overflows may be NaN.
+    decisive = _decisive(x) & ~np.isnan(values)
+    wrong = decisive & ((values != 0) != np.asarray(outputs[mask]))
     return f"is not the mask of {printable(output)}" if wrong.any() else ""

@@ -934,6 +934,32 @@ def test_dropout_of_nan_and_infinity_passes():
             assert not laws["y1"].beside({"y0": y, "y1": keep})
 
 
+def test_dropped_elements_that_overflow_when_they_are_scaled_may_be_nan():
+    x = np.repeat(f32(3e38, -3e38, 1), 1000)
+    inputs = {"x": x, "r": np.array(0.5, np.float32), "t": np.asarray(True)}
+    keep = np.random.default_rng(7).uniform(size=3000) < 0.5
+    laws = drawn(model_of([("Dropout", list(inputs), {})], inputs, outputs=2), inputs)
+    with np.errstate(all="ignore"):
+        y = 2 * x * keep
+    assert np.isnan(y).any()
+    assert not laws["y0"].test(y)
+    assert not laws["y1"].beside({"y0": y, "y1": keep})
+    assert laws["y1"].beside({"y0": y, "y1": ~keep})
+    assert laws["y0"].test(np.where(x == 1, np.nan, y).astype("f"))
+
+
+def test_factor_of_dropout_may_be_computed_in_the_type_of_the_ratio():
+    x = np.linspace(1, 2, 4000)
+    inputs = {"x": x, "r": np.array(0.3, np.float32), "t": np.asarray(True)}
+    keep = np.random.default_rng(7).uniform(size=4000) < 0.7
+    test = distribution_test("Dropout", inputs)
+    factor = float(1 / (1 - inputs["r"]))
+    assert not test(x * keep * factor)
+    assert test(x * keep * factor * (1 + 1e-6))
+    inputs["r"] = inputs["r"].astype(float)
+    assert distribution_test("Dropout", inputs)(x * keep * factor)
+
+
 @hypothesis.given(
     shape=st.sampled_from([(3, 4), (2, 5, 3), (2, 3, 2, 4)]),
     dtype=st.sampled_from(["float16", "float32", "float64"]),
