@@ -24,7 +24,13 @@ from onnxopt_cli.oracle.rounding.injection import (
     largest_magnitude,
 )
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind
-from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
+from onnxopt_cli.oracle.widen import (
+    ROUNDOFF,
+    is_wide,
+    largest_finite,
+    smallest_normal,
+    widened_value,
+)
 
 # The error of a reformulation widens the tolerance if it is at most this number of units. If a
 # reformulation overflows, its value is an alternative.
@@ -264,7 +270,7 @@ def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Itera
         tolerance: its tolerances.
         dtype: the dtype of the output.
     """
-    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    largest = largest_finite(dtype)
     if exact.dtype.kind != "f" or not (np.abs(exact) + tolerance > largest).any():
         return
     with np.errstate(over="ignore"):

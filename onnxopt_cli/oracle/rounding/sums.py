@@ -2,9 +2,8 @@
 
 *Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums, and a partial sum never
 exceeds the sum of all positive terms or that of all negative terms. The usual tolerance, 16 times
-the effect of one rounding, exceeds the error of a short sum. The
-tolerance of a node that rounds few times is therefore limited to the error of its most inaccurate
-direct evaluation.
+the effect of one rounding, exceeds the error of a short sum. The tolerance of a node that rounds
+few times is therefore limited to the error of its most inaccurate direct evaluation.
 
 *Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the
 positive terms are added first. The specification of ONNX prescribes no order. Therefore an infinity
@@ -25,7 +24,6 @@ from collections.abc import Sequence
 from math import ceil, inf, prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from onnx import helper
 
@@ -34,7 +32,13 @@ from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.rounding.scales import PartialSums, transformed_axis
 from onnxopt_cli.oracle.rounding.short_floats import CHAINED
-from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal, widened_value
+from onnxopt_cli.oracle.widen import (
+    ROUNDOFF,
+    is_wide,
+    largest_finite,
+    smallest_normal,
+    widened_value,
+)
 
 # For each operator that sums terms or products, the number of roundings of a term besides those of
 # the additions: of the product or scale of the term, and of the differences from which a mean over
@@ -391,9 +395,9 @@ def _limit(op_type: str, tensors: Sequence[Array]) -> float:
     another.
     """
     if op_type in CHAINED:
-        return max(float(ml_dtypes.finfo(tensor.dtype).max) for tensor in tensors)  # type: ignore[no-untyped-call]
+        return max(largest_finite(tensor.dtype) for tensor in tensors)
     is_double = any(tensor.dtype in (np.float64, np.complex128) for tensor in tensors)
-    return float(np.finfo(np.float64 if is_double else np.float32).max)
+    return largest_finite(np.dtype(np.float64 if is_double else np.float32))
 
 
 def flushed_error(
