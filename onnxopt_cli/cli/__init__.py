@@ -224,13 +224,13 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
 
 def _fault_of_operator(error: Exception) -> UsageError | None:
     """Return a usage error if the formula of a user's operator raised the exception."""
-    from onnxopt_cli.operators.operator_file import failing_line, fault_in
-    from onnxopt_cli.operators.registry import registry
+    from onnxopt_cli.operators.operator_file import fault_in
+    from onnxopt_cli.operators.registry import failing_operator
 
-    for operator in registry().operators:
-        if operator.file in registry().files and failing_line(error, str(operator.file)):
-            return UsageError(fault_in(operator, error), hint="the formula fails on such inputs")
-    return None
+    operator = failing_operator(error)
+    if operator is None:
+        return None
+    return UsageError(fault_in(operator, error), hint="the formula fails on such inputs")
 
 
 def _refused(error: OnnxoptError) -> int:

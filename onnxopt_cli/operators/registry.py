@@ -25,6 +25,7 @@ from onnxopt_cli.operators import builtin
 from onnxopt_cli.operators.native_onnx import renew
 from onnxopt_cli.operators.operator import Attribute, Operator
 from onnxopt_cli.operators.operator_file import (
+    failing_line,
     installed_operators,
     operators_in,
     read_operators,
@@ -179,6 +180,14 @@ def registry() -> Registry:
     if _in_use is None:
         _in_use = Registry.of_environment()
     return _in_use
+
+
+def failing_operator(error: Exception) -> Operator | None:
+    """Return the operator in a user's file whose code raised an exception; None for other code."""
+    for operator in registry().operators:
+        if operator.file in registry().files and failing_line(error, str(operator.file)):
+            return operator
+    return None
 
 
 def unpickled(domain: str, name: str) -> Operator:

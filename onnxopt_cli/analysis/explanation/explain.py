@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice, product
@@ -38,14 +38,14 @@ from onnxopt_cli.cases.case import Case
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
-from onnxopt_cli.core.text import some_of
+from onnxopt_cli.core.text import exception_text, printable, some_of
 from onnxopt_cli.core.values import Array, Value
-from onnxopt_cli.errors import InvalidCase, NodeError
+from onnxopt_cli.errors import InvalidCase, NodeError, OnnxoptError, is_debugging
 from onnxopt_cli.interpret.implementation import Implementation, both
 from onnxopt_cli.mutation.equivalence import distinct
 from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, ignores_attribute, is_likely
 from onnxopt_cli.operators.operator import Operator
-from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.operators.registry import failing_operator, registry
 from onnxopt_cli.run.executors import ModelRunner, call_model
 from onnxopt_cli.run.reproduce import (
     WITHOUT_FORMULA,
@@ -121,10 +121,12 @@ def explain(
     searches = list(_searches(results, cases, judging or Judging(), progress))
     if ask:
         ask = clock.timed(ask)
-        clock.share([search.check_lowered_nodes(ask) for search in searches], end)
+        clock.share([search.guarded(search.check_lowered_nodes(ask)) for search in searches], end)
     for likely in (True, False):
-        clock.share([search.try_single(likely=likely) for search in searches], end)
-        clock.share([search.try_combined(likely=likely) for search in searches], end)
+        clock.share([search.guarded(search.try_single(likely=likely)) for search in searches], end)
+        clock.share(
+            [search.guarded(search.try_combined(likely=likely)) for search in searches], end
+        )
     if query_seconds is None:
         end = max(end, clock.now() + QUERY_SECONDS * len(searches))
     else:
@@ -132,7 +134,7 @@ def explain(
     for number, search in enumerate(searches):
         share = (end - clock.now()) / (len(searches) - number)
         # Failures for which no cause is found within the time limit remain unexplained.
-        with suppress(_OutOfTimeError):
+        with suppress(_OutOfTimeError), search.guard():
             search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
     stopped = stopped_after(seconds)
     return [*filter(None, (search.explanation(stopped) for search in searches))]
@@ -141,6 +143,21 @@ def explain(
 def stopped_after(seconds: float) -> str:
     """Return the note on a search that its time limit ended."""
     return f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
+
+
+def note_on_bug(error: Exception) -> str:
+    """Return the note on a search that a bug ended.
+
+    The verdict on a backend does not depend on the explanation, so a bug in the search does not end
+    the run.
+
+    Raises:
+        Exception: the error itself, if it is not a bug of onnxopt, or if ONNXOPT_DEBUG is set.
+    """
+    is_bug = not isinstance(error, (OnnxoptError, OSError, MemoryError))
+    if not is_bug or failing_operator(error) or is_debugging():
+        raise error
+    return f"a bug in onnxopt ended the search for causes: {printable(exception_text(error))}"
 
 
 class _OutOfTimeError(Exception):
@@ -308,6 +325,7 @@ class _Search:
         self._reproducing: list[_Candidate] = []
         self._possible: list[_Candidate] = []
         self._other_cause: Cause | None = None
+        self._bug = ""
         self._began = False
         self._tried_single = False
         self._complete = False
@@ -318,6 +336,22 @@ class _Search:
     @property
     def _all_wrong(self) -> frozenset[Observation]:
         return frozenset(self._wrong)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """End the search if a bug of onnxopt raises an exception."""
+        try:
+            yield
+        except _OutOfTimeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any bug
+            self._bug = note_on_bug(error)
+
+    def guarded(self, steps: Iterator[None]) -> Iterator[None]:
+        """Yield the steps of a part of the search; a bug ends the search."""
+        with self.guard():
+            if not self._bug:
+                yield from steps
 
     # Lowered models -----------------------------------------------------------------------------
 
@@ -650,11 +684,16 @@ class _Search:
             stopped: a description of the time limit, for the note on a search that the limit
                 stopped.
         """
-        if not self._began:
-            failing = Counter(str(result.outcome) for result in self.results if result.failing)
-            unexplained = {NOT_TRIED: failing}
-            note = f"{UNEXPLAINED}, {stopped}"
-            return Explanation(self.backend, self.operator.name, (), unexplained, note, False)
+        with self.guard():
+            if self._began and not self._bug:
+                return self._found_explanation(stopped)
+        failing = Counter(str(result.outcome) for result in self.results if result.failing)
+        note = self._bug or f"{UNEXPLAINED}, {stopped}"
+        return Explanation(
+            self.backend, self.operator.name, (), {NOT_TRIED: failing}, note, bool(self._bug)
+        )
+
+    def _found_explanation(self, stopped: str) -> Explanation | None:
         node_causes = tuple(
             Cause(
                 f"the lowered model's node {node.operator} is wrong: {node.example}", tuple(cases)

@@ -27,7 +27,7 @@ from onnxopt_cli.analysis.explanation.element_conditions import (
     ElementCondition,
     ElementConditions,
 )
-from onnxopt_cli.analysis.explanation.explain import SearchClock, stopped_after
+from onnxopt_cli.analysis.explanation.explain import SearchClock, note_on_bug, stopped_after
 from onnxopt_cli.analysis.explanation.explain_remaining import CHANGES_WHEN_REPEATED
 from onnxopt_cli.analysis.explanation.hypotheses import (
     Hypothesis,
@@ -56,9 +56,8 @@ from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, nei
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import EXPLAINED, Outcome, Result
-from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import Value
-from onnxopt_cli.errors import InvalidCase, NodeError, OnnxoptError, is_debugging
+from onnxopt_cli.errors import InvalidCase, NodeError
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.operators.nodes import imported_versions, is_standard
 from onnxopt_cli.oracle.distributions import is_random
@@ -384,22 +383,12 @@ class _NodeSearch:
         return self._was_earlier_part_limited or self._nodes.is_at_limit
 
     def run(self) -> Explanation | None:
-        """Search for hypotheses, and return the explanation; None if no hypothesis is accepted.
-
-        The verdict on a backend does not depend on the explanation, so an error in the search
-        becomes the explanation.
-        """
+        """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
         try:
             return self._found_explanation()
-        except (OnnxoptError, OSError, MemoryError):
-            raise
-        except Exception as error:
-            if is_debugging():
-                raise
-            reason = printable(exception_text(error))
+        except Exception as error:  # noqa: BLE001 - any bug
             others = {NOT_TRIED: {str(self._outcome): self._failing}}
-            note = f"a bug in onnxopt ended the search for causes: {reason}"
-            return Explanation(self._backend, self._operator, (), others, note)
+            return Explanation(self._backend, self._operator, (), others, note_on_bug(error))
 
     def _found_explanation(self) -> Explanation | None:
         if not any(sample.failed for sample in self._nodes.samples):

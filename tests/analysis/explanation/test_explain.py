@@ -15,7 +15,7 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explanation.explain import SearchClock, explain
+from onnxopt_cli.analysis.explanation.explain import SearchClock, _Search, explain
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
@@ -85,6 +85,27 @@ def test_interrupted_search_is_reported(workplace, onnxopt, monkeypatch):
     answer = onnxopt("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
     assert answer.code == 1
     assert "failures are not explained" in answer.err
+
+
+@pytest.mark.parametrize("part", ["try_single", "find_other_cause"])
+def test_error_in_the_search_for_mistakes_leaves_the_verdict(workplace, onnxopt, monkeypatch, part):
+    def fail(*_, **__):
+        raise ValueError("duplicate value")
+
+    (workplace / "steps.yaml").write_text(STEPS)
+    (workplace / "pytorch.py").write_text(PYTORCH)
+    monkeypatch.setattr(_Search, "try_combined", lambda *_, **__: iter(()))
+    # The parts whose steps share the time are iterators.
+    is_iterator = part == "try_single"
+    monkeypatch.setattr(_Search, part, (lambda *_, **__: map(fail, [0])) if is_iterator else fail)
+    run = ("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
+    answer = onnxopt(*run)
+    assert answer.code == 1
+    reason = "a bug in onnxopt ended the search for causes: ValueError: duplicate value"
+    assert reason in " ".join(answer.out.split())
+    monkeypatch.setenv("ONNXOPT_DEBUG", "1")
+    with pytest.raises(ValueError, match="duplicate"):
+        onnxopt(*run)
 
 
 def results_of(implementation, operator, step=1):
