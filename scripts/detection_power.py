@@ -65,9 +65,10 @@ class Counts:
     def __init__(self) -> None:
         self.elements: Counter[str] = Counter()
         self.detected: Counter[str] = Counter()
-        #: The largest error of right implementations, as a share of the tolerance.
+        #: The largest error of right implementations, as a share of the tolerance, in elements
+        #: where an error of RELATIVE_ERROR is not detected.
         self.largest_error = 0.0
-        #: The same among all elements.
+        #: The largest error of right implementations, as a share of the tolerance, in any element.
         self.largest_error_of_all = 0.0
         #: The number of elements in which a right implementation is off by over RELATIVE_ERROR.
         self.inexact_elements = 0

@@ -11,8 +11,8 @@ the condition estimate accept it, and most of its output elements have a narrow 
 - Element types: the mutants of the operator's schema run on the suite's cases of the newest version
   and on valid draws. Draws of a type are selected greedily, so that cases of this type kill the
   mutants that cases of other types kill.
-- Long axes: draws are selected until the first, the last and the inner axes of each input and
-  output are longer than the blocks of vectorized and parallel loops in some case.
+- Long axes: draws are selected until each input and output has had a long first, last and inner
+  axis in at least one case. A long axis exceeds the blocks of vectorized and parallel loops.
 - High ranks and empty batches: the valid draw with the most distinct outputs among the first seeds
   is selected, unless another case of the operator has such a tensor.
 """
@@ -226,7 +226,7 @@ def kills_by_node(operator: str, nodes: Sequence[GeneratedNode]) -> dict[int, se
 
 
 def add_long(selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]) -> None:
-    """Add draws until each axis of the inputs and outputs is long in some case."""
+    """Add draws until each axis of the inputs and outputs is long in at least one case."""
     covered: set[Hashable] = set()
     for node in nodes:
         covered |= long_axes(node, node.problem)
@@ -289,7 +289,7 @@ def valid_draws(
 
 
 def wraps(node: GeneratedNode) -> bool:
-    """Return whether an integer overflows, for which the specification defines no result.
+    """Return whether an integer overflows. The specification defines no result of an overflow.
 
     The integers of the outputs are compared with the outputs of the same node in double.
     """

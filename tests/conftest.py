@@ -34,10 +34,10 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 def pytest_configure(config):
     """Make the processes that the tests start faster.
 
-    Cache bytecode, in a folder of pytest if the environment disables the cache beside the sources:
-    compiling takes a third of the time of a command. Use one BLAS thread, because the tests already
-    use all processors. Let Dask measure its workers less often, because the measurements take 5 %
-    of a processor for each worker.
+    Cache bytecode, because compiling takes a third of the time of a command. If the environment
+    disables the cache beside the sources, use a folder in pytest's cache. Use one BLAS thread,
+    because the tests already use all processors. Let Dask measure its workers less often, because
+    the measurements take 5 % of a processor for each worker.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")

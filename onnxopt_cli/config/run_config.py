@@ -341,7 +341,8 @@ class ClusterConfig(Settings):
     tls: tuple[Path, ...] = setting(
         (),
         "--tls CA CERT KEY",
-        "PEM files: certificates to trust, our own, its key.  [default: Dask's configuration]",
+        "PEM files: trusted certificates, client certificate, client key.  "
+        "[default: Dask's configuration]",
         File(exists=True, folder=False),
         many=3,
         may_differ=True,

@@ -245,9 +245,10 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
 def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
     """Return the largest error / tolerance in a sample of a large tensor; at most 1.
 
-    The largest error / tolerance of the whole tensor is at least as large as the result. The exact
-    limits of elements whose error / tolerance is surely below the result need not be derived. The
-    result is 0 if the tolerance has no lower bound of its limits, or if the sample agrees bitwise.
+    The largest error / tolerance of the whole tensor is at least as large as in the sample. If the
+    error / tolerance of an element is surely smaller, the element's exact limit need not be
+    derived. The result is 0 if the tolerance has no lower bound of its limits, or if the sample
+    agrees bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:

@@ -139,7 +139,7 @@ class Call(Generic[T]):
         )
 
     def group(self, index: int) -> Call[T]:
-        """Return the call of one group alone."""
+        """Return a call that contains only one of the groups."""
         attributes = self._group_attributes(index)
         return replace(self, groups=(self.groups[index],), attributes=attributes)
 
@@ -153,7 +153,7 @@ class Call(Generic[T]):
 
     @property
     def concatenated(self: Call[Array]) -> Call[Array]:
-        """A call of one group, whose flat tensors contain the elements of all groups in order."""
+        """The call with all groups joined, in order, into one group of flat tensors."""
         full = [[_flat(tensor, group[0].shape) for tensor in group] for group in self.groups]
         joined = tuple(np.concatenate(tensors) for tensors in zip(*full, strict=True))
         return replace(self.group(0), groups=(joined,))

@@ -112,7 +112,7 @@ class ReferenceModel:
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
         )
-        # The state of the current run, in which a node finds the visitor; instances that share
+        # The state of the current run, from which each node gets the visitor. Instances that share
         # nodes also share the state.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (

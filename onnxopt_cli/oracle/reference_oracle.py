@@ -360,7 +360,7 @@ def _unusable_output(problem: Problem, name: str, conditioned_output: Conditione
 
 
 def _reformulated(expected: Expected, conditioned_outputs: Sequence[ConditionedOutput]) -> Expected:
-    """Return an expected result that accepts outputs computed by accepted identities."""
+    """Return an expected result with tolerances that include the accepted reformulations."""
     tolerances = {
         name: _error_bound(conditioned_output.reformulated, conditioned_output.units)
         if conditioned_output.reformulated and isinstance(expected.tolerances[name], ErrorBound)

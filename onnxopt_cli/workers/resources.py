@@ -98,7 +98,7 @@ def held_bytes(
 def memory_files(process: int) -> dict[FileKey, int]:
     """Return the sizes of a process's open files that are in memory and are deleted or unnamed.
 
-    Files of /dev/shm are included even if they have a name.
+    Files in /dev/shm are included even if they are not deleted.
     """
     sizes = {}
     folder = f"/proc/{process}/fd"

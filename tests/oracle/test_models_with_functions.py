@@ -1,4 +1,4 @@
-"""Models with functions have the same condition estimates as their nodes without functions."""
+"""A model that calls functions has the same condition estimates as with the functions inlined."""
 
 import numpy as np
 import onnx

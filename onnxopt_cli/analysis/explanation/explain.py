@@ -167,7 +167,7 @@ class _OutOfTimeError(Exception):
 class SearchClock:
     """Measures the processor time of a search and the time that the backends take.
 
-    Unlike the time of day, the measured time hardly depends on the load of the machine.
+    Unlike wall time, the measured time hardly depends on the load of the machine.
 
     Attributes:
         evaluations: the number of evaluations of nodes, see

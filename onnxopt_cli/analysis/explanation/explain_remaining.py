@@ -122,8 +122,9 @@ def contradicts(
     """
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
-    # A backend that computes in a coarser type may be right because it uses another order of
-    # operations, so generated inputs do not refute a mistake of precision.
+    # A backend that computes in a coarser type may return a right output where the mistake returns
+    # a wrong one, because the order of operations differs. Generated inputs therefore do not refute
+    # a mistake of precision.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]

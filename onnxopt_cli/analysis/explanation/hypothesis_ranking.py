@@ -277,7 +277,7 @@ class _Table:
         return _Masks(self._holds, against, self._failing & alike, self._weights * alike)
 
     def _evaluated(self, masks: _Masks, held: Array, shown: Array) -> tuple[Array, Array, Array]:
-        """Evaluate the conditions that consist of a condition and a further trait.
+        """Evaluate each of the given conditions combined with each further trait.
 
         Args:
             masks: the masks of single traits.

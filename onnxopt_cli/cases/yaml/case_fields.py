@@ -165,7 +165,7 @@ class CaseFields:
             self.errors.append(error)
 
     def forbid(self, names: Sequence[str], reason: str) -> None:
-        """Collect an error for every given field that the case has.
+        """Collect an error for each of the named fields that the case contains.
 
         Args:
             names: the fields that the case must not have.

@@ -1,8 +1,9 @@
 """The operands for the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Some results consist of two operands: a choice by an
-undecided comparison has two accepted results (:class:`Either`), and an operation on tensors of
-different types may be computed in either type (:class:`Mixed`).
+The operands of a formula are :class:`Bounded`. Two further classes contain two results each:
+:class:`Either` is the result of a choice whose condition is undecided because of rounding errors,
+and :class:`Mixed` of an operation on tensors of different types, which may be computed in either
+type.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Mixed(_Operand):
 
 @dataclass(frozen=True, eq=False)
 class Either(_Operand):
-    """The two results of a choice by an undecided comparison; both results are accepted.
+    """The two results of a choice whose condition is undecided; both results are accepted.
 
     Values between the two results are not accepted. An elementwise function of an undecided choice
     also has two results.

@@ -789,7 +789,10 @@ def _moves_activations(node: Any, roundoff: float) -> bool:
 
 
 def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> Any:
-    """Return the scale of an output's absolute error: the largest element mixed with it."""
+    """Return the scale of an output's absolute error, such as the output's largest element.
+
+    The scale is 0 if each element is perturbed only relative to its own magnitude.
+    """
     if kind is NodeKind.GATES:
         if _moves_activations(node, roundoff):
             return 0.0

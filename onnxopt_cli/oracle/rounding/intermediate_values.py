@@ -51,10 +51,10 @@ _EXACT_RATIO = 2.0**6
 # If the ratio has more than 6 binary digits after the point, the scale of the error of a weight is
 # _WEIGHT_SHARE times the sum of the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
-# A coordinate of RoiAlign lies at a share t of the distance between two edges of a region. Its
-# error is at most 2 (1 - t) + 2 t roundings of the scaled and shifted edges, 3 t roundings of their
-# distance and its parts, and 3 roundings of sums. With a tolerance of 16 units, 8 roundings are
-# accepted.
+# A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. Its error is
+# at most 8 roundings: 2 (1 - t) + 2 t because the edges are scaled and shifted, 3 t because the
+# distance between the edges is computed and divided, and 3 because terms are added. With a
+# tolerance of 16 units, 8 roundings are accepted.
 _REGION_SHARE = 1 / 2
 
 # The modules of onnx's reference with the operators of trees.

@@ -280,7 +280,7 @@ def _moves_data(
 
 
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
-    """Return the magnitudes of the elements that must still be found among the inputs.
+    """Return the magnitudes of the elements that have to be searched for among the inputs.
 
     The following elements need no search: infinities, NaN, integers (rounding to integers is exact,
     too), and elements that equal the element of an input at the same place.

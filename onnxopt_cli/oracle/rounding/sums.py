@@ -266,7 +266,7 @@ def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> 
 
 
 def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
-    """Return the largest number of terms of an element of an output."""
+    """Return the largest number of terms whose sum is an element of the output."""
     attributes = {item.name: item for item in node.onnx_node.attribute}
     x = operands[0]
     if node.op_type == "MatMul":

@@ -356,7 +356,8 @@ class Expectations:
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
         """Return a result with its standing and with the entry that applies to the result.
 
-        Without files, only flaky results have a standing. A case that was not run has no standing.
+        Without expectation files, the standing is None unless the result is flaky. The standing is
+        also None if the case was not run.
 
         Args:
             result: the result.

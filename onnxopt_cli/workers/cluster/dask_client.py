@@ -69,8 +69,8 @@ _CLIENT_SECONDS_PER_BATCH = 0.01
 _MAX_TRIES = 2
 # Seconds between two requests for the list of workers.
 _LIST_SECONDS = 0.5
-# The number of seconds by which each worker extends the interval between two requests for the list
-# of workers.
+# The interval between two requests for the list of workers grows by this number of seconds for each
+# worker.
 _LIST_SECONDS_PER_WORKER = 0.005
 # The number of seconds without a heartbeat after which a worker is considered lost.
 _MAX_SILENCE_SECONDS = 30.0

@@ -46,7 +46,7 @@ def suite_calls(name):
 
 
 def scaled_where(output, holds):
-    """Return a fault that scales elements of an output where a predicate of their group is true.
+    """Return a fault that scales the elements of an output for which a predicate is true.
 
     The predicate receives the call, the number of the group and the group's tensors.
     """
@@ -253,8 +253,8 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
         # The computed value is the probability that all failing inputs meet a condition that has no
         # effect.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # The computed value is the probability that all drawn inputs which do not meet the
-        # condition pass, if a tenth of all inputs that do not meet it fail.
+        # Assume that a tenth of all inputs that do not meet the condition fail. The computed value
+        # is the probability that the drawn inputs include no such failure.
         assert 0.9**others < 0.05
 
 
