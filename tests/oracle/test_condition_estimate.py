@@ -1302,6 +1302,18 @@ def test_error_of_a_short_sum_is_at_most_a_rounding_per_partial_sum(terms, cance
     assert (np.abs(wrong - expected.ravel().astype(float)) > limit.ravel()).all()
 
 
+@pytest.mark.parametrize(("operator", "roundings"), [("ReduceSum", 16), ("ReduceMean", 19)])
+def test_each_partial_sum_of_a_short_sum_may_be_rounded_up(operator, roundings):
+    # From left to right, each of 15 additions to a sum near 1 has an error of 0.75 roundings.
+    x = f32(1, *[1.25 * 2**-24] * 15)
+    inputs = {"x": x, "axes": np.array([0])}
+    model = model_of([(operator, ["x", "axes"], {"keepdims": 0})], inputs)
+    divisor = 16 if operator == "ReduceMean" else 1
+    assert passes_estimate(model, inputs, np.add.accumulate(x)[-1] / np.float32(divisor))
+    wrong = (x.astype(float).sum() + (roundings + 2) * 2**-24) / divisor
+    assert not passes_estimate(model, inputs, wrong)
+
+
 def test_coordinates_of_16_bit_images_are_those_of_float32():
     """The scales of Resize are float32, because float16 cannot distinguish pixels of wide
     images."""
