@@ -1302,6 +1302,13 @@ def test_error_of_a_short_sum_is_at_most_a_rounding_per_partial_sum(terms, cance
     assert (np.abs(wrong - expected.ravel().astype(float)) > limit.ravel()).all()
 
 
+def test_infinity_within_the_tolerance_is_labelled_as_such():
+    inputs = {"a": f32(3.4028235e38, 1), "b": f32(1, 1)}
+    (output,) = condition(model_of([("Mul", ["a", "b"], {})], inputs), inputs)
+    assert [value.tolist() for value, _ in output.right[1:]] == [[np.inf, 1]]
+    assert "other side of the largest finite" in output.labels[1]
+
+
 @pytest.mark.parametrize(("operator", "roundings"), [("ReduceSum", 16), ("ReduceMean", 19)])
 def test_each_partial_sum_of_a_short_sum_may_be_rounded_up(operator, roundings):
     # From left to right, each of 15 additions to a sum near 1 has an error of 0.75 roundings.

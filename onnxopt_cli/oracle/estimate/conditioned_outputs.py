@@ -48,6 +48,7 @@ _SEQUENTIAL_SHARE = 16
 FINER = 64.0
 # Labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
+_ACROSS_RANGE = "a number on the other side of the largest finite one, which the tolerance reaches"
 _SEQUENTIAL = "the result of sequential sums"
 _LOWEST = "the lowest finite number for a masked score"
 
@@ -246,7 +247,7 @@ def _float_output(
     # A device may flush an element that may be subnormal.
     tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
     alternatives += [
-        (value, _OUT_OF_RANGE) for value in _across_range(exact, tolerance, native.dtype)
+        (value, _ACROSS_RANGE) for value in _across_range(exact, tolerance, native.dtype)
     ]
     branches = (
         _alternative_value(value, units * roundoff, tolerance, native.dtype)

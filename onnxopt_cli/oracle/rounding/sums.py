@@ -41,8 +41,10 @@ from onnxopt_cli.oracle.widen import (
 )
 
 # For each operator that sums terms or products, the number of roundings of a term besides those of
-# the additions: of the product or scale of the term, and of the differences from which a mean over
-# axes is updated; in Gemm, also of the multiplication by alpha and beta and the addition of C.
+# the additions: of the product or scale of the term, and in Gemm also of the multiplication by
+# alpha and beta and the addition of C. A mean over axes may be updated at each term. An update
+# rounds a difference and a quotient, which contain the previous mean. Two roundings of each term
+# suffice, because the roundings of all updates are never the largest possible ones.
 _TERM_ROUNDINGS = {
     "AveragePool": 1,
     "CausalConvWithState": 2,
