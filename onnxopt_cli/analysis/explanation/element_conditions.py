@@ -613,10 +613,12 @@ class ElementConditions:
             subject = (
                 f"wrong elements{of_output}" if is_of_elements else f"a wrong {output or 'output'}"
             )
-            evidence = (
-                f"({len(generated_failures)} of {len(generated_failures)} failing generated nodes)"
-            )
-            return f"{subject} {condition.content}{where} {evidence}"
+            # All these nodes agree with the condition.
+            count = len(generated_failures)
+            nodes_in_words = f"{'other ' * has_other_causes}failing generated nodes"
+            evidence = f"({count} of {count} {nodes_in_words})"
+            beginning = "otherwise, " * has_other_causes
+            return f"{beginning}{subject} {condition.content}{where} {evidence}"
         counts = np.array([_counts(node, [condition.parts])[0] for node in nodes_with_trait])
         met, wrong_met = int(counts[:, 0].sum()), int(counts[:, 1].sum())
         other_elements = sum(node.features.size for node in nodes_with_trait) - met

@@ -313,6 +313,9 @@ def test_condition_beside_another_cause_excludes_its_failures():
     assert conditions.text(best, "Y").startswith("elements of Y wrong only where ")
     text = conditions.text(best, "Y", has_other_causes=True)
     assert text.startswith("elements of Y otherwise wrong only where ")
+    text = conditions.text(replace(best, parts=(), content="are 0"), "Y", has_other_causes=True)
+    assert text.startswith("otherwise, wrong elements of Y are 0")
+    assert " other failing generated nodes)" in text
 
 
 def test_limit_lies_between_elements_that_meet_the_other_parts():
