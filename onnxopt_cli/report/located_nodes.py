@@ -127,6 +127,7 @@ def to_json(located: Located, folders: Folders) -> dict[str, Any]:
         "nodes": located.nodes,
         "wrong": [_finding_json(finding, folders) for finding in located.wrong],
         "subgraph": names,
+        "unreduced": dict(located.unreduced),
         "contributions": [asdict(entry) for entry in located.contributions],
         "error_contributions": [asdict(entry) for entry in located.error_contributions],
         "disagreements": [asdict(entry) for entry in located.disagreements],

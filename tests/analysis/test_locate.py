@@ -669,6 +669,7 @@ def test_reason_is_stated_if_a_wrong_model_is_not_reduced(locate):
     assert found["error_contributions"] == []
     reason = "  no subgraph was searched: the nodes are right in a model of their own"
     assert reason in ran.out.splitlines()
+    assert [*found["unreduced"].values()] == [reason.partition(": ")[2]]
 
 
 def test_model_without_outputs_fails_although_its_nodes_are_right(locate):
