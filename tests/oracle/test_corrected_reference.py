@@ -347,6 +347,26 @@ def test_outputs_are_float32_for_operands_of_any_type(operator, attributes, righ
     np.testing.assert_array_equal(limit, condition(models[1], {"x": f32(*x)})[0].right[0][1])
 
 
+def test_nan_leads_to_the_false_branches_of_trees_by_default():
+    attributes = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_values": [1.0, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "target_treeids": [0, 0],
+        "target_nodeids": [1, 2],
+        "target_ids": [0, 0],
+        "target_weights": [0.25, 0.75],
+        "n_targets": 1,
+    }
+    x, y, domain = f32([np.nan], [1]), f32([0.75], [0.25]), "ai.onnx.ml"
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain=domain, **attributes)
+    verify(model_of([node], {"x": x}, {"y": y}, 1, domain), {"x": x}, [y])
+
+
 def test_floats_are_encoded_as_the_integers_they_are_cast_to():
     x = f32([5.75, -1.25, 0.5])
     y = f32([[1, 0], [0, 1], [0, 0]])

@@ -156,3 +156,12 @@ def _scores(x: Array, attributes: dict[str, Any]) -> Array:
             after = before + weight
         result[samples, target] = after
     return result
+
+
+@replaces("aionnxml.op_tree_ensemble_helper.TreeEnsemble.__init__")
+def _trees_of_attributes(trees: Any, original: Any, **attributes: Any) -> None:
+    """Lead NaN to the false branch if ``nodes_missing_value_tracks_true`` is not set."""
+    name = "nodes_missing_value_tracks_true"
+    if attributes.get(name) is None:
+        attributes[name] = [0] * len(attributes["nodes_treeids"])
+    original(trees, **attributes)
