@@ -84,8 +84,9 @@ def _lines(document: Mapping[str, object]) -> Iterator[str]:
 
 
 def _plain(value: object) -> str:
-    # Azure Pipelines would interpret `##` on standard output as a command.
-    return json.dumps(value, allow_nan=False).replace("##", "#\\u0023")
+    # CI servers would interpret these texts on standard output as commands.
+    text = json.dumps(value, allow_nan=False).replace("##", "#\\u0023")
+    return text.replace("[[ATTACHMENT|", "[\\u005bATTACHMENT|")
 
 
 _STDIN = "-"
