@@ -39,7 +39,8 @@ def run_large(*backends):
 def test_no_order_of_summation_is_rejected_at_a_hundred_thousand_elements():
     done = run_large(*(f"{name}_right" for name in RIGHT))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("conforms: 2 pass") == len(RIGHT), done.stdout
+    text = " ".join(done.stdout.split())
+    assert text.count("conforms: 2 pass") == len(RIGHT), done.stdout
 
 
 @pytest.mark.slow

@@ -200,9 +200,9 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
     run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")
     text = " ".join(onnxopt(*run).out.split())
     # onnx's reference, from which the backend derives, has other errors on generated nodes, so that
-    # not all of its outputs agree with a mistake.
-    cause = "wrong wherever antialias is 1, if leaving it out changes the result"
-    assert f"1. 4 Resize: {cause}" in text
+    # some searches find only the condition.
+    cause = "consistent with 'antialias ignored'|wrong wherever antialias is 1"
+    assert re.search(rf"1\. 4 Resize: ({cause})", text)
     assert "Resize; antialias=1" in text
     assert "of X float32[1,1,4,4]" in text
 

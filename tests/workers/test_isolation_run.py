@@ -246,6 +246,7 @@ def test_run_in_process_imports_no_code_of_worker_processes(tmp_path):
     command = [sys.executable, "-c", IN_PROCESS]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     modules = [
-        f"onnxopt_cli.workers.{name}" for name in ("forked_processes", "interruption", "processes")
+        f"onnxopt_cli.workers.{name}"
+        for name in ("forked_processes", "interruption", "private_folder", "processes")
     ]
     assert run.stdout.splitlines()[-1] == str(modules)
