@@ -297,9 +297,9 @@ class _Table:
         limit = MAX_CONTRADICTING_SHARE * (agreeing_nodes + against_nodes)
         valid = (against_cases == 0) & (against_nodes <= limit) & (agreeing_cases > 0)
         covered = (held * masks.weights) @ masks.holds.T
-        left = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
+        uncovered_cost = np.minimum(_MAX_LEFT_COST, self._weights.sum() - covered)
         against = _CASE_COST * against_cases + _NODE_COST * against_nodes
-        return valid, np.maximum(0, np.round(left, 6)), against
+        return valid, np.maximum(0, np.round(uncovered_cost, 6)), against
 
 
 class _Masks:

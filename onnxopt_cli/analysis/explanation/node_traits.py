@@ -693,9 +693,9 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
             # A single integer, such as K of TopK, is a number rather than a vector.
             is_number = vector is not None and vector.size == 1 and vector.dtype.kind == "i"
             if vector is not None and vector.ndim == 1 and not is_number:
-                whole = f"{first}, flattened" if axis is None else f"the axis of {first}"
+                longer_vector = f"{first}, flattened" if axis is None else f"the axis of {first}"
                 yield from _true(
-                    [(vector.size < length, f"{formal.name} is shorter than {whole}", 1.2)]
+                    [(vector.size < length, f"{formal.name} is shorter than {longer_vector}", 1.2)]
                 )
     for name in ("starts", "ends"):
         positions, axes = _parameter(node, name), _parameter(node, "axes")

@@ -214,10 +214,11 @@ def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Ar
 
 def _sum_in_lanes(terms: Array) -> Array:
     """Add every eighth term to the same partial sum, then add the partial sums."""
-    whole = len(terms) // _LANES * _LANES
-    lanes = terms[:whole].reshape(-1, _LANES, *terms.shape[1:])
+    count_in_lanes = len(terms) // _LANES * _LANES
+    lanes = terms[:count_in_lanes].reshape(-1, _LANES, *terms.shape[1:])
     partial_sums = np.add.accumulate(lanes)[-1]
-    return np.asarray(np.add.accumulate(np.concatenate([partial_sums, terms[whole:]]))[-1])
+    remaining_terms = terms[count_in_lanes:]
+    return np.asarray(np.add.accumulate(np.concatenate([partial_sums, remaining_terms]))[-1])
 
 
 def _errors_of_merged_recurrences(
@@ -269,11 +270,11 @@ def _by_merged_recurrences(terms: Array, blocks: int) -> tuple[Array, Array]:
     length = len(terms) // blocks
     parts = np.moveaxis(terms[: blocks * length].reshape(blocks, length, -1), 1, 0)
     statistics = [(length, *pair) for pair in zip(*_by_recurrence(parts), strict=True)]
-    if rest := len(terms) - blocks * length:
-        statistics.append((rest, *_by_recurrence(terms[-rest:])))
-    (count, mean, variance), *others = statistics
+    if remaining := len(terms) - blocks * length:
+        statistics.append((remaining, *_by_recurrence(terms[-remaining:])))
+    (count, mean, variance), *later_statistics = statistics
     squares = variance * np.float32(count)
-    for size, other_mean, other_variance in others:
+    for size, other_mean, other_variance in later_statistics:
         difference, total = other_mean - mean, count + size
         squares = squares + other_variance * np.float32(size)
         squares = squares + difference**2 * np.float32(count * size / total)

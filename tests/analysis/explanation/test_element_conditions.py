@@ -302,8 +302,8 @@ def test_trait_of_all_failing_nodes_requires_independent_nodes_that_show_no_chan
 
 def test_wrong_truth_values_are_described():
     compared = "float[N, M] X => bool[N, M] Y", "Less (X, X)"
-    found = proven(compared, lambda x, y: y | np.isnan(x))
-    assert "wherever the element of A is NaN; they are true" in found
+    statement = proven(compared, lambda x, y: y | np.isnan(x))
+    assert "wherever the element of A is NaN; they are true" in statement
 
 
 def test_condition_beside_another_cause_excludes_its_failures():
@@ -323,14 +323,14 @@ def test_limit_lies_between_elements_that_meet_the_other_parts():
         y[:, ::2] = np.where(y[:, ::2] < 1, -1 - y[:, ::2], y[:, ::2])
         return y
 
-    found = proven(ABS, negative_below_one)
-    assert "the index along the last axis is even" in found
-    assert "the magnitude of the element of X is less than 1.0" in found
+    statement = proven(ABS, negative_below_one)
+    assert "the index along the last axis is even" in statement
+    assert "the magnitude of the element of X is less than 1.0" in statement
 
 
 def test_condition_has_at_most_one_fitted_limit():
-    found = proven(ABS, lambda _, y: np.where((y > 0.5) & (y < 0.8), y + 1, y))
-    assert found.count(" is more than ") + found.count(" is less than ") <= 1
+    statement = proven(ABS, lambda _, y: np.where((y > 0.5) & (y < 0.8), y + 1, y))
+    assert statement.count(" is more than ") + statement.count(" is less than ") <= 1
 
 
 def test_condition_requires_nodes_that_do_not_result_from_failing_nodes():
