@@ -103,9 +103,9 @@ def _largest_of_both(centre: Array, axes: tuple[int, ...], epsilon: float) -> Ar
     return np.sqrt(np.maximum((centre * centre).mean(axes, keepdims=True), epsilon))
 
 
-def _gates(order: Sequence[int], node: BoundNode) -> BoundNode | None:
-    """Reorder the gates of the weights W, of the recurrent weights R and of the biases B."""
-    for index in (1, 2, 3):
+def _gates(order: Sequence[int], places: Sequence[int], node: BoundNode) -> BoundNode | None:
+    """Reorder the gates of inputs: of the weights W and R, and of the biases B."""
+    for index in places:
         array = node.operand(index)
         if array is None:
             continue
@@ -344,6 +344,8 @@ _RMS = ("RMSNormalization",)
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _NAMES_OF_LSTM_GATES = "iofc"
 _NAMES_OF_GRU_GATES = "zrh"
+# The orders of the gates in PyTorch, cuDNN, Keras and TensorFlow.
+_ORDERS_OF_GATES_ELSEWHERE = frozenset({"ifco", "icfo", "rzh"})
 
 
 def _gate_mistakes() -> Iterator[tuple[tuple[str, ...], str, str, Change]]:
@@ -354,8 +356,15 @@ def _gate_mistakes() -> Iterator[tuple[tuple[str, ...], str, str, Change]]:
                 (operator,),
                 f"gates in the order {text}",
                 f"Weights and biases of the gates are read in the order {text}, not {gates}.",
-                partial(_gates, order),
+                partial(_gates, order, (1, 2, 3)),
             )
+            if text in _ORDERS_OF_GATES_ELSEWHERE:
+                yield (
+                    (operator,),
+                    f"biases of gates in the order {text}",
+                    f"The biases of the gates, but not the weights, are read in the order {text}.",
+                    partial(_gates, order, (3,)),
+                )
 
 
 def _softplus_by_exp(node: BoundNode) -> Sequence[Value] | None:

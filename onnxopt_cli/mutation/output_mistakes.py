@@ -17,6 +17,8 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import ComputeNode, MutantKind, NodeMutant, Recomputed
 
+# The number of bits that an output without its upper bits retains.
+_LOWER_BITS = 32
 #: A function that changes an output; it returns None if the change does not apply to the output.
 _OutputChange = Callable[[BoundNode, Array], Array | None]
 
@@ -91,7 +93,7 @@ def _arithmetic_mistakes() -> Iterator[NodeMutant]:
         "integers computed in 32 bits",
         MutantKind.TYPE,
         "64-bit integers are computed in 32 bits.",
-        Recomputed(partial(_in_type, "i", np.dtype(np.int32), _identity)),
+        Recomputed(_in_32_bits),
     )
     for type_name in ("float32", "float16"):
         yield NodeMutant(
@@ -163,6 +165,15 @@ def _in_type(
     )
 
 
+def _in_32_bits(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
+    """Compute a node of 64-bit integers in 32-bit integers of the same sign."""
+    first = node.operand(0)
+    if first is None or first.dtype.kind not in "iu":
+        return None
+    narrow = np.dtype(f"{first.dtype.kind}4")
+    return _in_type(first.dtype.kind, narrow, _identity, node, compute)
+
+
 def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
     """Invert the highest bits of inputs and outputs, which changes the order of the inputs."""
     operands = _numeric_operands(node, "iu")
@@ -223,6 +234,12 @@ def _column_major(_node: BoundNode, array: Array) -> Array | None:
 
 def _nan_as_zero(_node: BoundNode, array: Array) -> Array | None:
     return np.where(np.isnan(array), array.dtype.type(0), array) if _is_float(array) else None
+
+
+def _lower_bits(_node: BoundNode, array: Array) -> Array | None:
+    if array.dtype.kind not in "iu" or array.dtype.itemsize <= _LOWER_BITS // 8:
+        return None
+    return array & array.dtype.type((1 << _LOWER_BITS) - 1)
 
 
 def _finite(_node: BoundNode, array: Array) -> Array | None:
@@ -335,6 +352,8 @@ _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "in column-major order": ("the right elements in column-major order", _column_major),
     "with NaN read as 0": ("0 instead of NaN", _nan_as_zero),
     "with infinity read as finite": ("the largest finite number instead of infinity", _finite),
+    "without their upper 32 bits": (
+        "the lower 32 bits of 64-bit integers, without sign", _lower_bits),
     "with one more axis": ("right apart from an additional first axis of length 1",
                            _with_first_axis),
     "with an axis instead of a scalar": ("vectors of length 1 instead of scalars",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnxopt_cli.analysis.explanation.element_features import (
+    BROAD_CONTENTS,
     MAX_OUTPUT_ELEMENTS,
     REORDERED,
     WEAK_CONTENTS,
@@ -695,15 +696,34 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         counts[known_places, 1] = met[:, node.wrong].sum(axis=1)
         disagrees = counts[known_places, 1] < np.count_nonzero(node.wrong)
         counts[known_places, 3] = disagrees
-        met_share, wrong_share = met.mean(axis=1), float(np.mean(node.wrong))
+        sizes = np.array([
+            node.features.size - _undecided(node.features, conditions[index], mask)
+            for index, mask in zip(known_places, met, strict=True)
+        ])  # fmt: skip
+        met_share = met.sum(axis=1) / np.maximum(1, sizes)
+        wrong_share = np.count_nonzero(node.wrong) / np.maximum(1, sizes)
         only_met = _chance(met_share, 1 - wrong_share)
         counts[known_places, 2] = -np.log10(np.where(disagrees, 1.0, only_met))
         all_wrong = (counts[known_places, 1] == counts[known_places, 0]) & (
             counts[known_places, 0] > 0
         )
-        every_met = _chance(np.full(len(known_places), wrong_share), 1 - met_share)
+        every_met = _chance(wrong_share, 1 - met_share)
         counts[known_places, 4] = -np.log10(np.where(all_wrong, every_met, 1.0))
     return counts
+
+
+def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> int:
+    """Return the number of elements that do not meet a condition, but would be right in any case.
+
+    Such elements are no evidence for the condition.
+
+    Args:
+        features: the features of the elements.
+        parts: the features of the condition.
+        met: the elements that meet the condition.
+    """
+    masks = [features.undecided[part] for part in parts if part in features.undecided]
+    return int(np.count_nonzero(~met & np.any(masks, axis=0))) if masks else 0
 
 
 def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
@@ -750,4 +770,8 @@ def _common_content(nodes: Sequence[_Node], *, weak: bool) -> str:
         return ""
     common_contents = frozenset.intersection(*(node.contents for node in nodes))
     candidates = [content for content in common_contents if weak or content not in WEAK_CONTENTS]
-    return min(candidates, key=lambda content: (content in WEAK_CONTENTS, len(content)), default="")
+    return min(candidates, key=_order_of_content, default="")
+
+
+def _order_of_content(content: str) -> tuple[bool, bool, int]:
+    return content in WEAK_CONTENTS, content in BROAD_CONTENTS, len(content)

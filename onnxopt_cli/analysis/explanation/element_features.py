@@ -47,12 +47,15 @@ class ElementFeatures:
         numbers: for each description of a number, the values of the elements; NaN for elements
             without a value.
         operands: the elements of the inputs that belong to the elements of the output, by name.
+        undecided: for some statements, a boolean array with the flat positions at which the
+            statement does not hold, but at which a fault would not be visible in any case.
     """
 
     size: int
     flags: dict[str, Array] = field(default_factory=dict)
     numbers: dict[str, Array] = field(default_factory=dict)
     operands: dict[str, Array] = field(default_factory=dict)
+    undecided: dict[str, Array] = field(default_factory=dict)
 
 
 def element_features(node: BoundNode, right: Array) -> ElementFeatures:
@@ -144,12 +147,17 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
             "is halfway between integers": np.abs(wide % 1) == 0.5,  # noqa: PLR2004 - a half
             "is not an integer": np.isfinite(wide) & (wide != np.round(wide)),
         }
+        # Few faults change zeros, infinities and NaN.
+        silent = (wide == 0) | ~np.isfinite(wide)
+        features.undecided[f"{name} is not an integer"] = silent.reshape(-1)
     else:
         limits = np.iinfo(values.dtype)
         statements |= {
             "is odd": values % 2 == 1,
             "is the smallest value of its type": values == limits.min,
             "is the largest value of its type": values == limits.max,
+            "is the smallest or largest value of its type": (values == limits.min)
+            | (values == limits.max),
             "is beyond 2^24": np.abs(wide) > _FLOAT32_INTEGERS,
         }
     features.flags.update({f"{name} {text}": holds for text, holds in statements.items()})
@@ -356,6 +364,12 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 
 #: The statement about an output whose elements are right, but in the wrong places.
 REORDERED = "has the right elements in another order"
+# Statements about the length of an axis of a wrong output; {} is the axis.
+_TOO_SHORT, _TOO_LONG = "has a {} axis that is too short", "has a {} axis that is too long"
+#: Statements that are made only if no other statement about the output holds.
+BROAD_CONTENTS = frozenset(
+    text.format(word) for text in (_TOO_SHORT, _TOO_LONG) for word in _PLACES.values()
+)
 #: Statements that hold for the outputs of many mistakes.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
@@ -409,7 +423,33 @@ def _structures(right: Array, returned: Array) -> Iterator[str]:
         changed = steps[steps != 0]
         statements["has axes that are one element too long"] = (changed == 1).all()
         statements["has axes that are one element too short"] = (changed == -1).all()
+        statements |= _lengths(right, returned)
     yield from (text for text, holds in statements.items() if holds)
+
+
+def _lengths(right: Array, returned: Array) -> dict[str, Any]:
+    """Return statements about the axes of an output that are too short or too long."""
+    statements: dict[str, Any] = {}
+    for place, word in _PLACES.items():
+        if not -right.ndim <= place < right.ndim:
+            continue
+        step = returned.shape[place] - right.shape[place]
+        statements[_TOO_SHORT.format(word)] = step < 0
+        statements[_TOO_LONG.format(word)] = step > 0
+        text = f"has the right values without some indices of the {word} axis"
+        statements[text] = step < 0 and _is_part(returned, right, place)
+    return statements
+
+
+def _is_part(part: Array, whole: Array, axis: int) -> bool:
+    """Return whether a tensor equals another one without some indices of an axis."""
+    if any(np.delete(part.shape, axis) != np.delete(whole.shape, axis)):
+        return False
+    slices = iter(np.moveaxis(whole, axis, 0))
+    return all(
+        any(_equal(wanted, found).all() for found in slices)
+        for wanted in np.moveaxis(part, axis, 0)
+    )
 
 
 def _without_ones(array: Array) -> tuple[int, ...]:

@@ -782,7 +782,7 @@ class _NodeSearch:
         self, place: int, accepted: Sequence[ElementCondition]
     ) -> ElementConditions:
         """Return the conditions on an output in failures that no accepted condition explains."""
-        failures = self._ranking.open_failures()
+        failures = self._ranking.separate_failures()
         for condition in accepted:
             earlier = ElementConditions(self._nodes.samples, failures, condition.place)
             earlier.add_limits(condition)
@@ -817,7 +817,7 @@ class _NodeSearch:
         """
         counts = Counter(
             place
-            for sample in self._ranking.open_failures()
+            for sample in self._ranking.separate_failures()
             if sample.case and sample.outputs
             for place, wrong in enumerate(sample.outputs.wrong)
             if wrong is None or wrong.any()

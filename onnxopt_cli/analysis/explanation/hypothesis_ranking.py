@@ -168,6 +168,19 @@ class HypothesisRanking:
             if sample.failed and not any_explains(self.accepted, sample)
         ]
 
+    def separate_failures(self) -> list[NodeSample]:
+        """Return the failing nodes on which no accepted mistake has an effect.
+
+        If an accepted mistake has an effect on a node, but does not reproduce its outputs, the
+        mistake may still be the cause, for example with other roundings.
+        """
+        mistakes = [hypothesis for hypothesis in self.accepted if hypothesis.mistake]
+        return [
+            sample
+            for sample in self.open_failures()
+            if not any(hypothesis.differs(sample) for hypothesis in mistakes)
+        ]
+
     def is_consistent(self, hypothesis: Hypothesis) -> bool:
         """Return whether a hypothesis agrees with all nodes."""
         rivals = self.accepted_besides(hypothesis)

@@ -78,7 +78,8 @@ class NodeSample:
         case: the id of the case; empty for a generated node.
         model: the model of the node.
         inputs: its inputs.
-        right: its correct outputs in the graph's order.
+        right: its correct outputs in the graph's order; those of a generated node are the outputs
+            of onnx's corrected reference in the model's own types.
         returned: the backend's outputs; None for a case that passes.
         failed: whether the outputs are wrong; None if not yet known. In a search for the causes of
             errors, whether the backend raised an error.
@@ -301,7 +302,9 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
     """Return a node with its correct outputs; None if it cannot be judged."""
     try:
         with time_limit(EVALUATION_SECONDS):
-            native = computing({}, {})(sample.model, sample.inputs)
+            native = sample.right
+            if native is None or sample.case:
+                native = computing({}, {})(sample.model, sample.inputs)
             right = native if sample.right is None else sample.right
             names = [output.name for output in sample.model.graph.output]
             outputs = dict(zip(names, right, strict=True))

@@ -152,6 +152,14 @@ def squeezed(_x, y):
     return y.reshape(-1)
 
 
+def without_a_row(x, y):
+    return np.delete(y, [x.shape[1] % 3, 3], 0)
+
+
+def of_fewer_rows(_x, y):
+    return y[2:] + 1
+
+
 @pytest.mark.parametrize(
     ("signature", "change", "text"),
     [
@@ -166,6 +174,8 @@ def squeezed(_x, y):
         (ABS, nan_as_zero_and_others, "wherever the element of X is NaN ("),
         (ABS, moved, "they are the right values of the preceding index along the first axis"),
         (ABS, squeezed, "a wrong output has a single axis"),
+        (ABS, without_a_row, "has the right values without some indices of the first axis"),
+        (ABS, of_fewer_rows, "a wrong output has a first axis that is too short"),
     ],
 )  # fmt: skip
 def test_condition_on_wrong_elements_is_found(signature, change, text):
@@ -349,6 +359,23 @@ def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
 
     monkeypatch.setattr(f"{__name__}.drawn", with_a_gap)
     assert " is less than " not in proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
+
+
+def test_zeros_are_no_evidence_of_a_fault_in_fractions(monkeypatch):
+    """Most faults change no zeros."""
+
+    def scaled(x, y):
+        return np.where(np.arange(y.size).reshape(y.shape) % (2 + x.shape[0] % 2), y, 1.5 * y)
+
+    def with_zeros(seed, shape):
+        x = np.random.default_rng(seed).normal(size=shape)
+        return np.where(np.abs(x) < limit, zero, x).astype(np.float32)
+
+    monkeypatch.setattr(f"{__name__}.drawn", with_zeros)
+    limit, zero = 0.9, 0.0
+    assert "not an integer" not in proven(ABS, scaled)
+    zero = 1.0
+    assert "not an integer" in proven(ABS, lambda x, y: np.where(y == 1, y, scaled(x, y)))
 
 
 def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):

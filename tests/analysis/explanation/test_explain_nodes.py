@@ -1333,6 +1333,17 @@ def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
     assert trait.limits.low == (2, 5)
 
 
+def test_failures_that_a_stated_mistake_affects_need_no_further_cause():
+    mistake = next(iter(node_mistakes("", "Elu", 6).values()))
+    samples = [
+        NodeSample("", None, {}, [], [], failed=True, effects={mistake.name: effect})
+        for effect in (Effect.NONE, Effect.ALIKE, Effect.UNLIKE)
+    ]
+    search = _NodeSearch("mine", "Elu", [], samples, None, SearchClock(), LIMIT)
+    search._ranking.accepted = [Hypothesis((), mistake, 0.0)]
+    assert search._ranking.separate_failures() == samples[:1]
+
+
 def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
     is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
     samples = [
