@@ -37,7 +37,7 @@ from onnxopt_cli.interpret.evaluate import has_blocks
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import estimated_here
-from onnxopt_cli.run.executors import Executor
+from onnxopt_cli.run.executors import Executor, InProcess
 from onnxopt_cli.run.judge import judge
 from onnxopt_cli.run.reproduce import (
     Observation,
@@ -106,7 +106,8 @@ def attempt(example: Example, executor: Executor) -> Trial:
     """
     problem = example.problem()
     case = Case(f"{SUITE}/{NAME}", Location(Path(f"{NAME}.yaml")), lambda: problem)
-    pending = executor.submit(Request(problem.model, problem.inputs))
+    request = Request(problem.model, problem.inputs)
+    pending = executor.submit(request)
     judging = Judging()
     problem = case.load()
     if isinstance(example, _ESTIMATED):
@@ -114,9 +115,11 @@ def attempt(example: Example, executor: Executor) -> Trial:
     else:
         expected = resolved(Oracles(judging).expected(problem))
     assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
-    if executor.ahead > 1 and expected.derive and problem.call and not has_blocks(problem.call):
-        # The error bounds are derived early; otherwise judge() would derive them while the backend
-        # waits.
+    runs_elsewhere = not (isinstance(executor, InProcess) and executor.runs_here(request))
+    if runs_elsewhere and expected.derive and problem.call and not has_blocks(problem.call):
+        # The error bounds are derived while the backend runs the example; otherwise judge() would
+        # derive them while the backend is idle. If the backend runs in this process, nothing runs
+        # at the same time, and an output that equals the expected output needs no error bound.
         expected.derive()
     response = pending()
     if isinstance(response, str):

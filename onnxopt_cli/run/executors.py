@@ -537,10 +537,13 @@ class InProcess:
     def ready(self) -> None:
         """Do nothing: workers start when a case needs them."""
 
+    def runs_here(self, request: Request) -> bool:
+        """Return whether this process runs a case, and no worker."""
+        return self._open_pool is None or request.formula_loop or is_formula(request)
+
     def submit(self, request: Request) -> Pending:
         """Start to run a case in a worker, or return a function that runs it in this process."""
-        isolated = not request.formula_loop and not is_formula(request)
-        if isolated and self._open_pool is not None:
+        if self._open_pool is not None and not self.runs_here(request):
             self._pool = self._pool or self._open_pool()
             self.ahead = self._pool.ahead
             return self._pool.submit(request)

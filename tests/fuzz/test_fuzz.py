@@ -14,14 +14,20 @@ from time import monotonic
 import numpy as np
 import pytest
 import yaml
+from made_operators import operator_of
 from onnx.defs import get_schema
 from places import PLUGINS
 
-from onnxopt_cli.config.run_config import Execution, Isolation
+from onnxopt_cli.backends.specification import parse_specification
+from onnxopt_cli.config.run_config import Execution, Isolation, Limits, LoweringMode
 from onnxopt_cli.fuzz import drawn_examples, random_graph, search
-from onnxopt_cli.fuzz.drawn_examples import GeneratedExample
+from onnxopt_cli.fuzz.choices import Source
+from onnxopt_cli.fuzz.drawn_examples import GeneratedExample, draw_node
 from onnxopt_cli.fuzz.driver import Task
-from onnxopt_cli.fuzz.findings import VALUES
+from onnxopt_cli.fuzz.findings import VALUES, attempt
+from onnxopt_cli.interpret.bound.bounded_value import Bounded
+from onnxopt_cli.operators.registry import Registry
+from onnxopt_cli.run.executors import InProcess, refuse_workers
 from onnxopt_cli.suites.operators.generated_node import GeneratedNode
 from onnxopt_cli.workers.interruption import Interruption
 
@@ -303,6 +309,25 @@ def test_correct_backend_yields_no_case(fuzz):
     assert answer.code == 0
     assert "0 distinct failures in 40 examples" in answer.out
     assert not kept_cases("fuzz")
+
+
+def test_outputs_equal_to_the_expected_outputs_need_no_error_bound():
+    operands = set()
+
+    def formula(T, X, Y):
+        operands.add(type(X))
+        return (X + T * Y,)
+
+    executor = InProcess(
+        parse_specification("numpy"), LoweringMode.AUTO, Limits(), Interruption(), refuse_workers
+    )
+    # Workers, which run models of several nodes, have started.
+    executor.ahead = 4
+    operator = operator_of(formula, 1)
+    with Registry([operator]).in_use():
+        assert not attempt(draw_node(Source(), operator), executor).failed
+    assert operands
+    assert Bounded not in operands
 
 
 def test_failure_at_the_end_of_the_worker_is_counted(fuzz):
