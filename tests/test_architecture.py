@@ -82,7 +82,7 @@ def parsed(path: Path) -> ast.Module:
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return each module that a file imports, and whether loading the file imports it."""
     tree = parsed(path)
-    found = []
+    imported_modules = []
     immediate: list[ast.AST] = [tree]
     for node in immediate:
         immediate += (
@@ -98,8 +98,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
             names = [node.module]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found += [(name, node in at_load) for name in names]
-    return found
+        imported_modules += [(name, node in at_load) for name in names]
+    return imported_modules
 
 
 def test_imports_go_one_way():

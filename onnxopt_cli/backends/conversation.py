@@ -228,8 +228,10 @@ class Conversation:
             raise ProtocolBreach("sent a message that was not requested")
         if type(number) is not int or number != self.pending:
             # The number is shown as JSON, which distinguishes the text "1" from the integer 1.
-            given = printable(clipped(json.dumps(number), _MAX_SHOWN_CHARS))
-            raise ProtocolBreach(f"responded to the request {given} instead of {self.pending}")
+            request_text = printable(clipped(json.dumps(number), _MAX_SHOWN_CHARS))
+            raise ProtocolBreach(
+                f"responded to the request {request_text} instead of {self.pending}"
+            )
         if self._unsent:
             raise ProtocolBreach("responded before it had received the whole request")
         self.pending, self._deadline = 0, float("inf")

@@ -273,10 +273,10 @@ class MessageReader:
         size = message.get("bytes", 0)
         if type(size) is not int or not 0 <= size <= LARGEST_PAYLOAD:
             # JSON distinguishes a text from the integer with the same digits.
-            given = printable(json.dumps(size)[:_MAX_SHOWN_BYTES])
+            size_text = printable(json.dumps(size)[:_MAX_SHOWN_BYTES])
             raise ProtocolBreach(
-                f"sent a message whose number of bytes is {given}, expected an integer from 0 to "
-                f"{LARGEST_PAYLOAD}"
+                f"sent a message whose number of bytes is {size_text}, expected an integer from 0 "
+                f"to {LARGEST_PAYLOAD}"
             )
         # A bytearray is not used, because it would first be filled with zeros.
         self._payload = np.empty(size, np.uint8).data

@@ -268,8 +268,8 @@ def _all_zero(_node: BoundNode, array: Array) -> Array | None:
 def _plus(step: int, _node: BoundNode, array: Array) -> Array | None:
     if not _is_number(array):
         return None
-    one = array.dtype.type(1)
-    return array + one if step > 0 else array - one
+    unit = array.dtype.type(1)
+    return array + unit if step > 0 else array - unit
 
 
 def _rounded(function: Callable[[Array], Array], _node: BoundNode, array: Array) -> Array | None:

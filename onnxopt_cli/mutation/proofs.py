@@ -138,9 +138,9 @@ def _named(*op_types: str) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
 def _is_among_vectors(schema: defs.OpSchema, match: re.Match[str]) -> bool:
     if any(formal.option == _Option.Variadic for formal in schema.inputs):
         return False
-    others = [formal.name for formal in schema.inputs if formal.name != match[1]]
-    return len(others) < len(schema.inputs) and all(
-        _is_listed(_VECTORS | _SINGLE_VALUES, schema.name, name) for name in others
+    other_names = [formal.name for formal in schema.inputs if formal.name != match[1]]
+    return len(other_names) < len(schema.inputs) and all(
+        _is_listed(_VECTORS | _SINGLE_VALUES, schema.name, name) for name in other_names
     )
 
 

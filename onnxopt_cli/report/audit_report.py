@@ -103,8 +103,8 @@ def _equivalence(score: MutationScore) -> Iterable[str]:
 
 def _extremes(numbers: Iterable[int]) -> tuple[int, int]:
     """Return the least and the largest of some numbers."""
-    found = [*numbers]
-    return min(found), max(found)
+    listed_numbers = [*numbers]
+    return min(listed_numbers), max(listed_numbers)
 
 
 def _smallest_margin(score: MutationScore) -> str:

@@ -379,15 +379,17 @@ class WordTable(Table):
         yield from super().__rich_console__(console, options)
 
     def _paragraphs(self) -> Iterator[RenderableType]:
-        first, *others = self.columns
+        first, *other_columns = self.columns
         titles = [self.title, first.header if self.show_header else ""]
         for title in filter(None, map(str, filter(None, titles))):
             yield Text(title, self.header_style)
-        for name, *cells in zip(first.cells, *(column.cells for column in others), strict=True):
+        for name, *cells in zip(
+            first.cells, *(column.cells for column in other_columns), strict=True
+        ):
             yield name
             parts = [
                 f"{column.header} {cell}" if column.justify == "right" else str(cell)
-                for column, cell in zip(others, cells, strict=True)
+                for column, cell in zip(other_columns, cells, strict=True)
                 if str(cell)
             ]
             yield Padding(Text(", ".join(parts), "dim"), (0, 0, 0, 2))

@@ -409,12 +409,12 @@ class _Site:
         """Return the shorter of two lists: the labels, or "all except" the remaining labels."""
         if not labels:
             return ""
-        others = [
+        other_labels = [
             column.label for column in self._scores.columns if column.label not in set(labels)
         ]
-        if not others:
+        if not other_labels:
             return "all backends" if len(labels) > 1 else labels[0]
-        return min(", ".join(labels), f"all except {', '.join(others)}", key=len)
+        return min(", ".join(labels), f"all except {', '.join(other_labels)}", key=len)
 
     def _case_link(self, case: str) -> str:
         """Return the address of a case's section, relative to the root of the site."""
@@ -494,11 +494,11 @@ def _content(about: str, results: Iterable[Result]) -> str:
         if not (_states(about, node) and _states(about, attributes))
     ]
     for name, kind, values in content.inputs:
-        shown = values if len(values) <= _MAX_VALUE_CHARS else ""
+        shown_values = values if len(values) <= _MAX_VALUE_CHARS else ""
         if not _states(about, f"{name} {kind}"):
-            parts.append(f"{name}: {kind} {shown}".strip())
-        elif shown:
-            parts.append(f"{name} = {shown}")
+            parts.append(f"{name}: {kind} {shown_values}".strip())
+        elif shown_values:
+            parts.append(f"{name} = {shown_values}")
     return clipped("; ".join(parts), _MAX_CONTENT_CHARS)
 
 
@@ -517,8 +517,8 @@ def _with_equal_content(
     """
     merged: dict[str, tuple[list[str], Column, Result]] = {}
     for column, result in results:
-        shown = (result.outcome, result.lowered, result.opset, result.note)
-        content = repr((shown, result.message, result.diffs))
+        shown_fields = (result.outcome, result.lowered, result.opset, result.note)
+        content = repr((shown_fields, result.message, result.diffs))
         merged.setdefault(content, ([], column, result))[0].append(column.label)
     return [*merged.values()]
 

@@ -450,7 +450,7 @@ def test_operator_without_a_formula_has_one_finding_for_one_mistake(workplace, o
 
 
 def test_shown_number_of_examples_never_decreases(workplace):
-    shown = []
+    shown_counts = []
     execution = Execution(isolation=Isolation.NONE)
     task = Task(
         search.chosen_operators(["Momentum"]).operators,
@@ -460,11 +460,11 @@ def test_shown_number_of_examples_never_decreases(workplace):
         examples=60,
         seconds=None,
         memory=workplace / "examples",
-        tried=shown.append,
+        tried=shown_counts.append,
     )
     with search.open_search(task, Interruption()) as opened:
         assert [finding.kind.description for finding in opened.run()] == [VALUES]
-    assert shown == sorted(shown)
+    assert shown_counts == sorted(shown_counts)
 
 
 @pytest.mark.slow

@@ -497,12 +497,12 @@ def test_weights_of_trees_and_base_value_cancel_in_any_order(operator, output, d
     model.opset_import.add(domain="ai.onnx.ml", version=1)
     sums = {float(np.add.accumulate(terms[[*order]])[-1]) for order in permutations(range(4))}
     assert len(sums) > 1
-    others = [0, 0] if output else []
+    other_scores = [0, 0] if output else []
     for total in sums:
-        assert passes_estimate(model, {"x": x}, [[total, *others]], output)
-    assert not passes_estimate(model, {"x": x}, [[total + 1e-4, *others]], output)
+        assert passes_estimate(model, {"x": x}, [[total, *other_scores]], output)
+    assert not passes_estimate(model, {"x": x}, [[total + 1e-4, *other_scores]], output)
     with_other_leaves = 3 + terms[3]
-    assert not passes_estimate(model, {"x": x}, [[with_other_leaves, *others]], output)
+    assert not passes_estimate(model, {"x": x}, [[with_other_leaves, *other_scores]], output)
 
 
 def test_sum_of_two_weights_of_trees_is_rounded_before_softmax():

@@ -866,7 +866,7 @@ def test_sequence_map_takes_elements_of_all_sequences(lengths):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     ones = [np.ones(length, np.float32) for length in lengths]
-    inputs = {"first": ones, "second": [one * 2 for one in ones], "factor": f32(5)}
+    inputs = {"first": ones, "second": [element * 2 for element in ones], "factor": f32(5)}
     y, z = native_outputs(model, inputs)
     assert list(map(list, y)) == [[15.0] * length for length in lengths]
     assert list(map(list, z)) == [[2.0] * length for length in lengths]

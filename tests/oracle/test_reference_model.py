@@ -492,8 +492,8 @@ def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatc
     for first, second in zip(together.conditioned_outputs, outputs, strict=True):
         assert first.reason == second.reason
         for pairs in zip(first.right, second.right, strict=True):
-            for one, other in zip(*pairs, strict=True):
-                np.testing.assert_array_equal(one, other)
+            for one_array, other_array in zip(*pairs, strict=True):
+                np.testing.assert_array_equal(one_array, other_array)
     # Runs that take different branches of control flow are repeated one after the other.
     differ = "branch" in name
     assert (count_together > len(runs) - count_together) == differ

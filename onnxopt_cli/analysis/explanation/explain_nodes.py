@@ -387,8 +387,8 @@ class _NodeSearch:
         try:
             return self._found_explanation()
         except Exception as error:  # noqa: BLE001 - any bug
-            others = {NOT_TRIED: {str(self._outcome): self._failing}}
-            return Explanation(self._backend, self._operator, (), others, note_on_bug(error))
+            unexplained = {NOT_TRIED: {str(self._outcome): self._failing}}
+            return Explanation(self._backend, self._operator, (), unexplained, note_on_bug(error))
 
     def _found_explanation(self) -> Explanation | None:
         if not any(sample.failed for sample in self._nodes.samples):

@@ -99,9 +99,9 @@ class _Axis:
         if not length or not np.isfinite(distance).all():
             raise ArithmeticError("a coordinate of GridSample cannot be reflected")
         periods = np.trunc(distance / length)
-        rest = distance - periods * length
+        remainder = distance - periods * length
         from_least = below[below | above] == (periods % 2 == 0)
-        x[below | above] = np.where(from_least, self._least + rest, self._largest - rest)
+        x[below | above] = np.where(from_least, self._least + remainder, self._largest - remainder)
         return x
 
 
@@ -120,7 +120,7 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
     indices, inside = [], []
     for axis, (rule, floor) in enumerate(zip(axes, floors, strict=True)):
         place, is_inside = rule.places(np.add.outer(floor, np.arange(first, first + taps)))
-        shape = (-1, *[taps if other == axis else 1 for other in range(rank)])
+        shape = (-1, *[taps if shape_axis == axis else 1 for shape_axis in range(rank)])
         indices.append(place.reshape(shape))
         inside.append(is_inside.reshape(shape))
     every_channel: Any = (slice(None), *indices)

@@ -165,8 +165,8 @@ def _mapped(
     """
     mapped: list[list[Any]] = [[] for _ in body.output_names]
     for place, item in enumerate(items):
-        others = [value[place] if isinstance(value, list) else value for value in additional]
-        fed = dict(zip(body.input_names, [item, *others], strict=True))
+        other_values = [value[place] if isinstance(value, list) else value for value in additional]
+        fed = dict(zip(body.input_names, [item, *other_values], strict=True))
         outputs = body.run(None, fed, attributes=attributes)
         for values, value in zip(mapped, outputs, strict=True):
             values.append(value)

@@ -328,8 +328,8 @@ def regular_coordinates(
         for axis, padding in enumerate((top, left))
     )
     full = (*kernel, *shape)
-    both = (rows[:, None, :, None], columns[None, :, None, :])
-    return np.stack([np.broadcast_to(grid, full) for grid in both], axis=2)
+    grids = (rows[:, None, :, None], columns[None, :, None, :])
+    return np.stack([np.broadcast_to(grid, full) for grid in grids], axis=2)
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:

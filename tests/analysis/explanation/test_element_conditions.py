@@ -26,7 +26,7 @@ MAXIMA = "float[N, M] X => float[N, 1] Y", "ReduceMax <axes = [1]> (X)"
 
 
 LARGEST_SMALL = 35
-SMALL = Trait("X is small", 1.0, is_parameter=True)
+SMALL_TRAIT = Trait("X is small", 1.0, is_parameter=True)
 
 
 def drawn(seed, shape):
@@ -65,7 +65,7 @@ def node(signature, number, change, cases=6):
         f"case {number}" if number < cases else "", model, inputs, None, None, failed
     )
     sample.outputs = JudgedOutputs([right], [wrong] if failed else [])
-    sample.traits = frozenset({SMALL} if inputs["X"].size <= LARGEST_SMALL else {})
+    sample.traits = frozenset({SMALL_TRAIT} if inputs["X"].size <= LARGEST_SMALL else {})
     sample.returned = [returned] if failed else None
     sample.is_independent = number >= cases
     return sample
@@ -209,7 +209,7 @@ def test_content_of_outputs_depends_on_parameters_only(monkeypatch, is_parameter
     def squeezed_if_small(x, y):
         return y.reshape(-1) if x.size <= LARGEST_SMALL else np.where(y > 1, -y, y)
 
-    monkeypatch.setitem(globals(), "SMALL", replace(SMALL, is_parameter=is_parameter))
+    monkeypatch.setitem(globals(), "SMALL_TRAIT", replace(SMALL_TRAIT, is_parameter=is_parameter))
     samples = [node(ABS, number, squeezed_if_small) for number in range(90)]
     ranked = ElementConditions(samples, [each for each in samples if each.failed], 0).ranked()
     stated = [each.content for each in ranked if each.trait and not each.parts]
@@ -380,7 +380,7 @@ def test_zeros_are_no_evidence_of_a_fault_in_fractions(monkeypatch):
 
 def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):
     """Nodes of another shape also have other values, on which the failures may depend."""
-    monkeypatch.setattr(f"{__name__}.SMALL", Trait("X is small", 1.0))
+    monkeypatch.setattr(f"{__name__}.SMALL_TRAIT", Trait("X is small", 1.0))
     assert not proven(ABS, first_of_small, count=90, cases=30, output="Y")
 
 

@@ -681,8 +681,8 @@ def test_count_of_a_single_failing_case_is_omitted():
         "'epsilon ignored' (or 1 other mistake with the same effect here)", ("a",), ("e",)
     )
     assert Explanation("mine", "Adam", (cause,)).text == f"consistent with {cause.found}"
-    others = {"not explained": {"fail": 1}}
-    text = Explanation("mine", "Adam", (cause,), others).text
+    unexplained = {"not explained": {"fail": 1}}
+    text = Explanation("mine", "Adam", (cause,), unexplained).text
     assert text == f"consistent with {cause.found}: 1 of 2 failing cases; not explained: 1 fail"
 
 

@@ -762,9 +762,9 @@ def test_trait_of_all_errors_is_stated_unless_a_node_of_the_validation_contradic
     explanation = search.run()
     assert bool(explanation) == is_stated
     if explanation:
-        found = explanation.causes[0].found
+        statement = explanation.causes[0].found
         assert re.match(
-            r"raises an error only where A is int16 \(\d+ of \d+ generated nodes, 0 ", found
+            r"raises an error only where A is int16 \(\d+ of \d+ generated nodes, 0 ", statement
         )
 
 
@@ -1184,8 +1184,8 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
     bound = BoundNode.of(model, {"x": x, "v": v})
     assert text in {trait.text for trait in node_traits(bound, {"y": x})}
     if "(x, v" in call:
-        whole = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
-        bound = BoundNode.of(model, {"x": x, "v": whole})
+        vector = np.ones(6, bool) if v.dtype == bool else np.array([2, 3])
+        bound = BoundNode.of(model, {"x": x, "v": vector})
         assert text not in {trait.text for trait in node_traits(bound, {"y": x})}
 
 
@@ -1290,15 +1290,15 @@ def test_count_and_equal_doubles_are_not_mistaken_for_vector_and_equal_values():
 
 def test_condition_of_three_parts_is_stated(monkeypatch):
     traits = [Trait(f"A is {word}", 0.1) for word in ("a float", "long", "negative")]
-    others = [[trait for trait in traits if trait is not each] for each in traits]
+    trait_pairs = [[trait for trait in traits if trait is not each] for each in traits]
 
     def generate(_best, *_):
         search._nodes.samples += nodes(12, *traits, failed=True) + nodes(20, failed=False)
-        for pair in others:
+        for pair in trait_pairs:
             search._nodes.samples += nodes(6, *pair, failed=False)
 
     samples = nodes(4, *traits, failed=True, case="failing")
-    for number, pair in enumerate(others):
+    for number, pair in enumerate(trait_pairs):
         samples += nodes(2, *pair, failed=False, case=f"passing{number}")
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)

@@ -79,21 +79,21 @@ def sidecar(monkeypatch, tmp_path):
 
 def test_files_whose_paths_differ_by_a_colon_stay_apart(sidecar, tmp_path):
     contents = {"1": b"first", "2": b"second"}
-    wanted = {"/cases/a:b.yaml": ("1", 0o600), "/cases/ab.yaml": ("2", 0o600)}
-    assert sidecar.deliver(wanted, contents) == set()
+    wanted_files = {"/cases/a:b.yaml": ("1", 0o600), "/cases/ab.yaml": ("2", 0o600)}
+    assert sidecar.deliver(wanted_files, contents) == set()
     tree = tmp_path / "onnxopt" / "run"
-    assert [placed(tree, path).read_bytes() for path in wanted] == [b"first", b"second"]
+    assert [placed(tree, path).read_bytes() for path in wanted_files] == [b"first", b"second"]
     assert placed(tree, "/cases/a:b.yaml").name == "a:b.yaml"
     assert placed(tree, r"C:\cases\a.yaml").is_relative_to(tree)
 
 
 def test_store_keeps_no_incomplete_file_of_a_full_disk(sidecar):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    wanted = {"/a.yaml": ("1", 0o600)}
+    wanted_files = {"/a.yaml": ("1", 0o600)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
         with pytest.raises(UsageError, match="cannot write"):
-            sidecar.deliver(wanted, {"1": b"x" * 20})
+            sidecar.deliver(wanted_files, {"1": b"x" * 20})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert sidecar.deliver(wanted, {}) == {"1"}
+    assert sidecar.deliver(wanted_files, {}) == {"1"}

@@ -456,11 +456,11 @@ def _images() -> Iterator[tuple[str, str, Generator]]:
     orders = {"sorted": (0, 1, 2, 3), "reversed": (2, 3, 0, 1), "other": (2, 1, 0, 3)}
     for stem, order in orders.items():
         yield "NonMaxSuppression", f"corners_{stem}", partial(_boxes, order=order, centered=0)
-    apart = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]], np.float32)
+    distant_boxes = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]], np.float32)
     scores = np.array([[[-0.5, 0.25, -2.0, 8.0]]], np.float32)
     for stem, threshold in (("negative", -1.0), ("zero", 0.0), ("large", 7.0)):
         limits = np.array([4]), np.array([0.5], np.float32), np.array([threshold], np.float32)
-        yield "NonMaxSuppression", f"{stem}_threshold", fixed_node(apart, scores, *limits)
+        yield "NonMaxSuppression", f"{stem}_threshold", fixed_node(distant_boxes, scores, *limits)
     centers = partial(_boxes, order=(0, 1, 2, 3), centered=1)
     yield "NonMaxSuppression", "centers", centers
 
