@@ -737,7 +737,8 @@ def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequen
         right: the output in the type of the model.
         wrong: the wrong output.
         exact: the output in double precision.
-        roundings: the output in double precision, with roundings injected at random, several times.
+        roundings: the output of several runs with roundings, which are injected at random into
+            doubles, or are those of the model's own types.
     """
     if right.shape != wrong.shape or right.dtype != wrong.dtype:
         return True
@@ -788,7 +789,11 @@ class ChainVisibility:
             return [rounded_at_random(value, generator) for value in outputs]
 
         self._exact = self._run(self._wide)
-        self._roundings = [self._run(rounded) for _ in range(ROUNDING_RUNS)]
+        # The operands of a fault have the roundings of a run in the model's own types.
+        self._roundings = [
+            interpret(graph, dict(inputs), compute, []),
+            *[self._run(rounded) for _ in range(ROUNDING_RUNS)],
+        ]
 
     def __call__(self, steps: Sequence[Step], wrong: Sequence[Array]) -> bool:
         """Return whether wrong outputs of a chain change an output of the model beyond rounding.
