@@ -5,8 +5,8 @@ Run this script in an environment with onnxopt[ort]:
     python scripts/compare_with_onnx_runner.py
 
 onnxopt and the runner test the same backends, so that only their judgements can differ. The script
-prints a table for each backend, and each case with different verdicts. The script exits with 1 if
-EXPLAINED does not explain a difference.
+prints a table for each backend, and a list of the cases whose verdicts differ. The script exits
+with 1 if EXPLAINED does not explain a difference.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
 2. Each node alone is a case: its inputs are the computed values, and its expected outputs are those
 of the oracle. An error of a node is therefore never blamed on the nodes that read its outputs. 3.
-If all nodes are right alone, the whole model is judged. If the whole model is wrong, it is reduced
-to a smallest failing subgraph. 4. If nothing is wrong, the nodes whose roundings contribute most to
-the tolerances are named.
+If all nodes are right when they run alone, the whole model is judged. If the whole model is wrong,
+it is reduced to a smallest failing subgraph. 4. If nothing is wrong, the nodes whose roundings
+contribute most to the tolerances are named.
 """
 
 from __future__ import annotations
@@ -363,9 +363,8 @@ class _Search:
     def _error_contributions(self, whole: Mapping[str, Result]) -> Iterator[ErrorContribution]:
         """Yield the largest contributions of nodes to the errors of each backend.
 
-        A model with control flow has no contributions, because its nodes may run several times or
-        not at all. A backend on which the model is wrong, although its nodes are right alone, has
-        no contributions either.
+        Nothing is yielded for a backend that computes the whole model wrongly. A model with control
+        flow has no contributions, because its nodes may run several times or not at all.
 
         Args:
             whole: the result of the whole model by backend.

@@ -275,7 +275,7 @@ def _with_folder(files: Iterable[Path]) -> Iterator[Path]:
 
 
 def _module_code(name: str, folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of a module or package in each folder, with the code beside the files."""
+    """Yield the files of a module or package in any of the folders, and the code beside them."""
     top = name.partition(".")[0]
     for folder in dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders):  # noqa: PTH100
         spec = None

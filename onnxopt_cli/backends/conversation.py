@@ -46,7 +46,7 @@ _DYING_SECONDS = 1.0
 _INT = struct.Struct("i")
 # The largest number of buffers in one call of writev, which systems limit.
 _MAX_BUFFERS = 64
-# The largest number of characters of an invalid request number in a message.
+# A message displays at most this number of characters of an invalid request number.
 _MAX_SHOWN_CHARS = 200
 # Request numbers are unique across all processes, so that a repeated response is detected.
 _numbers = count(1)

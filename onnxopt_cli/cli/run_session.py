@@ -235,7 +235,8 @@ class Display:
         if only_errors := [op.name for op in registry().operators if (op.name,) in errors]:
             advice = (
                 f"{some_of(only_errors, 4)}: only errors. If the backend does not know the "
-                "operator, -b ...,unsupported=REGEX lowers it; onnxopt backends check finds REGEX"
+                "operator, add unsupported=REGEX to -b, so that onnxopt lowers the operator; "
+                "onnxopt backends check suggests a REGEX"
             )
             self._console.print(Text(advice, "yellow"))
 

@@ -110,7 +110,7 @@ class NodeExample:
         return self.operator.name
 
     def problem(self) -> Problem:
-        """Return the problem that ``onnxopt run`` reads from the case's file."""
+        """Return the case's content, as ``onnxopt run`` loads it from the case file."""
         if self.breach:
             # The problem is read from the written text to ensure that a case file can represent the
             # example.
@@ -246,7 +246,7 @@ class GeneratedExample:
         return self.node.operator
 
     def problem(self) -> Problem:
-        """Return the problem that ``onnxopt run`` reads from the case's files."""
+        """Return the case's content, as ``onnxopt run`` loads it from the case's files."""
         return self.node.problem
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
@@ -361,7 +361,7 @@ class GraphExample:
     subject: str = "several nodes"
 
     def problem(self) -> Problem:
-        """Return the problem that ``onnxopt run`` reads from the case's files."""
+        """Return the case's content, as ``onnxopt run`` loads it from the case's files."""
         return Problem(self.model, self.inputs, self.expected, output_tolerances=self.tolerances)
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:

@@ -11,10 +11,10 @@ For T elements, each of the following bounds holds with a probability of at leas
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
 
 Terms that are much smaller than the sum are lost systematically, and so is a small addend such as
-Gemm's C; a bound of this loss is added to both bounds. Equal sums, for example of repeated rows,
-have equal errors. T is therefore the effective number of elements, (sum c)^2 / sum c^2, where the
-sums run over the distinct significands of the outputs, and c is the number of elements that share a
-significand.
+Gemm's C. The two bounds above are therefore increased by a bound of this loss. Equal sums, for
+example of repeated rows, have equal errors. T is therefore the effective number of elements,
+(sum c)^2 / sum c^2, where the sums run over the distinct significands of the outputs, and c is the
+number of elements that share a significand.
 
 16-bit outputs are accumulated in float32 and rounded once. For 16-bit outputs, r is measured in
 units of u|y|, and its variance is at most 2 instead of n + 2. Subnormal outputs are left out,
@@ -192,7 +192,7 @@ class _Sums:
 
 
 def _mean_loss(terms: Array, unit: float) -> float:
-    """Return a bound on the systematic loss of a term on average, in multiples of ``unit``."""
+    """Return a bound on the average systematic loss per term, in multiples of ``unit``."""
     if not terms.size:
         return 0.0
     small = terms < _SMALL_TERM * unit

@@ -312,7 +312,7 @@ def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> 
 
 
 def _decisive(x: Array) -> Array:
-    """Return a mask of finite, normal elements, whose outputs show whether they are dropped."""
+    """Return a mask of finite, normal elements: their outputs show whether they are dropped."""
     return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 

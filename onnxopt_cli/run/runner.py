@@ -152,7 +152,8 @@ def run(plan: Plan) -> Generator[tuple[Result, ...]]:
 
     Later cases are submitted before the results of earlier cases are yielded, so that no worker is
     idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
-    are yielded as not run. If the user interrupts, cases that workers have already run are judged.
+    are yielded as not run. After an interrupt, cases that workers have
+    already run are still judged.
     Failures of workers outside of any case are yielded last.
     """
     remaining, failed = deque(plan.cases), plan.failed

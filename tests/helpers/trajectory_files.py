@@ -34,7 +34,7 @@ def trajectory_text(operator: str, gradient: str, count: int, *, start: str = ""
 
 
 def contents(folder, text):
-    """Return the problems of the case as steps and as a loop."""
+    """Return the problems of a trajectory: its single steps, and its loop."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]

@@ -1,4 +1,4 @@
-"""The command ``onnxopt run`` on trajectories, as steps and as a loop, right and wrong."""
+"""The command ``onnxopt run`` on right and wrong trajectories, in single steps and in a loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def backend(name):
 
 @pytest.fixture
 def walk(workplace, onnxopt):
-    """Return a function that runs a trajectory and returns its results as steps and as a loop."""
+    """Return a function that runs the two cases of a trajectory: single steps, and a loop."""
 
     def call(name, text, *options, isolation="none"):
         (workplace / "walk.yaml").write_text(text)

@@ -260,7 +260,8 @@ class ElementConditions:
             condition = self._condition((texts[column],), groups[group], costs[group, column])
             share, only = float(shares[group, column]), bool(sufficient[group, column])
             yield replace(condition, share=share, is_sufficient=only)
-        # Pairs are tried for all nodes, and for the traits of the best single conditions.
+        # Pairs of features are tried on all nodes, and on the nodes with each trait to which one of
+        # the best single conditions applies.
         for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
             columns = self._paired(counts, holds[group])
             # A lower and an upper limit can describe any interval of values, and often do so by

@@ -81,7 +81,7 @@ MAX_CONTRADICTING_SHARE = 0.01
 SUBMITTED_FOR_CHANGE = 60
 #: Number of inputs that are drawn to find the inputs which confirm a change.
 DRAWN_FOR_CHANGE = 500
-#: Number of inputs near to failing cases on which a mistake is tested before its condition is
+#: A mistake is tested on this number of changed inputs of failing cases before its condition is
 #: sought.
 NEAR_INPUTS = 16
 #: While the condition of a mistake is sought, a share of MAX_RIGHT_SHARE of the wrong outputs may

@@ -34,8 +34,8 @@ IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: A limit is known if the nearest numbers of right and of wrong nodes have a relative difference of
-#: at most NARROW_GAP.
+#: The largest number of a right node and the smallest number of a wrong node, or the reverse,
+#: enclose a limit. The limit is known if their relative difference is at most NARROW_GAP.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3

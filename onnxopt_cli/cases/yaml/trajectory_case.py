@@ -513,7 +513,7 @@ def _derived(
 
     computed = element_count(base) + sum(map(element_count, parameters.values()))
     if name == "rosenbrock":
-        # The formula multiplies by the identity matrix `elements`.
+        # The formula multiplies X by `elements`, an identity matrix.
         computed += element_count(base) ** 2
     return make, computed
 

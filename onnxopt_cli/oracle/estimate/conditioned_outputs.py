@@ -387,13 +387,13 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
 def _alternative_value(
     value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return an alternative in an output's dtype, and its tolerances.
+    """Return an alternative correct value in an output's dtype, and the tolerances of this value.
 
     Args:
-        value: the alternative in double.
-        relative: its relative tolerance.
-        tolerance: the tolerances of the exact value; the tolerances of the alternative are at least
-            as large.
+        value: the alternative value in double.
+        relative: the relative tolerance of the alternative value.
+        tolerance: the tolerances of the exact value; the tolerances of the alternative value are at
+            least as large.
         dtype: the dtype of the output.
     """
     relative_tolerance = relative * np.abs(value)

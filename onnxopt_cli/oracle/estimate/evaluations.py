@@ -109,7 +109,7 @@ class SharedState:
 
 @dataclass
 class FirstRun:
-    """The visitor of the first run of a model in its own types.
+    """The visitor of the first run of a model. The run computes in the model's own types.
 
     Attributes:
         shared: the state that evaluations of the model and of its reformulations share.
