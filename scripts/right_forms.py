@@ -924,7 +924,7 @@ Case = tuple[str, list[Any], Attributes]
 
 
 def normalization_cases(draw: Draw) -> Iterator[Case]:
-    """Yield cases of normalizations, with means of up to 3e6 deviations."""
+    """Yield cases of normalizations, with means of up to 3e6 standard deviations."""
     for kind in ("normal", "uniform", "outlier", "sorted", "ramp", "mean 30", "mean 1e3"):
         for count in (5, 37, 260, 1500):
             scale, bias = draw("uniform", count) + 0.5, draw("normal", count)

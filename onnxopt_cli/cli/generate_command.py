@@ -118,7 +118,10 @@ def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> Sui
     from onnxopt_cli.suites.collect import collect
 
     if form == "yaml":
-        raise UsageError("cases of a path are written as ONNX directories", hint="omit --format")
+        raise UsageError(
+            "the cases of a file or folder can only be written as ONNX test directories",
+            hint="omit --format",
+        )
     collection = collect([str(path)], model_inputs=model_inputs)
     if collection.problems:
         raise InvalidCase(collection.problems)

@@ -109,7 +109,7 @@ def _failing_case(
     """Return a failing case of a saved run, and the settings of the run, which the search uses.
 
     Options on the command line take precedence over the settings of the run. The saved run is not
-    trusted: it chooses no code and does not weaken the isolation.
+    trusted: it cannot select code to run, and cannot weaken the isolation.
 
     Args:
         context: the context of the command.

@@ -20,7 +20,8 @@ from onnxopt_cli.workers.interruption import interruptible
 @click.argument("file", metavar="SCOREBOARD.toml", type=PATH)
 @option(
     "--tier",
-    "Run these cases instead of the file's tier: all, or about 470 that cover every operator.",
+    "Override the tier of the file: full runs all cases, and quick runs about 470 cases that "
+    "cover every operator.",
     type=click.Choice(["full", "quick"]),
     show_default=False,
 )

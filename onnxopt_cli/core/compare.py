@@ -65,8 +65,8 @@ def compare_outputs(
         tolerance_of: function from the name of an output to its tolerance.
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
-        examine: whether limits are also derived for bitwise equal elements. The verdict does not
-            depend on limits of equal elements, but the number of inconclusive elements does.
+        examine: whether limits are also derived for elements that are bitwise equal. These limits
+            do not affect the verdict, but the number of inconclusive elements.
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. Each of the first few

@@ -152,9 +152,8 @@ def run(plan: Plan) -> Generator[tuple[Result, ...]]:
 
     Later cases are submitted before the results of earlier cases are yielded, so that no worker is
     idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
-    are yielded as not run. After an interrupt, cases that workers have
-    already run are still judged.
-    Failures of workers outside of any case are yielded last.
+    are yielded as not run. After an interrupt, cases that workers have already run are
+    still judged. Failures of workers outside of any case are yielded last.
     """
     remaining, failed = deque(plan.cases), plan.failed
     with closing(_submitted_ahead(plan)) as submissions:

@@ -294,7 +294,9 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         hint = nearest(name, names, f"the suites are {', '.join(names)}")
         raise UsageError(f"cannot generate {name!r}: unknown suite", hint=hint)
     if form == "yaml":
-        raise UsageError(f"{name} is written as ONNX directories only", hint="omit --format")
+        raise UsageError(
+            f"{name} can only be written as ONNX test directories", hint="omit --format"
+        )
     if name == GRADIENTS:
         contents, count = gradient_directories()
         return SuiteFiles(distinct_files(contents), count)

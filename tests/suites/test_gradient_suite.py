@@ -284,4 +284,4 @@ def test_directories_hold_the_cases_of_the_suite(onnxopt, workplace):
     assert answer.code == 0
     answer = onnxopt("generate", "gradient", "--format", "yaml")
     assert answer.code == 2
-    assert "gradient is written as ONNX directories only" in answer.err
+    assert "gradient can only be written as ONNX test directories" in answer.err

@@ -487,7 +487,7 @@ class ElementConditions:
         return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
 
     def updated(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with the limits and the share of wrong elements in the known nodes."""
+        """Return a condition whose limits and share of wrong elements include all known nodes."""
         self.add_limits(condition)
         condition = self._refitted(condition)
         nodes = [node for node in self.nodes if condition.applies_to(node.sample)]

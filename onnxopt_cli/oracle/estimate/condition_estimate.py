@@ -2,9 +2,10 @@
 
 A model without a formula runs on onnx's reference: once in double, which gives the exact value y of
 each element, and eight times in double with roundings of the model's own types injected
-(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. The model also runs by
-each accepted reformulation, which gives the values z: in its own types, by the function bodies that
-ONNX publishes, and with sequential sums. For each element
+(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. Other
+correct computations of the model, its reformulations, give the values z. They compute in the
+model's own types, replace operators by the function bodies that ONNX publishes, or sum
+sequentially. For each element
 
     unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types

@@ -102,17 +102,17 @@ _DOUBLE_STEP = 2.0**27
 # If a tolerance of 16 roundings would be too wide, the unit is one of the following shares of a
 # rounding.
 #
-# For the mean and the variance of terms, a tolerance of 16 units is 8 roundings, because the errors
+# The mean and the variance of terms have a tolerance of 16 units, which is 8 roundings. The errors
 # of all observed reformulations are below 4 roundings.
 _STATISTICS_SHARE = 1 / 2
 # A coordinate is computed in at most 6 steps, and the interpolation between two terms along each
-# axis takes at most 8 steps. A tolerance of 16 units is 8 roundings.
+# axis takes at most 8 steps. The tolerance of 16 units is 8 roundings.
 _COORDINATES_SHARE = 1 / 2
-# For gates, whose error is relative to the range of an activation, a tolerance of 16 units is 4
+# The error of a gate is relative to the range of its activation. The tolerance of 16 units is 4
 # roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, which determines the size
-# of the rounding. A tolerance of 16 units is 4 roundings.
+# of the rounding. The tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
 # The largest total number of elements of the inputs and outputs of exact nodes that are kept. The
 # number is limited because a loop may have many iterations.
