@@ -624,7 +624,7 @@ FUSION_FAULTS: dict[str, Callable[[Sequence[Step], Compute], list[Array] | None]
 
 
 def operands_after(step: Step, former: Step, value: Array) -> list[Array]:
-    """Return the operands of a node with another value for the output of the node before it."""
+    """Return the operands of a node, with ``value`` in place of the output of the node before."""
     name = former.node.output[0]
     pairs = zip(step.node.input, step.operands, strict=True)
     return [value if key == name else operand for key, operand in pairs]

@@ -39,7 +39,7 @@ _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scal
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 #: The numbers from which the number of changes of a variation is drawn.
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
-#: The numbers from which the number of changes of a node near to another node is drawn.
+#: The numbers from which the number of changes is drawn if a node must stay near to another node.
 FEW_CHANGES = (1, 1, 2)
 # The ways to generate a node that use no part of a failing node except its number of axes, a type,
 # a single attribute or optional input, or given parameters.

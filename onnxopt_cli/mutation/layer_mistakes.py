@@ -173,7 +173,7 @@ def _reverse_as_computed(node: BoundNode) -> BoundNode | None:
 
 
 def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
-    """Move the state's bias of the last gate of GRU to the bias of the input."""
+    """Add the state bias of GRU's last gate to the input bias of this gate."""
     bias = node.operand(3)
     if bias is None or not node.attribute("linear_before_reset"):
         return None

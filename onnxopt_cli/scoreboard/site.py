@@ -269,7 +269,7 @@ class _Site:
         )
 
     def _agreements(self) -> list[tuple[tuple[str, ...], list[str]]]:
-        """Return each set of labels that agree with each other, and the cases in which they do."""
+        """Return each set of backends with equal wrong results, and the cases of these results."""
         cases: dict[tuple[str, ...], list[str]] = {}
         for (label, case), others in self._scores.agreements.items():
             labels = tuple(
@@ -277,8 +277,8 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # Each set is listed under each of its labels, so only the entry of the first label is
-            # used.
+            # Each set is listed under the labels of all its backends. Only the entry of the first
+            # label is used.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 #: and cannot read pipes with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# The number of consecutive empty lists of descendants after which a process has no descendants
-# left.
+# A process has no descendants left if this number of successive lists of its descendants is empty.
 _EMPTY_LISTS = 2
 _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")

@@ -776,7 +776,7 @@ class _Search:
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake that refuses only nodes that the backend refuses, and most of them."""
+        """Return the mistake with the most refused nodes, all of which the backend refuses, too."""
         counts = [
             (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
             for candidate in self._possible

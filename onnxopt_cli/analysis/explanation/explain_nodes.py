@@ -113,8 +113,8 @@ _MAX_PROOFS = 6
 _MAX_ATTEMPTS = 2
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.
 _RIVAL_COST = 0.15
-# Shares of the limit of a search for conditions on elements and traits of all failing nodes. For
-# errors, only traits are sought.
+# The share of a search's limit that is reserved for conditions on elements, and for traits that all
+# failing nodes have. For errors, only traits are sought.
 _ELEMENTS_SHARES = {Outcome.FAIL: 0.35, Outcome.ERROR: 0.25}
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 8

@@ -84,8 +84,8 @@ DRAWN_FOR_CHANGE = 500
 #: A mistake is tested on this number of changed inputs of failing cases before its condition is
 #: sought.
 NEAR_INPUTS = 16
-#: While the condition of a mistake is sought, a share of MAX_RIGHT_SHARE of the wrong outputs may
-#: differ from those of the mistake, and MIN_CONTRADICTING further wrong outputs.
+#: The search for the condition of a mistake ends if more than MIN_CONTRADICTING wrong outputs, plus
+#: a share of MAX_RIGHT_SHARE of all wrong outputs, differ from the outputs of the mistake.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4

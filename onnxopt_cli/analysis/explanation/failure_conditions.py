@@ -278,7 +278,7 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the index of each condition that some element lacks although it meets the other.
+        """Return the indices of the conditions that an element violates while it meets the other.
 
         The result is empty if an element meets both conditions.
         """

@@ -46,8 +46,8 @@ _MAX_RIVALS = 2
 _MISTAKES_WITH_LIMITS = 3
 # Largest number of conditions with limits on numbers.
 _MAX_LIMITS = 40
-# A condition that includes the best condition is preferred to it if it explains the failures of
-# _GENERAL_FACTOR times as many nodes, and its cost is higher by at most _GENERAL_COST.
+# A condition that is more general than the best condition is preferred if it explains the failures
+# of _GENERAL_FACTOR times as many nodes, and costs at most _GENERAL_COST more.
 _GENERAL_FACTOR = 1.25
 _GENERAL_COST = 0.5
 # Largest number of hypotheses that are kept.

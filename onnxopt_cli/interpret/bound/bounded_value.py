@@ -2,8 +2,8 @@
 
 The operands of a formula are :class:`Bounded`. Two further classes contain two results each:
 :class:`Either` is the result of a choice whose condition is undecided because of rounding errors,
-and :class:`Mixed` of an operation on tensors of different types, which may be computed in either
-type.
+and :class:`Mixed` is the result of an operation on tensors of different types, which may be
+computed in either type.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _float_output(
 
 
 def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield values of the other side of the range of a type that are within the tolerance.
+    """Yield accepted values across the limit of a type: infinite for finite, or the reverse.
 
     Where the tolerance reaches beyond the largest finite number, an infinity is the rounded form of
     accepted numbers. Where the exact result is beyond that number, numbers below it may be

@@ -1,7 +1,7 @@
 """Sums of exponentials exp(x - m), where m is the largest operand, by the algorithms of runtimes.
 
-Each summing function returns m and the sum. An algorithm that computes the logarithm of the sum of
-exp(x) instead returns this logarithm as m, and 1 as the sum.
+Each summing function returns m and the sum. Some algorithms compute the logarithm of the sum of
+exp(x) instead. Their functions return this logarithm as m, and 1 as the sum.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def summed_weights(node: onnx.NodeProto) -> int:
 
 
 def rounds_partial_sums(node: onnx.NodeProto) -> bool:
-    """Return whether an ensemble of trees rounds sums of weights that are not its outputs."""
+    """Return whether an ensemble of trees rounds intermediate sums of weights."""
     transforms = (item for item in node.attribute if item.name == "post_transform")
     transformed = any(helper.get_attribute_value(item) not in _NO_TRANSFORM for item in transforms)
     # A sum of two terms is rounded once. If it is an output, the output is perturbed.

@@ -40,9 +40,9 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-# For each operator that sums terms or products, the number of roundings of a term besides those of
-# the additions: of the product or scale of the term, and in Gemm also of the multiplication by
-# alpha and beta and the addition of C. A mean over axes may be updated at each term. An update
+# For each operator that sums terms or products, the number of roundings of a term. The roundings of
+# the additions are not counted. A product or scale rounds once. Gemm also rounds when it multiplies
+# by alpha and beta, and when it adds C. A mean over axes may be updated at each term. An update
 # rounds a difference and a quotient, which contain the previous mean. Two roundings of each term
 # suffice, because the roundings of all updates are never the largest possible ones.
 _TERM_ROUNDINGS = {
