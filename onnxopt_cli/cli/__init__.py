@@ -42,7 +42,7 @@ _COMMANDS = {
     "init": "Write settings, a GitHub workflow and an expectation file.",
     "run": "Run cases on a backend and judge every output.",
     "locate": "Find the wrong node of a model.",
-    "generate": "Write the specification's cases as files.",
+    "generate": "Write suites of cases as files.",
     "list": "List cases.",
     "show": "Show an operator or a case.",
     "audit": "Show which wrong implementations the cases reject.",

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     shell_complete=complete_operator,
 )
 @option_of(Judging, "tolerance")
-@option("--allow GLOB", "Accept surviving mutants whose name matches.", "allowed", multiple=True)
+@option(
+    "--allow GLOB", "Accept surviving mutants whose name matches GLOB.", "allowed", multiple=True
+)
 @option_of(Execution, "jobs")
 @option_of(
     RunConfig,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--join JSON",
-    "Merge the JSON file of this shard; repeat for each.",
+    "Merge the JSON file of this shard; give the option for each shard.",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
 )

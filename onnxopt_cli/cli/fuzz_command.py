@@ -60,7 +60,7 @@ _EXPLAIN_TIME = 60.0
 )
 @option(
     "--exclude-operator NAME",
-    "Not this operator.",
+    "Exclude this operator. May be given several times.",
     "excluded",
     multiple=True,
     shell_complete=complete_our_operator,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     multiple=True,
 )
 def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
-    """Show an operator, a known mistake of it, or a case.
+    """Show an operator, a known mistake of an operator, or a case.
 
     For an operator with a formula, the command shows the formula, the inputs, the attributes and
     the known mistakes. For any other operator of ONNX, it shows the signature, the attributes by

@@ -207,8 +207,8 @@ class Filters(Settings):
     patterns: tuple[str, ...] = setting(
         (),
         "-k PATTERN",
-        "Only cases whose id equals, contains or (as a glob) matches PATTERN, or an expression: "
-        "'adam and not (double or T_0)'. If given several times, one matching pattern "
+        "Only cases whose id matches PATTERN: an id, a part of an id, a glob, or an expression "
+        "such as 'adam and not (double or T_0)'. If given several times, one matching pattern "
         "suffices.",
         Text("pattern"),
         many=True,
@@ -265,7 +265,7 @@ class Limits(Settings):
     memory: int = setting(
         4 << 30,
         "--memory SIZE",
-        "Memory limit of a backend's process, and of a case of a file; none for no limit.",
+        "Memory limit of a backend's process, and of a case from a case file; none for no limit.",
         Size(),
         **_VERDICTS,
     )
@@ -496,7 +496,8 @@ class RunConfig(Settings):
     update_expect: Path | None = setting(
         None,
         "--update-expect FILE",
-        "Update an expectation file to the outcomes of this run; it also counts as --expect.",
+        "Update an expectation file to the outcomes of this run; its earlier entries apply to the "
+        "run, as with --expect.",
         File(),
         may_differ=True,
     )
