@@ -67,7 +67,7 @@ def command(context: click.Context, **options: Any) -> int:
 def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
     """Return the options that the log records and that the command line does not set.
 
-    A log is not trusted: it must not choose code to run or files to write. A log may name only
+    A log is not trusted: it must not select code to run or files to write. A log may name only
     built-in backends, and cannot load operators or weaken the isolation. The options that are taken
     from the log are parsed like options on the command line, and printed.
 

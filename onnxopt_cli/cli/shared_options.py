@@ -270,8 +270,8 @@ def require_built_in(backends: Iterable[BackendIdentity]) -> None:
     for backend in backends:
         if (backend.specification or backend.name) not in BUILT_IN:
             raise UsageError(
-                f"the log names the backend {printable(backend.text)}, which runs code that a "
-                "log must not choose",
+                f"the log names the backend {printable(backend.text)}, and a log "
+                "must not select code to run",
                 hint="if you trust the backend, name it: -b BACKEND",
             )
 

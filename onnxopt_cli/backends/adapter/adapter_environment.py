@@ -323,7 +323,7 @@ class AdapterEnvironment:
         elif len(listed) > _MAX_NAMED:
             listed = ["PACKAGE..."]
         hint = (
-            "with a network, run the command again. Without one, download the packages elsewhere "
+            "run the command again with a network, or download the packages on another machine "
             f"({command_line(['pip', 'download', *listed, '-d', 'FOLDER'])}) and set "
             "PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1, or for uv UV_FIND_LINKS=FOLDER UV_NO_INDEX=1"
         )
