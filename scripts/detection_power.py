@@ -47,7 +47,7 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 RELATIVE_ERROR = 1e-5
 LEAST_SHARE = 0.95
-# A smaller share of the largest element of an output is a zero that rounding in double leaves.
+# An element below this share of the largest element of its output is a rounding error of a zero.
 RESIDUE = 2.0**-48
 # The injected error, as a multiple of the largest error of a right implementation.
 INJECTED = 10.0

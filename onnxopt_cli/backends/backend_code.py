@@ -242,7 +242,7 @@ def named_code(text: str) -> Iterator[Path]:
 
 
 def with_bytecode(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield files, and the bytecode, with its folders, that Python loads in place of the files."""
+    """Yield files, the bytecode that Python loads in their place, and the bytecode's folders."""
     stems: dict[Path, set[str]] = {}
     for file in files:
         yield file

@@ -241,7 +241,7 @@ def _axes(node: BoundNode) -> tuple[int, ...] | None:
 
 
 def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Yield statements about the elements of the first input along the axes of the node."""
+    """Yield statements about the elements of the first input that a reduction combines."""
     x, axes = node.operand(0), _axes(node)
     if x is None or axes is None or not x.size:
         return

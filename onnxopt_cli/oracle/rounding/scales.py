@@ -278,7 +278,7 @@ def _single_window_error(coefficients: Sequence[float], period: int, output: Arr
 
 
 def _single_angles(circle: Any, steps: Array, period: Any) -> Iterator[Array]:
-    """Yield the product of a circle and steps, divided by a period, by all orders of operations."""
+    """Yield the angles circle * steps / period, computed by all orders of operations."""
     reciprocal = 1 / period
     yield circle * steps / period
     yield circle * (steps / period)

@@ -576,7 +576,7 @@ def test_conforming_run_has_no_explanation(workplace, onnxopt):
 
 
 LIBRARIES = PLUGINS / "libraries.py"
-#: The known mistakes of each library's optimizer as an implementation of ONNX's operator.
+#: The known mistakes by which each library's optimizer differs from ONNX's operator.
 NAMED = {
     "PyTorchAdam": {"epsilon added after bias correction"},
     "ApexAdam": {"epsilon added to the root of the corrected H"},
