@@ -163,7 +163,7 @@ def parse_specification(text: str) -> Specification:
 
 
 def split_label(text: str) -> tuple[str, str]:
-    """Return the user's name for a backend, empty without one, and the specification after it."""
+    """Return the name that the user gave to a backend (empty if none), and the specification."""
     match = _NAMED.fullmatch(text.strip())
     return (match["label"], match["text"].strip()) if match else ("", text)
 

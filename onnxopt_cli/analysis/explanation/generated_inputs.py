@@ -322,6 +322,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call after a function of tensor and operand position has changed its tensors."""
+    """Return a call with the tensors that a function returns, given position and old tensor."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))
