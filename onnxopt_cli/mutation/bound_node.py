@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ from onnxopt_cli.operators.nodes import (
 
 # Types of attributes that hold subgraphs.
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+
+
+@cache
+def _schema(op_type: str, opset: int, domain: str) -> defs.OpSchema:
+    return defs.get_schema(op_type, opset, domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class BoundNode:
     @property
     def schema(self) -> defs.OpSchema:
         """The operator's schema of this opset version."""
-        return defs.get_schema(self.node.op_type, self.opset, plain_domain(self.node.domain))
+        node = self.node
+        return _schema(node.op_type, self.opset, plain_domain(node.domain))
 
     @property
     def operands(self) -> list[Value]:

@@ -7,8 +7,14 @@ from itertools import islice
 from typing import TypeAlias
 
 from onnxopt_cli.analysis.explanation.hypotheses import Hypothesis
-from onnxopt_cli.analysis.explanation.node_samples import NodeSample, judged_node
-from onnxopt_cli.analysis.explanation.node_traits import IGNORED, Trait
+from onnxopt_cli.analysis.explanation.node_samples import JudgedNode, NodeSample
+from onnxopt_cli.analysis.explanation.node_traits import (
+    IGNORED,
+    Trait,
+    node_numbers,
+    traits_of_parameters,
+    traits_of_values,
+)
 from onnxopt_cli.analysis.node_variations import Variation
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
@@ -75,21 +81,34 @@ def _kinds_of_node(
 
     A node on which the mistake of the hypothesis has no effect does not test its condition.
     """
-    judge = judged_node(generated_sample(variation, variation.outputs))
-    if judge is None:
-        return []
+    sample = generated_sample(variation, None)
+    judge = JudgedNode(sample, variation.outputs, frozenset(), {})
     mistake = hypothesis.mistake
     kinds: list[_NodeKind] = []
     if mistake is not None:
         kinds += [rival for rival in rivals if judge.distinguishes(mistake, rival)]
         if not judge.may_show(mistake):
             return kinds
-    sample = judge.sample
-    sample.traits, sample.numbers = judge.traits, judge.numbers
+    _add_traits(sample, variation, hypothesis.traits)
     met = frozenset(part for part in hypothesis.traits if sample.has(part))
     if variation.is_independent and len(met) == len(hypothesis.traits):
         kinds.append(_INDEPENDENT)
     return [*kinds, met]
+
+
+def _add_traits(sample: NodeSample, variation: Variation, stated: Sequence[Trait]) -> None:
+    """Find the traits and numbers of a node that decide whether the node meets a condition.
+
+    The search for all traits would take most of the time of generating a node.
+    """
+    node, names = variation.bound, [output.name for output in variation.model.graph.output]
+    outputs = dict(zip(names, variation.outputs, strict=True))
+    if any(trait.limits for trait in stated):
+        sample.numbers = node_numbers(node)
+    if any(trait.is_parameter and not trait.limits for trait in stated):
+        sample.traits |= traits_of_parameters(node, outputs)
+    if any(not trait.is_parameter and not trait.limits for trait in stated):
+        sample.traits |= traits_of_values(node, outputs)
 
 
 def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:

@@ -284,15 +284,24 @@ def node_traits(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trai
         node: the node with its inputs.
         outputs: its correct outputs by name.
     """
-    parameters = (
+    return traits_of_parameters(node, outputs) | traits_of_values(node, outputs)
+
+
+def traits_of_parameters(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trait]:
+    """Return the traits of the attributes, optional inputs, types and version of a node."""
+    traits = (
         *_attribute_traits(node),
         *_input_traits(node),
         *_type_traits(node, outputs),
         *_ratio_traits(node),
     )
+    return frozenset(replace(trait, is_parameter=True) for trait in traits)
+
+
+def traits_of_values(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset[Trait]:
+    """Return the traits of the shapes and values of a node."""
     return frozenset(
         (
-            *(replace(trait, is_parameter=True) for trait in parameters),
             *_shape_traits(node),
             *_length_traits(node),
             *_comparisons_with_axis(node),
@@ -343,13 +352,23 @@ def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
 
 
 @cache
+def _history(op_type: str, domain: str) -> list[defs.OpSchema]:
+    """Return the schemas of all versions of an operator, the oldest first."""
+    history = [defs.get_schema(op_type, domain=domain)]
+    while history[0].since_version > 1:
+        try:
+            earlier = defs.get_schema(op_type, history[0].since_version - 1, domain)
+        except defs.SchemaError:
+            break
+        history.insert(0, earlier)
+    return history
+
+
+@cache
 def _input_names(op_type: str, domain: str) -> frozenset[str]:
     """Return the names of the inputs of all versions of an operator."""
     return frozenset(
-        formal.name
-        for schema in defs.get_all_schemas_with_history()
-        if schema.name == op_type and schema.domain == domain
-        for formal in schema.inputs
+        formal.name for schema in _history(op_type, domain) for formal in schema.inputs
     )
 
 
@@ -483,19 +502,9 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
 def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
     version = schema.since_version
     yield Trait(f"the operator has version {version}", 1.45)
-    for later_version in _versions(schema.name, schema.domain)[1:]:
-        words = "at least version" if version >= later_version else "a version before"
-        yield Trait(f"the operator has {words} {later_version}", 1.4)
-
-
-@cache
-def _versions(op_type: str, domain: str) -> list[int]:
-    """Return the versions of an operator in ascending order."""
-    return sorted(
-        schema.since_version
-        for schema in defs.get_all_schemas_with_history()
-        if schema.name == op_type and schema.domain == domain
-    )
+    for later in _history(schema.name, schema.domain)[1:]:
+        words = "at least version" if version >= later.since_version else "a version before"
+        yield Trait(f"the operator has {words} {later.since_version}", 1.4)
 
 
 def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
