@@ -832,6 +832,19 @@ def _order(random: Random, node: BoundNode) -> BoundNode:
     return node.with_operand(place, flat[order].reshape(array.shape))
 
 
+def _neutral(random: Random, node: BoundNode) -> BoundNode:
+    """Replace all numbers of an attribute by 0 or 1, with which a fault may have no effect."""
+    lists = [
+        (name, value)
+        for name, value in sorted(node.attributes.items())
+        if attribute_type(node.schema.attributes[name]) == "FLOATS"
+    ]
+    if not lists:
+        return _attributes(random, node)
+    name, value = random.choice(lists)
+    return node.with_attribute(name, [float(random.randrange(2))] * len(value))
+
+
 def _emptied(random: Random, node: BoundNode) -> BoundNode:
     """Set one length to 0 wherever it occurs in the shapes of the inputs.
 
@@ -869,5 +882,5 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
     *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_halves,) * 2, *(_order,) * 2, _emptied,
-    _related,
+    *(_neutral,) * 2, _related,
 )  # fmt: skip

@@ -251,6 +251,13 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
+def _permutation_inverted(node: BoundNode) -> BoundNode | None:
+    permutation = node.attribute("perm")
+    if permutation is None:
+        return None
+    return node.with_attribute("perm", np.argsort(permutation).tolist())
+
+
 def _with_fmod(node: BoundNode) -> BoundNode | None:
     return None if node.attribute("fmod") == 1 else node.with_attribute("fmod", 1)
 
@@ -316,6 +323,9 @@ TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("BitShift",), "negative numbers shifted without sign",
      "The highest bits of a negative number become 0 if it is shifted to the right.",
      Computed(partial(_shift, "unsigned"))),
+    (("Transpose",), "permutation inverted",
+     "For perm [1, 2, 0], the first axis of the output is the last axis of the input.",
+     _permutation_inverted),
     (("TopK",), "last of equal elements first",
      "Of equal elements the one with the higher index comes first.", Computed(_topk_ties)),
 )  # fmt: skip

@@ -221,7 +221,7 @@ def _comparisons(operands: dict[str, Array]) -> Iterator[tuple[str, Array]]:
         yield f"the elements of {first} and {second} are negative", (left < 0) & (right < 0)
 
 
-def _axes(node: BoundNode) -> tuple[int, ...] | None:
+def axes_of(node: BoundNode) -> tuple[int, ...] | None:
     """Return the axes along which a node reduces; None if it names no axes."""
     first = node.operand(0)
     if first is None or not first.ndim:
@@ -233,7 +233,8 @@ def _axes(node: BoundNode) -> tuple[int, ...] | None:
             axes = operand.reshape(-1).tolist()
     if axes is None and isinstance(node.attribute("axis"), int):
         axes = [node.attribute("axis")]
-    if axes is None and node.node.op_type.startswith("Reduce"):
+    is_reduction = node.node.op_type.startswith("Reduce")
+    if is_reduction and not axes and not node.attribute("noop_with_empty_axes"):
         axes = list(range(first.ndim))
     if not axes or not all(-first.ndim <= axis < first.ndim for axis in axes):
         return None
@@ -242,7 +243,7 @@ def _axes(node: BoundNode) -> tuple[int, ...] | None:
 
 def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
     """Yield statements about the elements of the first input that a reduction combines."""
-    x, axes = node.operand(0), _axes(node)
+    x, axes = node.operand(0), axes_of(node)
     if x is None or axes is None or not x.size:
         return
     if not _is_numeric(x):
@@ -256,6 +257,8 @@ def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
         "are all negative": largest < 0,
         "include a negative one": smallest < 0,
         "include a zero": (wide == 0).any(axes, keepdims=True),
+        "are all 0": (wide == 0).all(axes, keepdims=True),
+        "are all equal": largest == smallest,
         "include their maximum twice": (wide == largest).sum(axes, keepdims=True) > 1,
         "include their minimum twice": (wide == smallest).sum(axes, keepdims=True) > 1,
     }

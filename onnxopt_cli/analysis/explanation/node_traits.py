@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import defs
 
+from onnxopt_cli.analysis.explanation.element_features import axes_of
 from onnxopt_cli.analysis.explanation.features import (
     LIMIT_DIGITS,
     number_text,
@@ -304,6 +305,7 @@ def traits_of_values(node: BoundNode, outputs: Mapping[str, Value]) -> frozenset
         (
             *_shape_traits(node),
             *_length_traits(node),
+            *_reduction_traits(node),
             *_comparisons_with_axis(node),
             *_broadcast_traits(node, outputs),
             *_value_traits(node),
@@ -423,7 +425,7 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
     yield from _true([(is_short, f"{name} {are} {words}", cost)], ignoring)
     if not values or not all(isinstance(value, int | float) for value in values):
         return
-    neutral = 0 if "pad" in name else 1
+    neutral = 0 if "pad" in name or name.startswith("offset") else 1
     half = len(values) // 2
     are_axes = name in {"axes", "perm"}
     yield from _true(
@@ -440,6 +442,10 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
             ),
             (are_axes and values != sorted(values), f"{name} are not in ascending order", 1.05),
             (
+                name == "perm" and _inverse(values) != values,
+                f"{name} is not its own inverse", 1.04,
+            ),
+            (
                 len(values) > 1 and name in {"axes", "split"},
                 f"{name} has more than one value", 1.1,
             ),
@@ -450,6 +456,11 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
         ),
         ignoring,
     )  # fmt: skip
+
+
+def _inverse(permutation: list[int]) -> list[int]:
+    """Return the inverse of a permutation."""
+    return sorted(range(len(permutation)), key=permutation.__getitem__)
 
 
 def _words(value: Any) -> str:
@@ -731,6 +742,24 @@ def _length_traits(node: BoundNode) -> Iterator[Trait]:
                     ),
                 )
             )
+
+
+def _reduction_traits(node: BoundNode) -> Iterator[Trait]:
+    """Yield traits of the lengths of the axes along which an operator reduces."""
+    array, axes = node.operand(0), axes_of(node)
+    if array is None or axes is None or not node.node.op_type.startswith("Reduce"):
+        return
+    lengths = [array.shape[axis] for axis in axes]
+    long_axes = sum(length > 1 for length in lengths)
+    yield from _true(
+        (
+            (long_axes and min(lengths), "more than one element is reduced", 1.12),
+            (long_axes > 1, "more than one axis longer than 1 is reduced", 1.14),
+            (len(axes) > 1, "more than one axis is reduced", 1.15),
+            (len(axes) == array.ndim, "all axes are reduced", 1.16),
+            (len(axes) < array.ndim, "not all axes are reduced", 1.16),
+        )
+    )
 
 
 def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:

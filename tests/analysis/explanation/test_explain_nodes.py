@@ -620,6 +620,13 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             [5, 6],
         ),
         (
+            "Transpose",
+            {"perm": [1, 2, 0]},
+            "permutation inverted",
+            {"x": np.float32([[[1], [2]], [[3], [4]]])},
+            [[[1, 2], [3, 4]]],
+        ),
+        (
             # The largest integer, which means the end of an axis, has no successor.
             "Slice",
             {},
@@ -943,6 +950,17 @@ def test_classes_of_values_are_generated_for_inputs_without_axes():
     assert values & negative_or_fraction
 
 
+def test_some_generated_nodes_have_attributes_without_effect():
+    node = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["ai.onnx.ml": 1]> g (float[1, 2] x) => (float[1, 2] y) '
+        "{ y = ai.onnx.ml.Scaler <offset = [1.0, 2.0], scale = [3.0, 4.0]> (x) }"
+    )
+    bound = BoundNode.of(node, {"x": np.ones((1, 2), np.float32)})
+    nodes = filter(None, islice(neighbours([bound], [bound], seed=1, seconds=1.0), 100))
+    values = {tuple(each.bound.attribute("offset")) for each in nodes}
+    assert {(0, 0), (1, 1)} <= values
+
+
 def test_some_generated_nodes_have_inputs_without_elements():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 16]> g (float[2, 3] a, float[3] b) => (float[N] y) '
@@ -1228,6 +1246,22 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         (
             "Concat<axis = 0>(a, b)", [np.ones((2, 3)), np.ones((0, 3))],
             "an input has length 0 along the axis", "axis is not the first axis",
+        ),
+        (
+            "ReduceSum(a, b)", [np.ones((1, 3)), np.array([-1])],
+            "more than one element is reduced", "more than one axis is reduced",
+        ),
+        (
+            "ReduceSum<noop_with_empty_axes = 0>(a, b)", [np.ones((2, 3)), np.empty(0, int)],
+            "more than one axis longer than 1 is reduced", "not all axes are reduced",
+        ),
+        (
+            "ReduceSum<noop_with_empty_axes = 1>(a, b)", [np.ones((2, 3)), np.empty(0, int)],
+            "data is a float", "more than one element is reduced",
+        ),
+        (
+            "Transpose<perm = [1, 2, 0]>(a)", [np.ones((2, 3, 4))],
+            "perm is not its own inverse", "perm is [2, 1, 0]",
         ),
         (
             "Gather<axis = 1>(a, b)", [np.ones((2, 2)), np.zeros((2, 0, 2), int)],
