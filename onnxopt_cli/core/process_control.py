@@ -35,7 +35,7 @@ def become_subreaper() -> bool:
 
 
 def can_become_subreaper() -> bool:
-    """Test whether processes can adopt orphans. The test sets the current state again."""
+    """Test whether processes can adopt orphans, by setting the current state again."""
     if sys.platform != "linux":
         return False
     adopts = ctypes.c_int()
@@ -45,7 +45,7 @@ def can_become_subreaper() -> bool:
 
 
 def can_close_to_others() -> bool:
-    """Test whether processes can deny inspection. The test sets the current state again."""
+    """Test whether processes can deny inspection, by setting the current state again."""
     if sys.platform != "linux":
         return False
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)

@@ -538,7 +538,7 @@ class InProcess:
         """Do nothing: workers start when a case needs them."""
 
     def runs_here(self, request: Request) -> bool:
-        """Return whether this process runs a case, and no worker."""
+        """Return whether this process, not a worker, runs a case."""
         return self._open_pool is None or request.formula_loop or is_formula(request)
 
     def submit(self, request: Request) -> Pending:

@@ -228,7 +228,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield patterns for the first error, each with whether it consists of words beside the name.
+    """Yield pairs: a pattern for the first error, and whether it has words beside the name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """

@@ -66,7 +66,7 @@ def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
-    """Return a matrix and the shape of the sums. The matrix has the terms of a sum per column."""
+    """Return a matrix, each column of which has the terms of one sum, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
     along = sorted(int(axis) % x.ndim for axis in places)
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))
