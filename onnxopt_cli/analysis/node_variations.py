@@ -216,7 +216,8 @@ def neighbours(
     shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
     nodes with the number of axes, a type, a single attribute or optional input, or given parameters
     of a failing node. Some nodes are failing nodes in which a single optional attribute or input is
-    omitted or added, because all failing nodes may have the attribute or input by accident. All
+    omitted or added, because all failing nodes may have the attribute or input by accident. In some
+    nodes, all numbers of an attribute are 0 or 1, with which a fault may have no effect. All
     remaining nodes come from the generator of the operator, if the operator has one.
 
     Args:
@@ -237,6 +238,8 @@ def neighbours(
         ways += ["converted"] * 2 + ["borrowed"] * 4
         ways += ["stated"] * 8 * bool(stated)
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
+    with_lists = [node for node in failing if _lists_of_floats(node)]
+    ways += ["neutral"] * 6 * bool(with_lists)
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -244,7 +247,9 @@ def neighbours(
             try:
                 with time_limit(seconds):
                     variation = _computed(
-                        _neighbour(
+                        _neutral(random, random.choice(with_lists))
+                        if way == "neutral"
+                        else _neighbour(
                             random, way, failing, passing, versions, gaps, stated, change_counts
                         )
                     )
@@ -832,17 +837,17 @@ def _order(random: Random, node: BoundNode) -> BoundNode:
     return node.with_operand(place, flat[order].reshape(array.shape))
 
 
+def _lists_of_floats(node: BoundNode) -> list[str]:
+    """Return the names of the attributes of a node that are lists of floats."""
+    entries = node.schema.attributes
+    return sorted(name for name in node.attributes if attribute_type(entries[name]) == "FLOATS")
+
+
 def _neutral(random: Random, node: BoundNode) -> BoundNode:
     """Replace all numbers of an attribute by 0 or 1, with which a fault may have no effect."""
-    lists = [
-        (name, value)
-        for name, value in sorted(node.attributes.items())
-        if attribute_type(node.schema.attributes[name]) == "FLOATS"
-    ]
-    if not lists:
-        return _attributes(random, node)
-    name, value = random.choice(lists)
-    return node.with_attribute(name, [float(random.randrange(2))] * len(value))
+    name = random.choice(_lists_of_floats(node))
+    number = float(random.randrange(2))
+    return node.with_attribute(name, [number] * len(node.attributes[name]))
 
 
 def _emptied(random: Random, node: BoundNode) -> BoundNode:
@@ -882,5 +887,5 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
     *_CHANGES, *(_axes,) * 2, *(_classes,) * 3, *(_halves,) * 2, *(_order,) * 2, _emptied,
-    *(_neutral,) * 2, _related,
+    _related,
 )  # fmt: skip
