@@ -375,7 +375,7 @@ def _input_names(op_type: str, domain: str) -> frozenset[str]:
 
 
 def _are(name: str) -> str:
-    is_single = name in {"axis", "batch_dims", "bias", "keepdims"}
+    is_single = name.endswith(("axis", "bias")) or name in {"batch_dims", "keepdims"}
     return "are" if name.endswith("s") and not is_single else "is"
 
 
