@@ -73,6 +73,10 @@ def rank(part: str) -> int:
     return next(index for index, parts in enumerate(ORDER) if part in parts)
 
 
+#: Modules that only some systems have.
+NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -81,24 +85,21 @@ def parsed(path: Path) -> ast.Module:
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return each module that a file imports, and whether loading the file imports it."""
-    tree = parsed(path)
     imported_modules = []
-    immediate: list[ast.AST] = [tree]
-    for node in immediate:
-        immediate += (
-            inner
-            for inner in ast.iter_child_nodes(node)
-            if not isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If, ast.expr))
-        )
-    at_load = set(immediate)
-    for node in ast.walk(tree):
-        names = []
+    statements: list[tuple[ast.AST, bool]] = [(parsed(path), True)]
+    for node, at_load in statements:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
-            names = [node.module]
+            imported_modules.append((node.module, at_load))
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        imported_modules += [(name, node in at_load) for name in names]
+            imported_modules += [(alias.name, at_load) for alias in node.names]
+        deferred = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If))
+        # Expressions contain no imports, and are most of a tree.
+        statements += (
+            (inner, at_load and not deferred)
+            for inner in ast.iter_child_nodes(node)
+            if not isinstance(inner, ast.expr)
+        )
     return imported_modules
 
 
@@ -135,6 +136,16 @@ def native_uses(path: Path) -> set[str]:
 def test_native_parts_of_onnx_are_used_only_in_processes_that_may_die():
     uses_by_file = {str(path.relative_to(PACKAGE)): native_uses(path) for path in FILES}
     assert {name: uses for name, uses in uses_by_file.items() if uses} == MAY_USE_NATIVE
+
+
+def test_platform_specific_modules_are_not_imported_at_load_time():
+    unguarded = [
+        (path.name, module)
+        for path in [*FILES, *(PACKAGE / "adapters").glob("*.py")]
+        for module, at_load in imports(path)
+        if at_load and module in NOT_EVERYWHERE
+    ]
+    assert unguarded == []
 
 
 def test_commands_use_runs_and_analyses_through_the_api():

@@ -231,6 +231,7 @@ def test_adapter_follows_the_rules_for_backends(place, onnxopt, monkeypatch):
     assert "acme 1.2" in answer.out
 
 
+@pytest.mark.slow
 def test_check_proposes_metadata_for_messages_of_the_runtime(place, onnxopt, monkeypatch):
     monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     (place / "mine.py").write_text(ADAPTER.replace('# unsupported = ["no kernel"]\n', ""))
@@ -396,6 +397,7 @@ def test_killed_installation_leaves_no_environment_and_the_next_one_succeeds(
     assert leftovers(empty_cache) == ["environment"]
 
 
+@pytest.mark.slow
 def test_concurrent_runs_install_once(place, empty_cache):
     environment = AdapterEnvironment.of(parse_specification("adapter:./mine.py"))
     activities = []
@@ -443,9 +445,12 @@ def test_configuration_file_installs_only_if_the_user_names_it(
         assert onnxopt("run", "demo.yaml", *options).code == 0
 
 
-def test_program_with_npm_packages_runs_as_command(place, onnxopt, empty_cache):
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_program_with_npm_packages_runs_as_command(place, onnxopt, empty_cache, count):
     (place / "web.py").write_text(PROGRAM)
-    for version, label in (("", "web 1.0.0 (not pinned: npm:long)"), ("@2.1.0", "web 2.1.0")):
+    # The lock of the first version pins the packages of the second version.
+    versions = (("", "web 1.0.0 (not pinned: npm:long)"), ("@2.1.0", "web 2.1.0"))
+    for version, label in versions[:count]:
         backend = f"adapter:./web.py{version}"
         answer = onnxopt("run", "demo.yaml", "-b", backend, "--log", f"{label}.jsonl")
         assert answer.code == 0, answer.text

@@ -74,7 +74,9 @@ def test_correct_command_conforms(identity, onnxopt):
         ("dies", "crash", "ended with exit code 7", "process"),
         ("dies", "crash", "ended with exit code 7", "none"),
         ("segfaults", "crash", "killed by SIGSEGV", "none"),
-        ("hangs", "timeout", "not respond within 2 s", "process"),
+        pytest.param(
+            "hangs", "timeout", "not respond within 2 s", "process", marks=pytest.mark.slow
+        ),
         ("hangs", "timeout", "not respond within 2 s", "none"),
         ("breaks-once", "protocol", "responded to the request -1", "none"),
     ],
@@ -112,7 +114,9 @@ def test_late_second_response_fails_no_other_case(identity, onnxopt):
 
 
 @pytest.mark.isolated
-@pytest.mark.parametrize("mode", ["responds-and-dies", "responds-and-dies-slowly"])
+@pytest.mark.parametrize(
+    "mode", ["responds-and-dies", pytest.param("responds-and-dies-slowly", marks=pytest.mark.slow)]
+)
 def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
     results = outcomes(onnxopt, spec(mode), "-j", "1", code=1)
     death = results.pop("between-cases")

@@ -60,7 +60,9 @@ def run(onnxopt, demo):
             ),
             "none",
         ),
-        (plugin("NoTraining", "something else|no kernel"), "process"),
+        pytest.param(
+            plugin("NoTraining", "something else|no kernel"), "process", marks=pytest.mark.slow
+        ),
         (plugin("Panics", "^Panic"), "none"),
         (plugin("States"), "process"),
         (plugin("StatesCompiled"), "none"),
@@ -93,12 +95,14 @@ def test_unrecognised_error_stays_an_error(run, name):
     ("backend", "outcome"),
     [
         (plugin("RunsOutOfMemory", "."), "oom"),
-        (plugin("SaysBadAlloc", "."), "oom"),
+        pytest.param(plugin("SaysBadAlloc", "."), "oom", marks=pytest.mark.slow),
         (plugin("EndsTheInterpreter", "."), "error"),
         (plugin("Dies"), "crash"),
-        (plugin("Sleeps"), "timeout"),
+        pytest.param(plugin("Sleeps"), "timeout", marks=pytest.mark.slow),
         (spec("dies", "marker") + ",unsupported=.", "crash"),
-        (spec("hangs", "marker", timeout=2) + ",unsupported=.", "timeout"),
+        pytest.param(
+            spec("hangs", "marker", timeout=2) + ",unsupported=.", "timeout", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_process_that_ends_hangs_or_exhausts_memory_is_never_unsupported(run, backend, outcome):

@@ -140,18 +140,19 @@ def test_device_is_written_to_and_not_replaced(place):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--report", "json=/proc/x.json"], b"--report cannot write /proc/x.json"),
-        (["--update-expect", "/proc/x.yaml"], b"--update-expect cannot write /proc/x.yaml"),
-        (["--log", "/proc/x.jsonl"], b"--log cannot write /proc/x.jsonl"),
-        (["--report", "json=demo.yaml/x"], b"--report cannot write demo.yaml/x"),
-        (["--artifacts", "demo.yaml/x"], b"demo.yaml/x"),
+        (["--report", "json=/proc/x.json"], "--report cannot write /proc/x.json"),
+        (["--update-expect", "/proc/x.yaml"], "--update-expect cannot write /proc/x.yaml"),
+        (["--log", "/proc/x.jsonl"], "--log cannot write /proc/x.jsonl"),
+        (["--report", "json=demo.yaml/x"], "--report cannot write demo.yaml/x"),
+        (["--artifacts", "demo.yaml/x"], "demo.yaml/x"),
     ],
 )
-def test_folder_that_is_not_writable_is_named(place, option, message):
-    done = call(place, "run", "demo.yaml", *option)
-    assert done.returncode == 2
-    assert message in b" ".join(done.stderr.split())
-    assert done.stdout == b"", "a case has run"
+def test_folder_that_is_not_writable_is_named(place, onnxopt, monkeypatch, option, message):
+    monkeypatch.chdir(place)
+    answer = onnxopt("run", "demo.yaml", *option)
+    assert answer.code == 2
+    assert message in answer.err
+    assert answer.out == "", "a case has run"
 
 
 @pytest.mark.parametrize("arguments", [("run", "-v"), ("list",)])
@@ -226,21 +227,44 @@ while True:
             2,
             b"folder no longer exists",
         ),
-        (
+        pytest.param(
             "mkdir d; cd d; rmdir ../d; onnxopt run -q . -b python:x:y",
             2,
             b"folder no longer exists",
+            marks=pytest.mark.slow,
         ),
-        ("mkdir d; cd d; rmdir ../d; onnxopt run ../demo.yaml -q", 2, b""),
+        pytest.param(
+            "mkdir d; cd d; rmdir ../d; onnxopt run ../demo.yaml -q", 2, b"", marks=pytest.mark.slow
+        ),
         ("mkdir d; cd d; rmdir ../d; onnxopt run $OLDPWD/demo.yaml -k right -q", 0, b""),
         ("ulimit -n 10; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
-        ("ulimit -n 5; onnxopt run demo.yaml -b onnx-reference -q", 2, b"ulimit -n 256"),
+        pytest.param(
+            "ulimit -n 5; onnxopt run demo.yaml -b onnx-reference -q",
+            2,
+            b"ulimit -n 256",
+            marks=pytest.mark.slow,
+        ),
         ("ulimit -n 5; onnxopt run -k right demo.yaml -q", 0, b""),
-        ("ulimit -d 60000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
+        pytest.param(
+            "ulimit -d 60000; onnxopt run demo.yaml -q",
+            2,
+            b"ulimit -d and -v",
+            marks=pytest.mark.slow,
+        ),
         ("ulimit -v 90000; onnxopt run demo.yaml -q", 2, b"ulimit -d and -v"),
         ("ulimit -f 0; onnxopt run demo.yaml -q -b exec:cat", 4, b"does not start"),
-        ("ulimit -d 1500000; onnxopt run -k right demo.yaml -b onnxruntime -q", 0, b""),
-        ("ulimit -f 0; onnxopt run -k right demo.yaml -b onnx-reference -q", 0, b""),
+        pytest.param(
+            "ulimit -d 1500000; onnxopt run -k right demo.yaml -b onnxruntime -q",
+            0,
+            b"",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "ulimit -f 0; onnxopt run -k right demo.yaml -b onnx-reference -q",
+            0,
+            b"",
+            marks=pytest.mark.slow,
+        ),
         ("ulimit -f 0; onnxopt run -k right demo.yaml -q --log x", 2, b"the log x is not complete"),
         ("ulimit -f 0; echo x | onnxopt explain -", 2, b"set TMPDIR"),
         ("mkfifo p; onnxopt run -k right demo.yaml -q --log p", 2, b"p is not a regular file"),
@@ -250,11 +274,21 @@ while True:
             b"that onnxopt needs cannot be loaded: cannot import name 'x' from 'google'",
         ),
         ("unset HOME; onnxopt run -k right demo.yaml -q", 0, b""),
-        ("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b""),
+        pytest.param("cd /; env -i onnxopt list $OLDPWD/demo.yaml", 0, b"", marks=pytest.mark.slow),
         ("onnxopt list $(printf x%.0s {1..5000})", 2, b"File name too long"),
-        ("onnxopt run --report json=$(printf x%.0s {1..5000})", 2, b"choose a shorter name"),
+        pytest.param(
+            "onnxopt run --report json=$(printf x%.0s {1..5000})",
+            2,
+            b"choose a shorter name",
+            marks=pytest.mark.slow,
+        ),
         (f"{CLOSED_FOLDER} onnxopt list closed/x/demo.yaml", 2, b"change the permissions of"),
-        (f"{CLOSED_FOLDER} onnxopt run demo.yaml --operators closed/x.py", 2, b"Permission denied"),
+        pytest.param(
+            f"{CLOSED_FOLDER} onnxopt run demo.yaml --operators closed/x.py",
+            2,
+            b"Permission denied",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_limits_of_the_system_are_reported_as_usage_errors(place, script, code, message):
@@ -337,7 +371,15 @@ def interrupt(place, name, number, *arguments, **settings):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("module", ["click", "numpy", "onnx", "rich"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "click",
+        pytest.param("numpy", marks=pytest.mark.slow),
+        "onnx",
+        pytest.param("rich", marks=pytest.mark.slow),
+    ],
+)
 def test_signal_during_imports_ends_the_command_with_one_line(place, module, number, code):
     (place / "modules").mkdir()
     (place / "modules" / f"{module}.py").write_text(NEVER_STARTS)
@@ -346,7 +388,10 @@ def test_signal_during_imports_ends_the_command_with_one_line(place, module, num
     assert code_and_output == (code, b"", b"interrupted\n")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("command", [("run", "demo.yaml"), ("fuzz",)])
 def test_signal_while_a_backend_starts_ends_the_command(place, command, number, code):
     (place / "slow.py").write_text(NEVER_STARTS)

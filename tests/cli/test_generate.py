@@ -94,7 +94,9 @@ def test_different_file_is_overwritten_only_with_force(workplace, onnxopt):
     assert "0 files" in onnxopt("generate", "spec").out
 
 
-@pytest.mark.parametrize("name", ["spec", "conformance", "pruning"])
+@pytest.mark.parametrize(
+    "name", ["spec", pytest.param("conformance", marks=pytest.mark.slow), "pruning"]
+)
 def test_suite_is_written_as_one_directory_per_case(name):
     cases, written = suite_cases(name), suite_files(name, "onnx")
     directories = {path.split("/")[1] for path in written.files if path.endswith("model.onnx")}

@@ -96,8 +96,8 @@ def test_full_disk_behind_standard_output_loses_no_report_and_no_log(place):
 
 def test_closed_pipe_loses_no_report_and_no_log(place):
     done = call(
-        place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} | head -1; "
-        "echo ${PIPESTATUS[0]}",
+        place, "onnxopt run demo.yaml -b python:off.py:Backend --isolation none "
+        f"{FILES} | head -1; echo ${{PIPESTATUS[0]}}",
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "141"
     assert done.stderr == ""
@@ -114,16 +114,20 @@ def test_report_that_cannot_be_printed_loses_no_other_report(place):
 @pytest.mark.parametrize(
     ("arguments", "code", "stream"),
     [
-        ("run demo.yaml", 2, "2>/dev/full"),
-        ("run demo.yaml", 2, "2>&-"),
-        ("run demo.yaml -b python:off.py:Backend -k right --no-explain", 1, "2>/dev/full"),
+        pytest.param("run demo.yaml", 2, "2>/dev/full", marks=pytest.mark.slow),
+        pytest.param("run demo.yaml", 2, "2>&-", marks=pytest.mark.slow),
+        (
+            "run demo.yaml -b python:off.py:Backend --isolation none -k right --no-explain",
+            1,
+            "2>/dev/full",
+        ),
         ("run demo.yaml -k right", 0, "2>&-"),
         ("rnu", 2, "2>/dev/full"),
         ("run --repotr", 2, "2>&-"),
         ("run nowhere", 2, "2>/dev/full"),
-        ("run nowhere", 2, "2>&-"),
-        ("run demo.yaml -b exec:./nowhere", 4, "2>/dev/full"),
-        ("run demo.yaml -k nothing", 5, "2>&-"),
+        pytest.param("run nowhere", 2, "2>&-", marks=pytest.mark.slow),
+        pytest.param("run demo.yaml -b exec:./nowhere", 4, "2>/dev/full", marks=pytest.mark.slow),
+        pytest.param("run demo.yaml -k nothing", 5, "2>&-", marks=pytest.mark.slow),
     ],
 )
 def test_full_or_closed_standard_error_changes_no_exit_code(place, arguments, code, stream):
@@ -132,7 +136,14 @@ def test_full_or_closed_standard_error_changes_no_exit_code(place, arguments, co
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param("<&-", marks=pytest.mark.slow),
+        pytest.param(">&-", marks=pytest.mark.slow),
+        "<&- >&- 2>&-",
+    ],
+)
 def test_run_without_standard_streams_has_its_verdict(place, closed):
     done = call(place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} {closed}")
     assert done.returncode == 2

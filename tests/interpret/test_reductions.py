@@ -48,7 +48,7 @@ def test_thresholds_may_be_interpolated_in_any_form(form, dtype):
         *np.nextafter(whole_percents, np.float32(100)),
         *np.nextafter(whole_percents, np.float32(0)),
     ]
-    for _ in range(300):
+    for _ in range(100):
         size = int(random.choice([2, 3, 5, 9]))
         weights = (random.normal(size=size) * 10.0 ** random.integers(-30, 30, size)).astype(dtype)
         percent = np.float32(

@@ -45,7 +45,13 @@ def largest_share(derived_outputs, outputs_by_step):
     return share
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        "quadratic",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in GRADIENTS if name != "quadratic"),
+    ],
+)
 @pytest.mark.parametrize("operator", START)
 def test_no_reformulation_exceeds_the_propagated_bound(tmp_path, operator, gradient):
     steps, _ = contents(tmp_path, trajectory_text(operator, GRADIENTS[gradient], 30))

@@ -260,7 +260,7 @@ def test_reformulations_of_long_rows_pass(kind, ratio):
         assert not case.branch.wrong(value).any(), name
 
 
-@pytest.mark.parametrize("ratio", [170, 1.3e4, 7.7e5])
+@pytest.mark.parametrize("ratio", [170, pytest.param(1.3e4, marks=pytest.mark.slow), 7.7e5])
 def test_ten_times_the_largest_error_of_reformulations_fails(ratio):
     shares = []
     for kind in OPERATORS:

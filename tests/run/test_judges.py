@@ -81,16 +81,15 @@ def without_seconds(result):
     return {name: value for name, value in result.items() if name != "seconds"}
 
 
-def test_results_are_the_same_with_one_process_and_with_several(write):
+def test_results_are_the_same_with_one_process_and_with_several(write, onnxopt):
     write(ALTERNATING, 3, 31)
     code, of_one_process = results("-j", "1", "--log", "1.jsonl")
     outcomes = [result["outcome"] for result in of_one_process]
     assert [index for index, outcome in enumerate(outcomes) if outcome == "fail"] == [3, 31]
     assert outcomes[-2:] == ["pass", "invalid"]
-    for jobs in ("2", "3"):
-        assert results("-j", jobs, "--log", f"{jobs}.jsonl") == (code, of_one_process)
-        done = run_command("report", "diff", "1.jsonl", f"{jobs}.jsonl")
-        assert done.returncode == 0, done.stdout
+    assert results("-j", "3", "--log", "3.jsonl") == (code, of_one_process)
+    answer = onnxopt("report", "diff", "1.jsonl", "3.jsonl")
+    assert answer.code == 0, answer.out
 
 
 def test_long_files_are_read_alike_by_one_process_and_by_more(write, workplace):

@@ -43,7 +43,11 @@ def test_case_that_always_fails_is_not_flaky(demo, onnxopt):
 
 @pytest.mark.parametrize(
     ("culprit", "isolation", "times"),
-    [("b", "none", "2"), ("d", "none", "2"), ("b", "process", "1")],
+    [
+        ("b", "none", "2"),
+        ("d", "none", "2"),
+        pytest.param("b", "process", "1", marks=pytest.mark.slow),
+    ],
 )
 def test_case_that_fails_only_after_another_case_is_flaky(demo, onnxopt, culprit, isolation, times):
     arguments = [

@@ -36,6 +36,8 @@ from onnxopt_cli.suites.operators.operator_suite import (
 
 SEEDS = range(3)
 OPERATORS = list(GENERATORS)
+#: Families with few boundaries, for quick tests.
+SMALL_FAMILIES = {"attention", "control flow", "quantized", "sequence", "string"}
 
 
 def drawn(schema, seed):
@@ -57,7 +59,13 @@ def test_generated_nodes_are_valid(family):
     assert faults == {}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family in SMALL_FAMILIES else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_nodes_at_boundaries_are_valid(family):
     drawn_nodes = [
         draw_boundary(operator, name)

@@ -159,6 +159,7 @@ def test_backend_that_exceeds_the_memory_limit_is_oom(tmp_path):
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 def test_late_duplicate_response_is_not_assigned_to_a_later_case(tmp_path):
     rates = {"first": 0.25, "bad": 0.5, "second": 0.125, "third": 0.0625, "last": 0.375}
     write_cases(tmp_path, rates)
@@ -167,6 +168,7 @@ def test_late_duplicate_response_is_not_assigned_to_a_later_case(tmp_path):
     assert run.code == 1
 
 
+@pytest.mark.slow
 def test_next_case_is_not_blamed_for_a_changed_function_of_numpy(demo):
     run = run_to_end(demo, "BreaksNumpyLate")
     assert run.outcomes.pop("worker/between-cases") == "crash"
@@ -217,15 +219,23 @@ def test_backend_that_hangs_at_teardown_is_killed(demo):
     ("source", "says"),
     [
         ("import os; os._exit(0)", "ended with exit code 0"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        pytest.param(
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            "was killed by SIGSEGV",
+            marks=pytest.mark.slow,
+        ),
         ("raise SystemExit(0)", "SystemExit: 0"),
-        ("import time; time.sleep(300)", "not respond within 3 s"),
-        ("import subprocess; subprocess.Popen(['sleep', '300']); import nowhere", "nowhere"),
+        ("import time; time.sleep(300)", "not respond within 1 s"),
+        pytest.param(
+            "import subprocess; subprocess.Popen(['sleep', '300']); import nowhere",
+            "nowhere",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_backend_whose_import_fails_is_unavailable(demo, source, says):
     (demo / "bad_import.py").write_text(source)
-    seconds = "3" if "sleep(300)" in source else "60"
+    seconds = "1" if "sleep(300)" in source else "60"
     run = run_to_end(demo, "python:bad_import.py:Backend", "--startup-timeout", seconds)
     assert run.code == 4
     assert says in run.err

@@ -89,9 +89,9 @@ def test_backend_that_claims_a_name_does_not_start(demo, onnxopt, source):
     "source",
     [
         f"{READY}; os._exit(0)",
-        f"{READY}; time.sleep(0.3); os._exit(0)",
-        READY,
-        f"{READY}; {READY}",
+        pytest.param(f"{READY}; time.sleep(0.3); os._exit(0)", marks=pytest.mark.slow),
+        pytest.param(READY, marks=pytest.mark.slow),
+        pytest.param(f"{READY}; {READY}", marks=pytest.mark.slow),
         f"{READY}; {FORGED_RESPONSES}; time.sleep(0.3)",
     ],
 )
@@ -158,7 +158,9 @@ def test_backend_specified_twice_is_a_usage_error(demo, onnxopt, again):
 BETWEEN = "worker/between-cases"
 
 
-@pytest.mark.parametrize("backend", ["SpeaksWhileIdle", "SpeaksDuringALaterCase"])
+@pytest.mark.parametrize(
+    "backend", ["SpeaksWhileIdle", pytest.param("SpeaksDuringALaterCase", marks=pytest.mark.slow)]
+)
 def test_unrequested_byte_is_reported_and_affects_no_later_case(demo, backend):
     slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
     evil = f"python:{FORGERS}:{backend}"
@@ -170,6 +172,7 @@ def test_unrequested_byte_is_reported_and_affects_no_later_case(demo, backend):
     assert run.code == 1
 
 
+@pytest.mark.slow
 def test_byte_sent_at_shutdown_is_reported(demo):
     run = run_to_end(demo, f"python:{FORGERS}:SpeaksAtTheEnd")
     assert run.outcomes == {**dict.fromkeys(RATES, "pass"), "worker/teardown": "protocol"}

@@ -47,7 +47,7 @@ def test_results_keep_the_order_of_cases_with_several_workers(many):
     assert crashes == ["case3", "case7"]
 
 
-@pytest.mark.parametrize("jobs", ["1", "3"])
+@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "3"])
 def test_max_fail_stops_after_the_same_case_with_several_workers(many, jobs):
     run = run_to_end(many, "segfaults", "-x", "-j", jobs)
     expected = ["pass"] * 3 + ["crash"] + ["not-run"] * 8
@@ -122,7 +122,12 @@ def test_first_ctrl_c_ends_with_a_report_of_finished_cases(many):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_interrupted_case_is_killed_and_exit_code_names_the_signal(demo, number, code):
     run = start(demo, "Hangs")
@@ -163,6 +168,7 @@ def test_killing_the_runner_ends_all_processes_of_the_backend(demo):
     assert run.survivors() == []
 
 
+@pytest.mark.slow
 def test_killing_the_runner_ends_a_stopped_supervisor(demo):
     run = start(demo, "stops_all", "-j", "1")
     supervisor = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children")
@@ -201,6 +207,7 @@ def test_backend_runs_in_the_runner_without_isolation(demo):
     assert not run.outcomes
 
 
+@pytest.mark.slow
 def test_numpy_runs_in_a_worker_on_request(demo):
     run = run_to_end(demo, f"python:{HOSTILE}:Well", "-b", "numpy", "--isolation", "process")
     assert run.code == 0

@@ -58,6 +58,7 @@ def test_no_daemon_survives_a_killed_supervisor(tmp_path):
     assert not beats(tmp_path / "pulse")
 
 
+@pytest.mark.slow
 def test_daemon_of_a_backend_that_does_not_start_is_killed(demo):
     run = run_to_end(demo, backend("KillsSupervisorWhileItStarts"))
     survivors = run.survivors(0.2)

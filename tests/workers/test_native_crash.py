@@ -171,7 +171,9 @@ def test_model_that_exceeds_limits_in_onnx_is_rejected(monkeypatch, seconds, doe
     native_onnx.renew()
 
 
-@pytest.mark.parametrize("model", [gather, split], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", [pytest.param(gather, marks=pytest.mark.slow), split], ids=lambda model: model.__name__
+)
 def test_model_that_crashes_onnx_is_invalid_and_other_cases_run(workplace, onnxopt, model):
     write(workplace / "some" / "crashing", model())
     write(workplace / "some" / "right", plain())

@@ -66,7 +66,15 @@ def test_run_succeeds_if_the_temporary_folder_cannot_be_created(tmp_path, monkey
     assert run_to_end(tmp_path, LITTER, "-j", "1").outcomes == {"good": "pass"}
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param(0.0, marks=pytest.mark.slow),
+        pytest.param(0.01, marks=pytest.mark.slow),
+        0.03,
+        pytest.param(0.1, marks=pytest.mark.slow),
+    ],
+)
 def test_runner_killed_while_a_worker_starts_leaves_no_folder(tmp_path, temporary, wait):
     write_cases(tmp_path, {"bad": 0.25})
     run = start(tmp_path, LITTER, "-j", "2")
@@ -147,8 +155,7 @@ def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):
         (temporary / "onnxopt-worker-0123456789abcdea").mkdir()
         os.chown(temporary / "onnxopt-worker-0123456789abcdea", 12345, 12345)
     before = sorted(temporary.rglob("*"))
-    write_cases(tmp_path, {"good": 0.0625})
-    assert run_to_end(tmp_path, LITTER, "-j", "1").code == 0
+    sweep_folders()
     assert sorted(temporary.rglob("*")) == before
     assert (precious / "file").exists()
 

@@ -246,7 +246,9 @@ def counted(text):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("conformance/adam", "-k", "wired", "--lower", "never"),
+        pytest.param(
+            ("conformance/adam", "-k", "wired", "--lower", "never"), marks=pytest.mark.slow
+        ),
         ("conformance/momentum", "-k", "wired", "--lower", "always"),
         ("pruning/magnitudeprune", "-k", "wired"),
     ],
@@ -332,6 +334,7 @@ def test_changing_outputs_of_a_stateful_backend_are_reported(workplace, onnxopt)
     assert found["text"].startswith("the same node with the same inputs returns other outputs")
 
 
+@pytest.mark.slow
 def test_wrong_order_of_outputs_is_not_reported_as_a_state(onnxopt):
     case = "conformance/momentum/wired_outputs_reversed"
     run = ("run", case, "-q", *IN_PROCESS, *LONG_EXPLAIN)
@@ -836,7 +839,9 @@ def test_condition_is_reported_beside_a_known_mistake(workplace, onnxopt):
     assert "found wrong only where a tensor of the node has no element" in condition["found"]
 
 
-@pytest.mark.parametrize(("others", "named"), [(3, True), (4, False)])
+@pytest.mark.parametrize(
+    ("others", "named"), [pytest.param(3, True, marks=pytest.mark.slow), (4, False)]
+)
 def test_mistake_that_reproduces_few_cases_is_not_named(workplace, onnxopt, others, named):
     # For T < 1, the backend has the mistake "beta at every T", which is visible only for these T.
     # For larger T, the backend has an unknown mistake.
@@ -853,6 +858,7 @@ def test_mistake_that_reproduces_few_cases_is_not_named(workplace, onnxopt, othe
     assert ("consistent with" in output) == named, output
 
 
+@pytest.mark.slow
 def test_saved_run_with_one_failing_case_has_no_condition(workplace, onnxopt):
     (workplace / "once.py").write_text(FAULTY.format("int(inputs['T']) == 2"))
     (workplace / "steps.yaml").write_text(steps(1, 2, 3))
