@@ -753,6 +753,7 @@ def _reduction_traits(node: BoundNode) -> Iterator[Trait]:
     long_axes = sum(length > 1 for length in lengths)
     yield from _true(
         (
+            (0 in lengths, "no elements are reduced", 1.05),
             (long_axes and min(lengths), "more than one element is reduced", 1.12),
             (long_axes > 1, "more than one axis longer than 1 is reduced", 1.14),
             (len(axes) > 1, "more than one axis is reduced", 1.15),

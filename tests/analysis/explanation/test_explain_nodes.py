@@ -173,6 +173,7 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
     [
         ("Round", "halves rounded away from zero", [[0.5, 2.5, -2.5]], [1, 3, -3]),
         ("Round", "halves rounded up", [[0.5, 2.5, -2.5]], [1, 3, -2]),
+        ("Round", "computed as floor(x + 0.5)", [[2.5, 0.49999997]], [3, 1]),
         ("Div", "integers divided with floor", [[-7], [2]], [-4]),
         ("BitwiseNot", "outputs one too small", [[1, 2]], [253, 252]),
         ("Shrink", "elements within lambd kept", [[0.25, 2.0]], [0.25, 2.0]),
@@ -1250,6 +1251,10 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         (
             "ReduceSum(a, b)", [np.ones((1, 3)), np.array([-1])],
             "more than one element is reduced", "more than one axis is reduced",
+        ),
+        (
+            "ReduceSum(a, b)", [np.ones((0, 3)), np.array([0])],
+            "no elements are reduced", "more than one element is reduced",
         ),
         (
             "ReduceSum<noop_with_empty_axes = 0>(a, b)", [np.ones((2, 3)), np.empty(0, int)],
