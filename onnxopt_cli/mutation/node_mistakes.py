@@ -7,7 +7,7 @@ rounding, convention or order of gates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, permutations
@@ -17,13 +17,15 @@ import numpy as np
 import onnx
 from onnx import defs
 
-from onnxopt_cli.core.values import Array
+from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.layer_mistakes import LAYER_MISTAKES
 from onnxopt_cli.mutation.node_mutants import (
     Change,
+    ComputeNode,
     MutantKind,
     NodeMutant,
+    Recomputed,
     choices,
     node_mutants,
     with_default,
@@ -59,6 +61,34 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
     ):
         mistakes.setdefault(mistake.name, mistake)
     return mistakes
+
+
+def mistakes_in_versions(
+    domain: str, op_type: str, versions: Iterable[int]
+) -> dict[str, NodeMutant]:
+    """Return the known mistakes of several versions of an operator by name.
+
+    A parameter may be an attribute in one version and an input in another, and has mistakes of the
+    same name in both. Each returned mistake therefore computes a node with the mistake of this name
+    in the version of the node.
+
+    Args:
+        domain: the operator's domain; empty for the default domain.
+        op_type: the operator's name.
+        versions: versions of the operator.
+    """
+    mistakes: dict[str, NodeMutant] = {}
+    for version in versions:
+        for name, mistake in node_mistakes(domain, op_type, version).items():
+            of_every_version = Recomputed(partial(_in_own_version, name))
+            mistakes.setdefault(name, replace(mistake, change=of_every_version, finish=None))
+    return mistakes
+
+
+def _in_own_version(name: str, node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
+    schema = node.schema
+    mistake = node_mistakes(schema.domain, schema.name, schema.since_version).get(name)
+    return mistake.outputs_of(node, compute) if mistake else None
 
 
 def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:

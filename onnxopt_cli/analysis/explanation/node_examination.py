@@ -31,10 +31,10 @@ from onnxopt_cli.analysis.explanation.node_traits import PROBES
 from onnxopt_cli.analysis.node_search import on_corrected_reference
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.core.values import NumberKind, Value, kind_of
-from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.mutation.bound_node import BoundNode
+from onnxopt_cli.mutation.node_mistakes import mistakes_in_versions
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 from onnxopt_cli.operators.native_onnx import die_with_models
-from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
 
@@ -225,11 +225,11 @@ class NodeExamination:
 
     @staticmethod
     def _mistakes_of(samples: Sequence[NodeSample]) -> dict[str, NodeMutant]:
-        mistakes: dict[str, NodeMutant] = {}
-        versions = dict.fromkeys(_operator_version(sample.model) for sample in samples)
-        for domain, op_type, opset in versions:
-            mistakes = {**node_mistakes(domain, op_type, opset), **mistakes}
-        return mistakes
+        schemas = [BoundNode.of(sample.model, sample.inputs).schema for sample in samples]
+        if not schemas:
+            return {}
+        versions = sorted({schema.since_version for schema in schemas}, reverse=True)
+        return mistakes_in_versions(schemas[0].domain, schemas[0].name, versions)
 
     def _is_possible(self, name: str) -> bool:
         """Return whether a mistake, possibly with a condition, may explain failures."""
@@ -259,12 +259,6 @@ class NodeExamination:
             sample.failed, sample.traits = failed, traits
             sample.numbers, sample.effects = numbers, effects
         self.samples += [sample for sample in samples if sample.traits]
-
-
-def _operator_version(model: onnx.ModelProto) -> tuple[str, str, int]:
-    node = model.graph.node[0]
-    domain = plain_domain(node.domain)
-    return domain, node.op_type, imported_versions(model)[domain]
 
 
 def _far_apart(first: Value, second: Value) -> bool:

@@ -36,7 +36,7 @@ from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, _re
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
-from onnxopt_cli.mutation.node_mistakes import node_mistakes
+from onnxopt_cli.mutation.node_mistakes import mistakes_in_versions, node_mistakes
 from onnxopt_cli.oracle.evaluator import native_outputs
 from onnxopt_cli.run.reproduce import elements_alike, unlike_node_mistake
 
@@ -299,6 +299,21 @@ def test_attributes_that_became_inputs_are_kept_in_a_newer_version(call, opset, 
     computed = mistakes[name].outputs(model, {"x": np.float32([1, 5])}, native_outputs)
     assert [value.tolist() for value in computed] == outputs
     assert computed[0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "opset"),
+    [("Slice<axes = [1], starts = [1], ends = [2]> (x)", 9), ("Slice (x, s, e, a)", 13)],
+)
+def test_mistake_in_a_parameter_concerns_the_attribute_and_the_input(call, opset):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2, 2] x, int64[1] s, int64[1] e, '
+        f"int64[1] a) => (float[N, M] y) {{ y = {call} }}"
+    )
+    values = {name: np.array([value]) for name, value in (("s", 1), ("e", 2), ("a", 1))}
+    operands = {"x": np.float32([[1, 2], [3, 4]]), **values}
+    mistake = mistakes_in_versions("", "Slice", [1, 13])["axes ignored"]
+    assert mistake.outputs(model, operands, native_outputs)[0].tolist() == [[3, 4]]
 
 
 def test_bfloat16_is_distinguished_from_the_floats_of_numpy():
