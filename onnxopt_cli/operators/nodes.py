@@ -98,7 +98,7 @@ def is_standard(node: onnx.NodeProto) -> bool:
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs in a node's attributes, but not the graphs within these graphs."""
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        if attribute.type == onnx.AttributeProto.GRAPH and not attribute.ref_attr_name:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs

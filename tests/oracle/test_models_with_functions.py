@@ -82,6 +82,16 @@ EQUIVALENT = {
         ),
         PLAIN_NODE,
     ),
+    "a subgraph that the call passes": (
+        model(
+            """F <k>(x) => (y) {
+                c = Constant <value = bool {1}> ()
+                y = If (c) <then_branch: graph = @k, else_branch: graph = @k>
+            }""",
+            call="y = my.F <k = a () => (float[4] u) { u = LeakyRelu <alpha = 0.3> (x) }> (x)",
+        ),
+        PLAIN_NODE,
+    ),
     "a function called in a subgraph": (
         model(
             LEAKY,
@@ -112,6 +122,11 @@ def test_function_yields_the_same_estimate_as_its_nodes(name):
     for pair, expected_pair in zip(output.right, expected.right, strict=True):
         for array, expected_array in zip(pair, expected_pair, strict=True):
             np.testing.assert_array_equal(array, expected_array)
+
+
+def test_function_may_receive_a_subgraph():
+    with_functions, _ = EQUIVALENT["a subgraph that the call passes"]
+    assert model_fault(with_functions) == ""
 
 
 def test_overloads_are_distinguished():
