@@ -78,8 +78,8 @@ _LEAST_SHARE = 0.05
 _MEASURE_SECONDS = 30.0
 # Seconds of the search for known mistakes that explain a wrong node of a training operator.
 _EXPLAIN_SECONDS = 10.0
-# The beginning of the cause of a node that is right when it first runs and wrong when it runs
-# again.
+# The first words of the cause that is reported for a node that is right when it first runs and
+# wrong when it runs again.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # Outcomes without outputs, which a node may have only because the backend cannot run it alone.

@@ -149,7 +149,8 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # Mutants of data, which also change inputs with more than two axes, share some of the names.
+    # Some mutants of inputs of data have the same names, but also change inputs with more than two
+    # axes.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)

@@ -29,14 +29,16 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The accepted error of the mean and of the mean square. The unit is the gap between the levels of
-# neighbouring representable numbers. The numbers of a sample are rounded to its dtype.
+# The accepted error of the mean and of the mean square in :func:`_test_continuous`, in units of the
+# gap between the levels of neighbouring representable numbers. An error is accepted because the
+# numbers of a sample are rounded to its dtype.
 _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Deviations below four standard
 # deviations need no test.
 _LIKELY_VARIANCES = 16
-# The error of a scaled element, in ulps, and the roundings of its factor 1 / (1 - ratio) and of the
-# product. The factor may be computed in the type of the ratio.
+# A scaled element may have an error of _SCALING_ULPS ulps or, if that is larger, of
+# _FACTOR_ROUNDINGS roundings of the type of the ratio, in which the factor 1 / (1 - ratio) may be
+# computed.
 _SCALING_ULPS, _FACTOR_ROUNDINGS = 16, 3
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
 # Versions 7 to 11 of Dropout have neither is_test nor training_mode, and drop no element.

@@ -160,9 +160,9 @@ def _aliases(implementation: type) -> dict[FunctionType, set[str]]:
 
 
 def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
-    """Return, for each method that a derived class overrides, the names by which it is called.
+    """Return the overridden methods, each with the names by which derived classes may call it.
 
-    The names are ``super`` and the names of the classes that define the method.
+    The names are :data:`_BASES` and the names of the classes that define the method.
     """
     effective: set[FunctionType] = set()
     classes_of: dict[FunctionType, frozenset[str]] = {}

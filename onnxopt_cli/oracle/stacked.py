@@ -41,8 +41,8 @@ _MAX_WINDOW_ELEMENTS = 1 << 20
 # looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# Runs visit the nodes together if intermediate results and moved operands take at most this number
-# of bytes.
+# The largest number of bytes of the intermediate results and moved operands of all runs that visit
+# the nodes together.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the default domain, to which all listed operators belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -193,8 +193,8 @@ def outputs_of_runs(
 ) -> list[list[Any]]:
     """Return the outputs of a model in each of a number of runs.
 
-    Runs visit the nodes together if the values of the nodes are small. Each run visits its nodes
-    alone if the nodes that run, or the shapes of tensors, differ between the runs.
+    As many runs visit the nodes together as a memory limit allows. If the nodes that run, or the
+    shapes of tensors, differ between the runs, each run visits its nodes alone.
 
     Args:
         run: given the indices of runs, returns the outputs of the model; those that differ between

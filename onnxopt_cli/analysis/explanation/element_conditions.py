@@ -80,7 +80,8 @@ _LIMIT_COST = 0.3
 _CASE_COST = 0.3
 # Cost of a condition that does not explain all wrong elements.
 _SUFFICIENT_COST = 0.6
-# Cost of a condition if none of the elements that meet it is wrong.
+# This value, times the share of right elements among those that meet a condition, is added to the
+# cost of the condition.
 _SHARE_COST = 2.0
 # Largest total cost of cases that a condition leaves unexplained.
 _MAX_LEFT_COST = 3.0
@@ -88,7 +89,7 @@ _MAX_LEFT_COST = 3.0
 _MAX_PAIRED = 14
 # Number of ranked conditions.
 _MAX_RANKED = 30
-# The evidence of a single node assumes that chance has a probability of at least _LEAST_CHANCE.
+# The least value that is assumed for the second probability in :func:`_chance`.
 _LEAST_CHANCE = 1e-2
 # Number of traits for which pairs are tried.
 _MAX_PAIRED_TRAITS = 5
@@ -388,8 +389,8 @@ class ElementConditions:
     def _refitted(self, condition: ElementCondition) -> ElementCondition:
         """Return a condition with limits between the elements that meet the rest of the condition.
 
-        An element that does not meet the other parts, or belongs to a node without the trait, may
-        be right although the fault would change an element with this number.
+        Elements that do not meet the rest of the condition are ignored, because they may be right
+        although their numbers are within the limits.
         """
         for text, limit in condition.limits:
             other_parts = [part for part in condition.parts if part != text]
@@ -478,7 +479,8 @@ class ElementConditions:
         if len(independent) < MIN_INDEPENDENT or not self.agrees(condition):
             return False
         if condition.is_sufficient and condition.limits:
-            # The right elements next to a limit do not show where the fault of other elements ends.
+            # Elements that do not meet a sufficient condition may also be wrong, so the right
+            # elements next to a limit do not show where the fault ends.
             return False
         if condition.is_of_nodes:
             return not any(
@@ -487,7 +489,7 @@ class ElementConditions:
         return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
 
     def updated(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition whose limits and share of wrong elements include all known nodes."""
+        """Return a condition with limits and a share of wrong elements from all known nodes."""
         self.add_limits(condition)
         condition = self._refitted(condition)
         nodes = [node for node in self.nodes if condition.applies_to(node.sample)]
@@ -739,8 +741,8 @@ def _chance(first: Array, second: Array | float) -> Array:
     """Return a bound on the probability that the elements of a set all have a feature.
 
     The elements of a node depend on each other, so the bound is not a product over all elements. It
-    is the probability that one element of the set has the feature, or that one element without the
-    feature does not belong to the set.
+    is the smaller of two probabilities: that a single element of the set has the feature, and that
+    a single element without the feature does not belong to the set.
 
     Args:
         first: the share of the elements that have the feature.

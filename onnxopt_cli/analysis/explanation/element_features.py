@@ -272,7 +272,7 @@ def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
         squeezed = tuple(length for axis, length in enumerate(holds.shape) if axis not in axes)
         mask = holds.reshape(shape) if squeezed == shape else holds
         if mask.ndim != len(shape):
-            # The node inserts axes, as Gather does, so broadcasting would align other axes.
+            # The node inserts axes, as Gather does, so broadcasting would align the wrong axes.
             return
         try:
             yield f"the elements of {name} {along} {text}", np.broadcast_to(mask, shape)

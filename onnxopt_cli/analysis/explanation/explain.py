@@ -435,7 +435,7 @@ class _Search:
             before = len(self._reproducing)
             bases = self._cover()
             # Single mistakes are tried again: a mistake that reproduces few cases was dropped if
-            # the first cases contained none of these.
+            # it reproduced none of the cases that were tried first.
             chosen = [*bases, None] if bases else []
             yield from self._try_with_bases(chosen, self._possible, "mistakes")
             if len(self._reproducing) == before:
@@ -740,7 +740,7 @@ class _Search:
         return f"{stopped}, before all known mistakes were tried; none of those tried reproduces"
 
     def _causes(self, cover: Sequence[_Candidate]) -> tuple[tuple[Cause, ...], Counter[str]]:
-        """Return the causes in a cover, and the errors for which no cause accounts."""
+        """Return the causes that a cover states, and the number of errors without a cause."""
         causes: list[Cause] = []
         errors = list(self._refused)
 

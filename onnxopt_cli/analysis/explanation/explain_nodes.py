@@ -81,15 +81,14 @@ MIN_AGREEING = 4
 #: A proof requires MIN_UNCONTRADICTED passing generated nodes that do not contradict the
 #: hypothesis.
 MIN_UNCONTRADICTED = 4
-#: A condition without a mistake is stated only if at most MAX_OTHER_SHARE of the nodes that do not
-#: meet the condition fail.
+#: A condition that is not the condition of a known mistake is stated only if at most
+#: MAX_OTHER_SHARE of the nodes that do not meet the condition fail.
 MAX_OTHER_SHARE = 0.1
-#: For a condition of one part on a parameter, up to MAX_OTHER_SHARE_OF_PLAIN of the nodes that do
-#: not meet the condition may fail, if it is improbable that all nodes that meet the condition fail
-#: by chance.
+#: A condition is plain if it has one part, which is a statement about a parameter. Up to
+#: MAX_OTHER_SHARE_OF_PLAIN of the nodes that do not meet a plain condition may fail, if it is
+#: improbable that all nodes that meet the condition fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: For a condition of one part on a parameter, the probability that all nodes which meet the
-#: condition fail by chance must be at most MAX_CHANCE.
+#: The largest probability that all nodes that meet a plain condition fail by chance.
 MAX_CHANCE = 1e-9
 #: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
 #: this part.
@@ -551,7 +550,7 @@ class _NodeSearch:
             if trait.limits and trait.limits.number.attribute
             for gap in trait.limits.gaps
         ]
-        # A condition on an integer must hold for values that no failing case has.
+        # Values that no failing case has may refute a condition on an integer attribute.
         gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
         stated = [trait.parameter for trait in best.traits if trait.parameter]
         nodes = partial(
@@ -697,7 +696,8 @@ class _NodeSearch:
     def _is_unlikely(self, hypothesis: Hypothesis, share: float) -> bool:
         """Return whether failing nodes are unlikely to meet a plain condition by chance.
 
-        A plain condition has one part, and is not about shapes or values, which many nodes share.
+        A plain condition has one part, which is a statement about a parameter. Statements about
+        shapes and values are not plain, because many nodes have the same shapes and values.
 
         The probability assumes independent nodes, although similar nodes are not independent.
         A passing node that meets the condition refutes the condition in a separate test.

@@ -49,8 +49,8 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: To confirm a mistake, SUBMITTED_TO_CONFIRM generated inputs are submitted on which the mistake is
-#: wrong.
+#: To confirm a mistake, SUBMITTED_TO_CONFIRM generated inputs on which the mistake is wrong are
+#: submitted.
 SUBMITTED_TO_CONFIRM = 24
 #: Number of inputs that are drawn to find the inputs which confirm a mistake.
 DRAWN_TO_CONFIRM = 96
@@ -76,16 +76,16 @@ MIN_REPRODUCED_SHARE = 0.75
 #: A change of the formula may be wrong in one passing case, or in MAX_CONTRADICTING_SHARE of the
 #: passing cases.
 MAX_CONTRADICTING_SHARE = 0.01
-#: To confirm a change of the formula, SUBMITTED_FOR_CHANGE generated inputs are submitted on which
-#: the change is wrong.
+#: To confirm a change of the formula, SUBMITTED_FOR_CHANGE generated inputs on which the change is
+#: wrong are submitted.
 SUBMITTED_FOR_CHANGE = 60
 #: Number of inputs that are drawn to find the inputs which confirm a change.
 DRAWN_FOR_CHANGE = 500
 #: A mistake is tested on this number of changed inputs of failing cases before its condition is
 #: sought.
 NEAR_INPUTS = 16
-#: The search for the condition of a mistake ends if more than MIN_CONTRADICTING wrong outputs, plus
-#: a share of MAX_RIGHT_SHARE of all wrong outputs, differ from the outputs of the mistake.
+#: The search for the condition of a mistake ends if, of n wrong outputs, more than
+#: MIN_CONTRADICTING + MAX_RIGHT_SHARE * n differ from the outputs of the mistake.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4

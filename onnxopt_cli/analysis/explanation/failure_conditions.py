@@ -351,8 +351,8 @@ class _Search(ConditionQueries):
     def _necessary_condition(self) -> FailureCondition | None:
         """Return the plainest condition that all failing inputs meet.
 
-        A fault that depends on uninitialized memory, or on something that no feature describes,
-        fails some of the inputs that meet a condition.
+        If a fault depends on uninitialized memory, or on something that no feature describes, only
+        some of the inputs that meet the condition fail.
         """
         self._partial = False
         for candidate in self._drawn(DRAWN_TO_LEARN):

@@ -33,11 +33,11 @@ MAX_ELEMENTS = 100
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 FLOAT32_MAX = np.finfo(np.float32).max
-#: A count is compared with this number of the smallest values of wrong elements, and with the same
-#: number of the largest values.
+#: A count is compared with the MAX_COUNT_CUTS smallest and the MAX_COUNT_CUTS largest values of
+#: wrong elements.
 MAX_COUNT_CUTS = 5
-#: The largest count that a threshold excludes. Larger counts are near the ends of int64, where
-#: arithmetic overflows.
+#: A threshold separates a count from a right count of a magnitude below MAX_COUNT. Larger counts
+#: are near the ends of int64, where arithmetic overflows.
 MAX_COUNT = 1 << 62
 #: The largest exponent of a power of ten. The power and its reciprocal are normal doubles.
 MAX_EXPONENT = 300

@@ -60,7 +60,7 @@ class Hypothesis:
 
     @property
     def dependence(self) -> str:
-        """The name of the change that shows whether a node depends on the condition."""
+        """The change, in words, that shows whether a node depends on the condition."""
         is_left_out = all(
             trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
         )

@@ -319,8 +319,8 @@ class _Masks:
     """The nodes that agree with, or contradict, each trait as the condition of a mistake.
 
     Attributes:
-        holds: for each trait, the nodes that have it, as numbers.
-        against: for each trait, the nodes that contradict it, as numbers.
+        holds: a row for each trait: 1 for the nodes that agree with the trait, 0 for other nodes.
+        against: a row for each trait: 1 for the nodes that contradict it, 0 for other nodes.
         agreeing: the failing nodes with the outputs of the mistake.
         weights: the cost of each failing node that a condition does not explain.
     """

@@ -73,11 +73,11 @@ class SearchLimit:
         return SearchLimit(fraction * self.evaluations, fraction * self.seconds)
 
     def after(self, clock: SearchClock) -> SearchLimit:
-        """Return the measurements of a clock at which a search that begins now must end."""
+        """Return the end of a search that begins now, as measurements of a clock."""
         return SearchLimit(clock.evaluations + self.evaluations, clock.now() + self.seconds)
 
     def remaining(self, clock: SearchClock) -> SearchLimit:
-        """Return the limit that remains until a clock has these measurements."""
+        """Return what remains of a limit if this is the end that :meth:`after` returned."""
         return SearchLimit(self.evaluations - clock.evaluations, self.seconds - clock.now())
 
     @property

@@ -35,8 +35,8 @@ IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: The largest number of a right node and the smallest number of a wrong node, or the reverse,
-#: enclose a limit. The limit is known if their relative difference is at most NARROW_GAP.
+#: A limit lies between a number of a right node and the nearest number of a wrong node. The limit
+#: is known if the relative difference between the two numbers is at most NARROW_GAP.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3
@@ -48,7 +48,8 @@ _MAX_VALUE_CHARS = 40
 _MAX_ELEMENTS = 1 << 20
 # Attributes whose value is the number of an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype", "output_dtype"})
-# Operators whose attribute ``axis`` names an axis of the output, which has another rank.
+# Operators whose attribute ``axis`` names an axis of the output. The output has another rank than
+# the input.
 _WITH_OUTPUT_AXIS = frozenset({"OneHot"})
 # Attributes that have a number for each spatial axis.
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
@@ -91,8 +92,8 @@ class Trait:
             or changes its default; empty for other statements. A node on which the mutant is right
             neither confirms nor contradicts the statement.
         limits: the limits of a number of the node; None if the statement is not about a number.
-        is_parameter: whether the statement is about an attribute, possibly compared with a shape,
-            about an optional input, a type or the version of the operator. Generated nodes vary
+        is_parameter: whether the statement is about an attribute (possibly compared with a shape),
+            an optional input, a type or the version of the operator. Generated nodes vary
             attributes, optional inputs, types and versions separately from the shapes and values
             of a failing node.
         parameter: name of the attribute or optional input of the statement; empty for other

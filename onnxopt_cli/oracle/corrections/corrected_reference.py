@@ -341,7 +341,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a function of the axis ``axis`` or, in early versions, of this and all later axes."""
+    """Return a correction along the axis ``axis``; in early versions, along all axes from it on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis

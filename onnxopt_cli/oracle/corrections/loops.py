@@ -13,7 +13,7 @@ from onnx import helper
 from onnxopt_cli.oracle.patching import replaces
 from onnxopt_cli.oracle.stacked import Stacked
 
-# The first version of Scan without a batch axis and a length for each batch.
+# The first version of Scan that has neither a batch axis nor a length for each batch.
 _UNBATCHED_VERSION = 9
 
 

@@ -27,8 +27,8 @@ _MAX_WINDOW_BYTES = 1 << 27
 # Bytes of the windows of a pool that are copied at once. The number is small, so that the copies
 # stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
-# If there are at most this number of windows, one call adds all of their elements. One call for
-# each place within a window would take longer than the additions.
+# If there are at most this number of windows, one call adds all of their elements. A separate call
+# for each place within a window would take longer than the additions themselves.
 _FEW_WINDOWS = 1 << 10
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 

@@ -161,7 +161,7 @@ def all_readings(
 def _with_confirmed_derivatives(
     model: onnx.ModelProto, inputs: Mapping[str, Value], readings: list[Reading]
 ) -> list[Reading]:
-    """Return readings in which elements of derivatives that are not confirmed are inconclusive."""
+    """Return readings in which the unconfirmed elements of derivatives are inconclusive."""
     if not has_gradient(model):
         return readings
     try:

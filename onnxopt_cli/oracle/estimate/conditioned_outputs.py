@@ -260,11 +260,11 @@ def _float_output(
 
 
 def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield accepted values across the limit of a type: infinite for finite, or the reverse.
+    """Yield accepted infinities beside finite results, and finite numbers beside infinite results.
 
-    Where the tolerance reaches beyond the largest finite number, an infinity is the rounded form of
-    accepted numbers. Where the exact result is beyond that number, numbers below it may be
-    accepted.
+    If the tolerance of a finite result reaches beyond the largest finite number, an infinity is
+    accepted, because accepted numbers are rounded to it. If a result beyond the largest finite
+    number has a tolerance that reaches into the range, the largest finite number is accepted.
 
     Args:
         exact: the output in double.

@@ -1,8 +1,8 @@
 """The share of each node in the tolerance or the error of a model's outputs.
 
-To first order, roundings move an output by the sum of c_i, where c_i is its movement by the
-roundings of node i alone. Run k multiplies the roundings of node i by a random sign s_ik, so that
-the output moves by
+To first order, roundings move an output by the sum of c_i, where c_i is the movement that the
+roundings of node i alone cause. Run k multiplies the roundings of node i by a random sign s_ik, so
+that the output moves by
 
     y_k = sum_i s_ik c_i        and        mean over k != l of s_ik s_il <y_k, y_l>
 
@@ -10,7 +10,7 @@ estimates |c_i|^2 for all nodes at once. For each of the nodes with the largest 
 run with the roundings of that node alone measures c_i. The share of a node is
 |c_i|^2 / sum_j |c_j|^2.
 
-For the error of a backend, c_i is the movement by the error that the backend makes in node i alone.
+For the error of a backend, c_i is the movement that the backend's error in node i alone causes.
 """
 
 from __future__ import annotations

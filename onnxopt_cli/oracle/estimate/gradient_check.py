@@ -34,8 +34,9 @@ from onnxopt_cli.oracle.patching import corrected
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
 # The largest relative difference of a confirmed derivative from the difference quotient.
 _AGREEMENT = 1e-6
-# A derivative below _SMALL_SHARE of the largest derivative of its tensor is compared as if it had
-# that size, because the roundings of the function hide smaller derivatives.
+# The accepted difference is relative to the magnitude of the derivative or, if that is larger, to
+# _SMALL_SHARE of the largest derivative of its tensor. The roundings of the function hide smaller
+# derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46

@@ -2,8 +2,9 @@
 
 A reformulation of a model computes some operators in another way. Before the first node with a
 changed operator (the boundary), the results of the reformulation are bitwise equal to those of the
-model. Within a memory limit, results from before the boundary are kept if nodes behind the boundary
-read them. The run of the reformulation begins at the boundary.
+model. A value crosses the boundary if a node before the boundary computes it, and a node behind the
+boundary reads it. Within a memory limit, the values that cross a boundary are kept. The run of the
+reformulation then begins at the boundary.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class SharedPrefix:
         return value if crosses or _is_small(value) else _NOT_KEPT
 
     def _keep(self, name: str, key: object, outputs: Sequence[Sequence[Any]], state: Any) -> None:
-        """Keep the values that cross the boundary of a reformulation, unless they are too large."""
+        """Keep the values that cross the boundary of a reformulation, if memory permits."""
         boundary, kept = self.boundaries[name], []
         for reads, values in zip(self._last_reads, outputs, strict=False):
             kept.append(

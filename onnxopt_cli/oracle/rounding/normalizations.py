@@ -33,8 +33,8 @@ NORMALIZE = frozenset(
 _FLOAT32_BYTES = 4
 # The ratio of the allowed error to the error of sequential algorithms.
 _OBSERVED_FACTOR = 2.0
-# The unit is _SHIFTED_SHARE times the error of a sum from whose terms the first element is
-# subtracted, so that the tolerance of 8 roundings is 5 standard deviations.
+# If the first element is subtracted from the terms of a sum, the unit is _SHIFTED_SHARE times the
+# error of the sum, so that the tolerance of 8 roundings is 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
 # Number of sums that a vector unit accumulates side by side.
 _LANES = 8

@@ -89,7 +89,7 @@ _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "R
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 # Kinds of nodes that multiply each element by a computed coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
-# The least magnitude that is assumed of a computed coefficient.
+# The least magnitude that a computed coefficient is assumed to have.
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.COMBINE,
@@ -98,8 +98,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# At most _MAX_LOST_SHARE of the sum in a norm is treated as lost. A quotient by a norm that loses
-# this share is inconclusive.
+# At most _MAX_LOST_SHARE of the sum of powers in a norm is treated as lost. If a norm loses this
+# share, a quotient with the norm as divisor is inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
@@ -229,8 +229,8 @@ def product_of_factors_scale(node: Any, operands: Sequence[Any], output: Array) 
     """Return the scale of the errors of ``ReduceProd``, which grow with equal factors.
 
     If all factors are equal, the roundings of blocks of equal length are equal, too, so that there
-    is a rounding for each factor. If c factors are equal, their errors add up like c numbers, and
-    those of different factors like independent numbers.
+    is a rounding for each factor. In general, c equal factors contribute c roundings. Contributions
+    of different factors are independent, so the root of the sum of their squares is used.
     """
     x, axes, *_ = (*operands, None)
     for item in node.onnx_node.attribute:

@@ -46,7 +46,7 @@ _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 Key: TypeAlias = tuple[str, str]
 # The exit codes of runs that were not interrupted.
 _ENDS = frozenset({0, 1, 2, 5})
-# Outcomes of results with differences: of the backend's outputs, or of invalid stored outputs.
+# Outcomes of results that may have wrong outputs: those of the backend, or invalid stored outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # Outcomes of cases whose outputs were compared.
 _COMPARED = HARMLESS | WRONG_RESULTS | {Outcome.INVALID, Outcome.LEAK}
