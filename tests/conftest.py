@@ -18,11 +18,14 @@ from onnxopt_cli.run import executors
 from onnxopt_cli.suites import catalogue
 
 # If a property is violated, it usually fails for many inputs of some kind, so a few examples of
-# each kind are sufficient.
-settings.register_profile(
-    "few", deadline=None, suppress_health_check=list(HealthCheck), max_examples=25
-)
-settings.load_profile("few")
+# each kind are sufficient. Quick runs try fewer examples.
+for profile, max_examples in (("few", 25), ("fewer", 10)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        max_examples=max_examples,
+    )
 
 # The tests may have been started with signals ignored, as & and nohup do. Child processes inherit
 # ignored signals, but not handlers, so handlers are installed.
@@ -32,13 +35,14 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 
 def pytest_configure(config):
-    """Make the processes that the tests start faster.
+    """Load the profile of hypothesis, and make the processes that the tests start faster.
 
     Cache bytecode, because compiling takes a third of the time of a command. If the environment
     disables the cache beside the sources, use a folder in pytest's cache. Use one BLAS thread,
     because the tests already use all processors. Let Dask measure its workers less often, because
     the measurements take 5 % of a processor for each worker.
     """
+    settings.load_profile("fewer" if config.option.markexpr in {"not slow", "quick"} else "few")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
     for name in ("TICK", "SYSTEM_MONITOR"):

@@ -128,7 +128,7 @@ def test_death_between_cases_fails_no_case(mode, identity, onnxopt):
     }
 
 
-@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.slow), "none"])
 @pytest.mark.parametrize(
     ("mode", "outcome", "words"),
     [

@@ -49,12 +49,12 @@ def test_plugin_in_another_interpreter_conforms(run, name):
 @pytest.mark.parametrize(
     ("name", "outcome", "words"),
     [
-        ("WritesIntoItsInput", "fail", "inputs changed: input"),
+        pytest.param("WritesIntoItsInput", "fail", "inputs changed: input", marks=pytest.mark.slow),
         ("LacksAKernel", "unsupported", "no kernel for this"),
-        ("Exits", "error", "SystemExit: 0"),
+        pytest.param("Exits", "error", "SystemExit: 0", marks=pytest.mark.slow),
         ("Dies", "crash", "ended with exit code 7"),
         ("Raises", "error", r"ValueError: odd \x1b[31m"),
-        ("RunsOutOfMemory", "oom", "MemoryError"),
+        pytest.param("RunsOutOfMemory", "oom", "MemoryError", marks=pytest.mark.slow),
     ],
 )
 def test_behaviour_in_another_interpreter_is_reported_as_in_this_one(run, name, outcome, words):

@@ -194,7 +194,7 @@ def test_dumb_terminal_gets_no_escape_sequence(place):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"PYTHONIOENCODING": "ascii"},
+        pytest.param({"PYTHONIOENCODING": "ascii"}, marks=pytest.mark.slow),
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ],
 )

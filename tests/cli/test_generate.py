@@ -95,7 +95,12 @@ def test_different_file_is_overwritten_only_with_force(workplace, onnxopt):
 
 
 @pytest.mark.parametrize(
-    "name", ["spec", pytest.param("conformance", marks=pytest.mark.slow), "pruning"]
+    "name",
+    [
+        "spec",
+        pytest.param("conformance", marks=pytest.mark.slow),
+        pytest.param("pruning", marks=pytest.mark.slow),
+    ],
 )
 def test_suite_is_written_as_one_directory_per_case(name):
     cases, written = suite_cases(name), suite_files(name, "onnx")
@@ -147,8 +152,8 @@ def test_two_files_with_one_path_are_an_error(path):
 
 @pytest.mark.parametrize(
     ("suite", "step", "operator"),
-    [("spec", 1, None), ("conformance", 4, None), ("pruning", 4, None), ("trajectories", 1, None),
-     ("pairwise", 10, "Momentum"), ("large", 4, "Adagrad")],
+    [("spec", 1, None), ("conformance", 12, None), ("pruning", 8, None), ("trajectories", 1, None),
+     ("pairwise", 40, "Momentum"), ("large", 4, "Adagrad")],
 )  # fmt: skip
 def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, step, operator):
     name = use_part(suite, step, operator)

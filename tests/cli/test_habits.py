@@ -251,7 +251,9 @@ def test_case_files_may_be_json(demo, onnxopt):
         (["run", "demo.yaml", "-k", "nestrov"], "did you mean nesterov?"),
         (["run", "demo.yaml", "-k", "plain and not nestrov"], "did you mean nesterov?"),
         (["run", "conformance/adam/T_99"], "did you mean conformance/adam/T_"),
-        (["list", "conformance", "-k", "T_99"], "did you mean T_"),
+        pytest.param(
+            ["list", "conformance", "-k", "T_99"], "did you mean T_", marks=pytest.mark.slow
+        ),
         (["show", "Adamm"], "did you mean Adam?"),
         (["audit", "spec", "--operator", "Adan"], "did you mean Adam"),
         (["fuzz", "-b", "numpy", "--operator", "Adamm"], "did you mean Adam?"),
@@ -287,6 +289,7 @@ cases:
 """
 
 
+@pytest.mark.slow
 def test_audit_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)
     (demo / "penalty.yaml").write_text(PENALTY)

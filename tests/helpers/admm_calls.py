@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from onnxopt_cli.mutation.known_mistakes import known_mistakes
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.operator import FLOATS
 from onnxopt_cli.operators.registry import registry
@@ -28,7 +28,7 @@ def deviating(call, name):
     """Return a node's outputs under a known mistake, given by its name."""
     return next(
         known_mistake
-        for known_mistake in known_mistakes(call.operator)
+        for known_mistake in all_known_mistakes(call.operator)
         if known_mistake.name == name
     ).run(call)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from places import PLUGINS
 from training_calls import calls, each_training_operator
@@ -44,7 +44,6 @@ def accepted(derived_output, output):
 
 
 @each_training_operator
-@settings(max_examples=10)
 @given(data=st.data())
 def test_alternatives_exist_only_for_elements_that_depend_on_infinity(operator, data):
     call = data.draw(infinite_calls(operator))

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from made_operators import lowered, operator_of
 from numpy_quaddtype import QuadPrecDType
@@ -104,7 +104,6 @@ def judged(function, X, Y):
 
 
 @each_function
-@settings(max_examples=10)
 @given(values=pairs)
 @example(values=[])
 def test_quads_agree_with_long_doubles(function, values):
@@ -140,7 +139,6 @@ def within(derived_output, output):
 
 
 @each_function
-@settings(max_examples=10)
 @example([(10 / 3, 1.0), (1.0, 0.3)])
 @example([(0.0, 8.0), (0.0, -1.0), (0.0, -1.0), (0.0, -1.0)])
 @example([(0.0, 0.0), (0.0, 0.0)])

@@ -114,7 +114,7 @@ class Case:
 
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("ratio", [0, 0.7, 30, 1e4, 1e6])
-@pytest.mark.parametrize("length", [2, 3, 33])
+@pytest.mark.parametrize("length", [2, pytest.param(3, marks=pytest.mark.slow), 33])
 def test_reformulations_pass_at_any_ratio(kind, ratio, length):
     for affine in (True, False):
         case = Case(kind, ratio, (2, 4, length), seed=length, affine=affine)
@@ -126,7 +126,7 @@ def test_reformulations_pass_at_any_ratio(kind, ratio, length):
 @pytest.mark.parametrize("length", [2, 4, 7])
 @pytest.mark.parametrize("ratio", [5.6e5, 1e7])
 def test_reformulations_pass_if_elements_differ_by_an_ulp(kind, length, ratio):
-    for seed in range(4):
+    for seed in range(2):
         case = Case(kind, ratio, (1, 2, length), seed=seed)
         for name, value in case.reformulations():
             assert not case.branch.wrong(value).any(), name

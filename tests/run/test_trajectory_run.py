@@ -42,7 +42,13 @@ def walk(workplace, onnxopt):
 
 @pytest.mark.parametrize("name", ["numpy", "onnxruntime"])
 @pytest.mark.parametrize("operator", START)
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        name if name in {"quadratic", "list"} else pytest.param(name, marks=pytest.mark.slow)
+        for name in GRADIENTS
+    ],
+)
 def test_steps_and_loop_agree_with_the_reference(walk, name, operator, gradient):
     answer, results = walk(name, trajectory_text(operator, GRADIENTS[gradient], 30))
     assert answer.code == 0
@@ -155,6 +161,7 @@ def test_suite_detects_wrong_backends(onnxopt, workplace):
         assert "first exceeded the tolerance in step 1, X_new" in answer.out
 
 
+@pytest.mark.slow
 def test_suite_of_trajectories_can_be_written_as_models_with_loops(onnxopt, workplace, monkeypatch):
     suite = suites()["trajectories"]
     small = suite._replace(

@@ -174,8 +174,8 @@ def reference_with_wrong_value(wrong):
     ("wrong", "backend", "state"),
     [
         (4.0, "onnx-reference", "reproduced"),
-        (4.2, "onnx-reference", "reproduced"),
-        (3.0, "onnx-reference", "different"),
+        pytest.param(4.2, "onnx-reference", "reproduced", marks=pytest.mark.slow),
+        pytest.param(3.0, "onnx-reference", "different", marks=pytest.mark.slow),
         (4.0, f"python:{PLUGIN}:Right", "fixed"),
         (4.0, f"python:{PLUGIN}:Unimplemented", "different"),
     ],

@@ -224,7 +224,7 @@ def test_backend_that_hangs_at_teardown_is_killed(demo):
             "was killed by SIGSEGV",
             marks=pytest.mark.slow,
         ),
-        ("raise SystemExit(0)", "SystemExit: 0"),
+        pytest.param("raise SystemExit(0)", "SystemExit: 0", marks=pytest.mark.slow),
         ("import time; time.sleep(300)", "not respond within 1 s"),
         pytest.param(
             "import subprocess; subprocess.Popen(['sleep', '300']); import nowhere",

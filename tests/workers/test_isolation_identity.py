@@ -66,9 +66,12 @@ FORGED_RESPONSES = (
     "source",
     [
         f"{NAMES_ITSELF}; os._exit(0)",
-        NAMES_ITSELF,
+        pytest.param(NAMES_ITSELF, marks=pytest.mark.slow),
         'speak(frame({"id": hello_number(), "name": "numpy", "ready": "numpy 2.0"})); os._exit(0)',
-        'speak(frame({"id": hello_number(), "ready": ["numpy"]})); os._exit(0)',
+        pytest.param(
+            'speak(frame({"id": hello_number(), "ready": ["numpy"]})); os._exit(0)',
+            marks=pytest.mark.slow,
+        ),
         'speak(frame({"ready": "numpy 2.0"})); os._exit(0)',
     ],
 )

@@ -101,7 +101,7 @@ def write(folder, model):
     make_directory(folder, model, arrays[:count], arrays[count:])
 
 
-@pytest.fixture(params=["forked", "a program"])
+@pytest.fixture(params=["forked", pytest.param("a program", marks=pytest.mark.slow)])
 def helper_kind(request, monkeypatch):
     """Make the helper process a fork or a program; each test starts a new helper."""
     if request.param == "forked":

@@ -284,7 +284,7 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
     walk = trajectory_text("Adam", "{quadratic: {curvature: [1, 0.5], center: [0.5, -1.75]}}", 5)
     (workplace / "walk.yaml").write_text(walk)
     run = ("run", "steps.yaml", "walk.yaml", "-b", mistaken("InManyWays"), "-q", *LONG_EXPLAIN)
-    answer = onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    answer = onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
     assert found["known_mistakes"] == ["epsilon inside the square root"]
     results = json.loads(Path("out.json").read_text())["results"]
@@ -300,7 +300,6 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
     text = " ".join(answer.out.split())
     assert "'epsilon inside the square root': 3 of 10 failing cases; not repr" in text
     assert "2 trajectories" in text
-    assert found["text"] in " ".join(onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out.split())
 
 
 def test_merged_explanations_count_the_cases_of_all_shards(workplace, onnxopt):
@@ -506,6 +505,7 @@ def test_search_stopped_by_the_time_limit_is_reported(workplace, onnxopt, monkey
     assert "--explain" not in answer.out
 
 
+@pytest.mark.slow
 def test_time_limit_excludes_time_in_which_other_programs_run():
     adam = next(operator for operator in registry().operators if operator.name == "Adam")
     mistakes = {mistake.name: mistake for mistake in all_known_mistakes(adam)}
