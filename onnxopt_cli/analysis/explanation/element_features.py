@@ -378,6 +378,9 @@ WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # Number of machine epsilons by which wrong elements may differ from a multiple of the right
 # elements.
 _CONTENT_ROUNDINGS = 64
+# In types of few digits, wrong elements may differ from a multiple of the right elements by this
+# fraction, or by _MIN_ROUNDINGS machine epsilons if that is more.
+_MAX_CONTENT_RTOL, _MIN_ROUNDINGS = 0.01, 4
 # If the right output has at most this number of different values, an output with the right elements
 # in another order may be a coincidence.
 _MIN_DISTINCT = 3
@@ -490,16 +493,17 @@ def _in_order(array: Array) -> list[str]:
 def _changes(before: Array, after: Array) -> dict[str, Array]:
     """Return statements that compare wrong elements with the right elements."""
     old, new = before.astype(np.float64), after.astype(np.float64)
-    near = _CONTENT_ROUNDINGS * _epsilon(before)
+    epsilon = _epsilon(before)
+    near = min(_CONTENT_ROUNDINGS * epsilon, max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon))
     statements = {
         "are 0": new == 0,
         "are 1": new == 1,
         "are NaN": np.isnan(new),
         "are infinite": np.isinf(new),
-        "are the right values with the opposite sign": new == -old,
-        "are the right values without their signs": new == np.abs(old),
-        "are twice the right values": np.isclose(new, 2 * old, rtol=near, atol=0) & (old != 0),
-        "are half the right values": np.isclose(2 * new, old, rtol=near, atol=0) & (old != 0),
+        "are the right values with the opposite sign": _near(new, -old, near),
+        "are the right values without their signs": _near(new, np.abs(old), near),
+        "are twice the right values": _near(new, 2 * old, near) & (old != 0),
+        "are half the right values": _near(2 * new, old, near) & (old != 0),
         "are 1 away from the right values": np.abs(new - old) == 1,
         "are too large by 1": new == old + 1,
         "are too small by 1": new == old - 1,
@@ -511,6 +515,10 @@ def _changes(before: Array, after: Array) -> dict[str, Array]:
         statements["are the largest value of their type"] = after == limits.max
         statements["are the smallest value of their type"] = after == limits.min
     return statements
+
+
+def _near(first: Array, second: Array, rtol: float) -> Array:
+    return np.asarray(np.isclose(first, second, rtol=rtol, atol=0))
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:

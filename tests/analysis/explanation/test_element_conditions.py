@@ -156,6 +156,10 @@ def without_a_row(x, y):
     return np.delete(y, [x.shape[1] % 3, 3], 0)
 
 
+def negated_and_rounded(x, y):
+    return np.where(y > 1, -y * np.float32(1.000001), y)
+
+
 def of_fewer_rows(_x, y):
     return y[2:] + 1
 
@@ -174,6 +178,7 @@ def of_fewer_rows(_x, y):
         (ABS, nan_as_zero_and_others, "wherever the element of X is NaN ("),
         (ABS, moved, "they are the right values of the preceding index along the first axis"),
         (ABS, squeezed, "a wrong output has a single axis"),
+        (ABS, negated_and_rounded, "they are the right values with the opposite sign"),
         (ABS, without_a_row, "has the right values without some indices of the first axis"),
         (ABS, of_fewer_rows, "a wrong output has a first axis that is too short"),
     ],
