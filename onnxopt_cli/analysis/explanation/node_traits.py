@@ -232,10 +232,11 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
         value, kind = node.attribute(name), attribute_type(entry)
         if kind in {"INT", "FLOAT"} and value is not None and name not in FLAGS | _TYPE_ATTRIBUTES:
             ignoring = "" if entry.required else f"{name} ignored"
-            number = NodeNumber(name, 1.1, kind == "INT", name, ignoring)
+            number = NodeNumber(_full_name(node, name), 1.1, kind == "INT", name, ignoring)
             numbers[number] = float(value)
         elif kind == "INTS" and value:
-            numbers[NodeNumber(f"the largest value of {name}", 1.25)] = float(max(value))
+            largest = f"the largest value of {_full_name(node, name)}"
+            numbers[NodeNumber(largest, 1.25)] = float(max(value))
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
@@ -328,9 +329,7 @@ def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
         return
     value = node.attribute(name)
     ignoring = "" if entry.required else f"{name} ignored"
-    # A parameter may be an attribute in one version of an operator and an input in another.
-    is_also_input = name in _input_names(node.schema.name, node.schema.domain)
-    full_name = f"the attribute {name}" if is_also_input else name
+    full_name = _full_name(node, name)
     if name in node.attributes:
         default = node.with_attribute(name, None).attribute(name)
         if default is not None:
@@ -345,6 +344,15 @@ def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
             yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
         if ignoring and value != node.with_attribute(name, None).attribute(name):
             yield from _named(name, full_name, value, ignoring, 1.0)
+
+
+def _full_name(node: BoundNode, name: str) -> str:
+    """Return the name of an attribute in statements.
+
+    A parameter may be an attribute in one version of an operator and an input in another.
+    """
+    is_also_input = name in _input_names(node.schema.name, node.schema.domain)
+    return f"the attribute {name}" if is_also_input else name
 
 
 def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
@@ -395,7 +403,7 @@ def _true(statements: Iterable[tuple[Any, str, float]], ignoring: str = "") -> I
 def _named(name: str, full_name: str, value: Any, ignoring: str, cost: float) -> Iterator[Trait]:
     """Yield the traits of an attribute's value."""
     if isinstance(value, list):
-        yield from _list_traits(name, value, ignoring)
+        yield from _list_traits(name, full_name, value, ignoring)
         return
     words = _words(value)
     if name in _TYPE_ATTRIBUTES and value in onnx.TensorProto.DataType.values():
@@ -416,14 +424,21 @@ def _named(name: str, full_name: str, value: Any, ignoring: str, cost: float) ->
     )  # fmt: skip
 
 
-def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]:
-    """Yield the traits of a list of numbers or texts."""
+def _list_traits(name: str, full_name: str, values: list[Any], ignoring: str) -> Iterator[Trait]:
+    """Yield the traits of a list of numbers or texts.
+
+    Args:
+        name: the name of the attribute or input.
+        full_name: its name in the statements.
+        values: the list.
+        ignoring: see :class:`Trait`.
+    """
     words, are = _words(values), _are(name)
     # A fault rarely depends on all numbers of a list, so a long list is a costly condition.
     are_exact = not any(isinstance(value, float) for value in values)
     is_short = are_exact and len(words) <= _MAX_VALUE_CHARS
     cost = 1.3 + _ITEM_COST * len(values)
-    yield from _true([(is_short, f"{name} {are} {words}", cost)], ignoring)
+    yield from _true([(is_short, f"{full_name} {are} {words}", cost)], ignoring)
     if not values or not all(isinstance(value, int | float) for value in values):
         return
     neutral = 0 if "pad" in name or name.startswith("offset") else 1
@@ -431,28 +446,31 @@ def _list_traits(name: str, values: list[Any], ignoring: str) -> Iterator[Trait]
     are_axes = name in {"axes", "perm"}
     yield from _true(
         (
-            (min(values) < 0, f"a value of {name} is negative", 1.05),
+            (min(values) < 0, f"a value of {full_name} is negative", 1.05),
             (
                 not are_axes and any(value != neutral for value in values),
-                f"{name} {are} not all {neutral}", 1.0,
+                f"{full_name} {are} not all {neutral}", 1.0,
             ),
-            (len({*values}) > 1, f"the values of {name} differ", 1.1),
+            (len({*values}) > 1, f"the values of {full_name} differ", 1.1),
             (
                 "pads" in name and values[:half] != values[half:],
-                f"{name} differ between begin and end", 1.05,
+                f"{full_name} differ between begin and end", 1.05,
             ),
-            (are_axes and values != sorted(values), f"{name} are not in ascending order", 1.05),
+            (
+                are_axes and values != sorted(values),
+                f"{full_name} are not in ascending order", 1.05,
+            ),
             (
                 name == "perm" and _inverse(values) != values,
-                f"{name} is not its own inverse", 1.04,
+                f"{full_name} is not its own inverse", 1.04,
             ),
             (
                 len(values) > 1 and name in {"axes", "split"},
-                f"{name} has more than one value", 1.1,
+                f"{full_name} has more than one value", 1.1,
             ),
             (
                 name == "kernel_shape" and any(value % 2 == 0 for value in values),
-                f"a value of {name} is even", 1.1,
+                f"a value of {full_name} is even", 1.1,
             ),
         ),
         ignoring,
@@ -528,7 +546,7 @@ def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
             is_negative = (values[0] < 0, f"{name} is negative", 1.05)
             yield from _true([(True, f"{name} is {values[0]}", 1.2), is_negative])
         else:
-            yield from _list_traits(name, values, "")
+            yield from _list_traits(name, name, values, "")
 
 
 def _type_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:

@@ -1074,6 +1074,20 @@ def test_traits_distinguish_attributes_from_inputs_of_the_same_name(opset, text)
     assert ("min is left out" in texts) == (opset > 10)
 
 
+def test_lists_in_attributes_are_distinguished_from_inputs_of_the_same_name():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 9]> g (float[2, 2] x) => (float[2, 2] y) '
+        "{ y = Slice <axes = [1, 0], starts = [0, 0], ends = [2, 2]> (x) }"
+    )
+    x = np.ones((2, 2), np.float32)
+    bound = BoundNode.of(model, {"x": x})
+    texts = {trait.text for trait in node_traits(bound, {"y": x})}
+    assert "the attribute axes are not in ascending order" in texts
+    assert not any(text.startswith(("axes", "a value of ends")) for text in texts)
+    names = {number.name for number in node_numbers(bound)}
+    assert "the largest value of the attribute axes" in names
+
+
 def test_scalars_and_empty_tensors_have_numbers():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[0] x, float low) => (float[0] y) '
