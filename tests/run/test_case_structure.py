@@ -106,6 +106,18 @@ def test_symbolic_dimension_has_one_size(run, declared, contradictory):
     assert ("dimension 'N' is 3 in" in " ".join(result.out.split())) == contradictory
 
 
+@pytest.mark.parametrize(("symbol", "contradictory"), [("N", True), ("M", False)])
+def test_symbolic_dimension_has_one_size_in_sequences(run, symbol, contradictory):
+    text = f"g (float[N] x) => (seq(float[{symbol}]) y) {{ y = SequenceConstruct(h, h) }}"
+    model = onnx.parser.parse_model(HEAD + text)
+    model.graph.node.insert(0, onnx.helper.make_node("Slice", ["x", "zero", "two"], ["h"]))
+    for name, number in (("zero", 0), ("two", 2)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
+    result = run.model(model, {"x": f32(4)}, y=[f32(2)] * 2)
+    assert (result.code == 2) == contradictory, result.out
+    assert ("dimension 'N' is 4 in" in " ".join(result.out.split())) == contradictory
+
+
 @pytest.mark.parametrize(("size", "contradictory"), [(3, False), (2, True)])
 def test_symbolic_dimension_has_one_size_in_case_files(onnxopt, tmp_path, size, contradictory):
     text = "g (float[N] x, float[N] z) => (float y) { y = Max(x) }"
