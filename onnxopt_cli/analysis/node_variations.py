@@ -60,6 +60,8 @@ _MAX_DIMENSION = 40
 _SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
 _SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
 _LENGTHS = (1, 2, 3, 4, 5, 7)
+# The number of binary digits of float32.
+_FLOAT32_BITS = 24
 # The largest number of integers in an input that is probably a parameter, such as axes, sizes or
 # indices.
 _MAX_PARAMETERS = 16
@@ -217,8 +219,9 @@ def neighbours(
     nodes with the number of axes, a type, a single attribute or optional input, or given parameters
     of a failing node. Some nodes are failing nodes in which a single optional attribute or input is
     omitted or added, because all failing nodes may have the attribute or input by accident. In some
-    nodes, all numbers of an attribute are 0 or 1, with which a fault may have no effect. All
-    remaining nodes come from the generator of the operator, if the operator has one.
+    nodes, all numbers of an attribute are 0 or 1, or integers have few binary digits: a fault may
+    have no effect on such nodes. All remaining nodes come from the generator of the operator, if
+    the operator has one.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
@@ -239,20 +242,23 @@ def neighbours(
         ways += ["stated"] * 8 * bool(stated)
     ways += ["drawn"] * 4 * bool(versions) + ["gap"] * 6 * bool(gaps)
     with_lists = [node for node in failing if _lists_of_floats(node)]
-    ways += ["neutral"] * 6 * bool(with_lists)
+    with_long_integers = [node for node in failing if _long_integers(node)]
+    ways += ["neutral"] * 6 * bool(with_lists) + ["short"] * 4 * bool(with_long_integers)
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 with time_limit(seconds):
-                    variation = _computed(
-                        _neutral(random, random.choice(with_lists))
-                        if way == "neutral"
-                        else _neighbour(
+                    if way == "neutral":
+                        node = _neutral(random, random.choice(with_lists))
+                    elif way == "short":
+                        node = _shortened(random.choice(with_long_integers))
+                    else:
+                        node = _neighbour(
                             random, way, failing, passing, versions, gaps, stated, change_counts
                         )
-                    )
+                    variation = _computed(node)
             except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
                 variation = None
         if variation and way in _INDEPENDENT_WAYS:
@@ -835,6 +841,34 @@ def _order(random: Random, node: BoundNode) -> BoundNode:
     flat = array.reshape(-1)
     order = random.sample(range(flat.size), flat.size)
     return node.with_operand(place, flat[order].reshape(array.shape))
+
+
+def _long_integers(node: BoundNode) -> list[int]:
+    """Return the places of the inputs with integers of more binary digits than float32 has."""
+    return [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None
+        and array.dtype.kind in "iu"
+        and array.size
+        and max(abs(int(array.min())), int(array.max())) >= 1 << _FLOAT32_BITS
+    ]
+
+
+def _shortened(node: BoundNode) -> BoundNode:
+    """Retain the highest bits of integers, so that float32 can represent the integers."""
+    for place in _long_integers(node):
+        array = node.operand(place)
+        if array is not None:
+            numbers = [_highest_bits(int(number)) for number in array.reshape(-1)]
+            node = node.with_operand(place, np.array(numbers, array.dtype).reshape(array.shape))
+    return node
+
+
+def _highest_bits(number: int) -> int:
+    low_bits = max(0, abs(number).bit_length() - _FLOAT32_BITS)
+    magnitude = abs(number) >> low_bits << low_bits
+    return magnitude if number >= 0 else -magnitude
 
 
 def _lists_of_floats(node: BoundNode) -> list[str]:

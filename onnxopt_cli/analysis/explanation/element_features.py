@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from onnxopt_cli.analysis.explanation.features import are_inexact_in_float32
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
@@ -24,8 +25,6 @@ MAX_OUTPUT_ELEMENTS = 1 << 12
 # Number of inputs whose elements are examined. The number is limited because each pair of inputs
 # has features, and an operator such as Sum may have many inputs.
 _MAX_OPERANDS = 8
-# The limit up to which all integers are exact in float32.
-_FLOAT32_INTEGERS = 1 << 24
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
 # The axes of an output that are named by their place.
@@ -158,7 +157,7 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
             "is the largest value of its type": values == limits.max,
             "is the smallest or largest value of its type": (values == limits.min)
             | (values == limits.max),
-            "is beyond 2^24": np.abs(wide) > _FLOAT32_INTEGERS,
+            "is not exact in float32": are_inexact_in_float32(values),
         }
     features.flags.update({f"{name} {text}": holds for text, holds in statements.items()})
     features.numbers[name] = wide.reshape(-1)

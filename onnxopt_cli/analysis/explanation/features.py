@@ -32,6 +32,8 @@ MAX_ELEMENTS = 100
 #: Largest number of tensors of a node that get features.
 MAX_GROUPS = 24
 BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+# The magnitude up to which all integers are exact in float32.
+_FLOAT32_INTEGERS = 1 << 24
 FLOAT32_MAX = np.finfo(np.float32).max
 #: A count is compared with the MAX_COUNT_CUTS smallest and the MAX_COUNT_CUTS largest values of
 #: wrong elements.
@@ -294,6 +296,15 @@ def number_text(number: float, digits: int = 6) -> str:
     text = f"{number:.{digits}g}"
     is_integer = float(number).is_integer() and abs(number) <= _LARGEST_INTEGER
     return f"{number:.0f}" if is_integer and float(text) != number else text
+
+
+def are_inexact_in_float32(integers: Array) -> Array:
+    """Return which integers float32 cannot represent."""
+    wide = integers.astype(np.int64)
+    magnitudes = np.where(integers < 0, -wide, wide).astype(np.uint64)
+    one = np.uint64(1)
+    lowest_bits = magnitudes & (~magnitudes + one)
+    return np.asarray(magnitudes // np.maximum(lowest_bits, one) >= _FLOAT32_INTEGERS)
 
 
 def roundest(low: float, high: float) -> float:

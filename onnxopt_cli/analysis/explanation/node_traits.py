@@ -21,6 +21,7 @@ from onnx import defs
 from onnxopt_cli.analysis.explanation.element_features import axes_of
 from onnxopt_cli.analysis.explanation.features import (
     LIMIT_DIGITS,
+    are_inexact_in_float32,
     number_text,
     plain_count,
     roundest,
@@ -55,8 +56,6 @@ _WITH_OUTPUT_AXIS = frozenset({"OneHot"})
 _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
 # Attributes that count channels.
 _CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
-# The magnitude up to which all integers are exact in float32.
-_FLOAT32_INTEGERS = 1 << 24
 _LONGEST_NAMED_RANK = 5
 # The largest number of integers in an input that is probably a parameter, such as axes, sizes or
 # pads.
@@ -922,8 +921,8 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
         ((np.abs(numbers) > 1).any(), "a value beyond 1", 1.35),
         ((np.signbit(numbers) & (numbers == 0)).any(), "a negative zero", 1.2),
         (
-            not is_float and (np.abs(numbers) > _FLOAT32_INTEGERS).any(),
-            "a value beyond 2^24", 1.15,
+            not is_float and are_inexact_in_float32(value).any(),
+            "a value that is not exact in float32", 1.15,
         ),
         ((numbers < 0).any(), "a negative value", 1.1),
         ((numbers == 0).any(), "a zero", 1.2),

@@ -977,6 +977,21 @@ def test_some_generated_nodes_have_attributes_without_effect():
     assert {(0, 0), (1, 1)} <= values
 
 
+def test_some_generated_nodes_have_large_integers_that_are_exact_in_float32():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (int64[3] x) => (int64[3] y) { y = Abs(x) }'
+    )
+    node = BoundNode.of(model, {"x": np.array([-(2**24) - 1, 2**50 + 1, 3])})
+    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 100))
+    shortened = [-(2**24), 2**50, 3]
+    (exact, *_) = [each for each in nodes if each.bound.operand(0).tolist() == shortened]
+    texts = [
+        {trait.text for trait in node_traits(bound, {"y": bound.operand(0)})}
+        for bound in (node, exact.bound)
+    ]
+    assert ["X has a value that is not exact in float32" in each for each in texts] == [True, False]
+
+
 def test_some_generated_nodes_have_inputs_without_elements():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 16]> g (float[2, 3] a, float[3] b) => (float[N] y) '
