@@ -305,8 +305,8 @@ def audit(
         inputs: largest number of further nodes on which surviving mutants of operators without a
             formula run.
         seconds: processor time of a search after which no further nodes are drawn.
-        interruption: a signal that it records ends the audit, and the scores then count only the
-            finished implementations; None to raise KeyboardInterrupt.
+        interruption: records a signal of the user, which ends the audit; the scores then count
+            only the finished implementations. None to raise KeyboardInterrupt.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}

@@ -162,7 +162,7 @@ def find_node_trials(
         judging: how outputs are judged.
         jobs: number of processes that estimate conditions.
         progress: called with the numbers of finished and of all cases.
-        operators: names of operators, in any case, to which the audit is limited; empty for all.
+        operators: names of the operators to audit, in upper or lower case; empty for all.
 
     Returns:
         The trials of each operator, the smallest first, and the faults of cases whose stored

@@ -289,7 +289,7 @@ def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> 
 
     Args:
         x: the input.
-        keep: the probability of an element to be kept.
+        keep: the probability that an element is kept.
         factor_error: the relative error of the factor.
         sample: the output.
     """

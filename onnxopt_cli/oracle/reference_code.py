@@ -26,7 +26,7 @@ _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
 _INFRASTRUCTURE = "onnx.reference.op_run"
 # Methods that describe an object in a message or for debugging.
 _DESCRIBING = frozenset({"__format__", "__repr__", "__str__"})
-# Functions that the code calls only for nodes that are not valid or not judged, by operator.
+# Functions, by operator, that the code calls only for nodes that are invalid or are not judged.
 _UNJUDGED = {
     # The correction calls the original for negative padding, and for columns that do not fit.
     "Col2Im": {"Col2Im._run"},

@@ -213,7 +213,7 @@ class ReferenceOracle:
 def estimated_here(problem: Problem) -> Expected:
     """Return the expected result of a trusted problem with stored outputs and without a formula.
 
-    The condition is estimated in this process, so the model must not be an untrusted one.
+    The condition is estimated in this process, so the model must be trusted.
     """
     from onnxopt_cli.oracle.reference_in_worker import ConditionedReference
 
@@ -225,7 +225,7 @@ def estimated_here(problem: Problem) -> Expected:
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a copy of a model whose metadata declare a backend's arithmetic and no other."""
+    """Return a model whose metadata declare the arithmetic of a backend, instead of any other."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not math and DECLARED not in metadata:
         return model
@@ -236,7 +236,7 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return the readings of an estimate or, without an estimate, a reading that states why."""
+    """Return the readings of an estimate; one reading with the reason if it is missing."""
     from onnxopt_cli.oracle.estimate.condition_estimate import Reading
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.reference_in_worker import readings
@@ -411,7 +411,7 @@ def _of_reading(
 
     A stored output that differs from the reference by more than the tolerance of the case
     contradicts the reference. A stored output that differs by more than rounding, but within the
-    tolerance of the case, is judged by the tolerance of the case, with a reason.
+    tolerance of the case, is judged by the tolerance of the case, which then states the reason.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []

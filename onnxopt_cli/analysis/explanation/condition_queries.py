@@ -129,7 +129,7 @@ class ConditionQueries(ConditionFitting):
         return vary(call, number) if vary and np.isfinite(number) else call
 
     def _informative(self, candidates: Sequence[Sample]) -> list[int]:
-        """Return inputs that distinguish most paths, then inputs that test the plainest path."""
+        """Return inputs that best distinguish paths, then inputs that test the plainest path."""
         if not candidates:
             return []
         predicted = self._predictions(self._paths, candidates)

@@ -59,7 +59,7 @@ MAX_CHANCE_OF_TRAIT = 1e-3
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
 #: A limit is stated only if the relative difference between the nearest wrong element and the
-#: nearest element beyond the limit, which is right, is at most MAX_GAP.
+#: nearest right element beyond the limit is at most MAX_GAP.
 MAX_GAP = 0.1
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
@@ -242,7 +242,7 @@ class ElementConditions:
     def _of_elements(
         self, groups: Sequence[Trait | None], holds: Array
     ) -> Iterator[ElementCondition]:
-        """Yield conditions with features of elements.
+        """Yield conditions that consist of features of elements.
 
         Args:
             groups: the traits; None for all nodes.
@@ -716,7 +716,7 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 
 
 def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> int:
-    """Return the number of elements that do not meet a condition, but would be right in any case.
+    """Return the number of elements that do not meet a condition, but would be right anyway.
 
     Such elements are no evidence for the condition.
 

@@ -47,7 +47,7 @@ class ElementFeatures:
             without a value.
         operands: the elements of the inputs that belong to the elements of the output, by name.
         undecided: for some statements, a boolean array with the flat positions at which the
-            statement does not hold, but at which a fault would not be visible in any case.
+            statement does not hold, but at which a fault would be invisible anyway.
     """
 
     size: int

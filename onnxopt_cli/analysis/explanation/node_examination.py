@@ -132,8 +132,8 @@ class NodeExamination:
     ) -> Iterator[_Item]:
         """Yield the items of a function that runs in a forked process with the corrected reference.
 
-        Iteration ends early if the process crashes or exceeds the limit, which is part of the limit
-        of this search.
+        Iteration ends early if the process crashes or exceeds the limit. Its evaluations and its
+        processor time also count towards the limit of this search.
 
         Args:
             work: yields items, each with the number of evaluations that it took.

@@ -364,7 +364,8 @@ class SiteRecorder:
         """Return the scale of each output's error; empty if perturbed runs determine the errors."""
         kind = node_class.kind
         if _is_logistic(node):
-            # If a score is negative, the output is 1 - z with z near 1, as for gates.
+            # The output for a negative score is 1 - z with z near 1. As for gates, its error is
+            # relative to 1.
             return [np.full(np.shape(output), _GATES_SHARE) for output in outputs]
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])

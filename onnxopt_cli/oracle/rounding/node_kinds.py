@@ -106,7 +106,7 @@ _LISTED = {
     # The terms of the sum are exponentials, whose movements are not proportional to roundings of
     # the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike, which moving single elements does not reveal.
+    # An error of the mean moves all elements alike. Moving single elements does not reveal it.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A determinant is a sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,
@@ -138,8 +138,8 @@ _LISTED = {
     ),
 }
 
-#: For each operator, the indices of floating-point inputs that determine shapes. These are never
-#: perturbed.
+#: For each operator, the indices of floating-point inputs that determine shapes. These inputs are
+#: never perturbed.
 SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
 # For each operator, the indices of the scales by which integers are divided and multiplied.

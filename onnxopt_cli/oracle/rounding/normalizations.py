@@ -164,10 +164,10 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         shifted *= _SHIFTED_SHARE * unbounded_sum_roundings(terms)
         bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
         error = errors.injected(variance, bound, errors.observed.variance)
-        # The error is limited to between a quarter of the variance downwards and half of the
-        # variance upwards. At these limits, the tolerance already exceeds twice the magnitude of a
-        # normalized element. The observed error of a sequential algorithm is not limited, because
-        # the variance may be an output of the node.
+        # The error reduces the variance by at most a quarter, and increases it by at most half. At
+        # these limits, the tolerance already exceeds twice the magnitude of a normalized element.
+        # The observed error of a sequential algorithm is not limited, because the variance may be
+        # an output of the node.
         largest = np.maximum(variance / 2, errors.observed.variance * errors.step)
         error = np.clip(error, -variance / 4, largest)
         undetermined = (variance < mean_error**2) | (variance < bound)

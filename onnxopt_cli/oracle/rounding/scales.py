@@ -228,7 +228,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array, roundoff: floa
     The tolerance is the error of the cosines, plus twice the error of all other steps. In float32,
     the other steps are carried out, because their roundings are often far smaller than the largest
     possible ones. In double, an angle t is assumed to have an error of 3 roundings, which moves
-    cos(t) by 3 u t sin(t), and the sum an error of 2 roundings.
+    cos(t) by 3 u t sin(t). The sum is assumed to have an error of 2 roundings.
 
     Args:
         node: the node, as the evaluator prepares it.
