@@ -209,7 +209,7 @@ def test_all_node_cases_are_written_in_the_standard_layout(workplace, onnxopt, n
     ("arguments", "message"),
     [
         (["generate", "spce"], "cannot generate 'spce'"),
-        (["generate", "onnx-node", "--format", "yaml"], "ONNX directories only"),
+        (["generate", "onnx-node", "--format", "yaml"], "only be written as ONNX test directories"),
         (["generate", "--format", "xml"], "'xml'"),
     ],
 )

@@ -196,7 +196,7 @@ def test_log_does_not_select_code_to_run(demo, onnxopt):
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
     refused = onnxopt("run", "--resume", "run.jsonl")
     assert refused.code == 2
-    assert "the backend python:vendor.py:Off, which runs code that a log must not" in refused.err
+    assert "the backend python:vendor.py:Off, and a log must not select code to run" in refused.err
     assert "-b BACKEND" in refused.err
     assert not (demo / "ran").exists()
     (demo / "vendor.py").write_text(BACKEND)
