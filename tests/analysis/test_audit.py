@@ -101,6 +101,7 @@ def test_joined_shards_equal_the_complete_audit(workplace, onnxopt):
     assert "complete.json is not a shard of an audit" in not_a_shard.err
 
 
+@pytest.mark.slow
 def test_redundant_cases_are_reported_with_verbose_and_verdicts_are_the_same(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(UNEVEN)
     scores = []

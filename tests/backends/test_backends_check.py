@@ -99,7 +99,9 @@ def test_every_rule_has_a_backend_that_breaks_it():
     assert {rule.name for rule in PLUGIN_RULES} - tied == {"can be loaded, and has prepare or run"}
 
 
-@pytest.mark.parametrize("backend", [command(), plugin("Keeps"), "numpy"])
+@pytest.mark.parametrize(
+    "backend", [command(), plugin("Keeps"), pytest.param("numpy", marks=pytest.mark.slow)]
+)
 def test_backend_that_follows_all_rules_passes_each_rule(backend, onnxopt):
     answer = onnxopt("backends", "check", backend)
     lines = answer.out.splitlines()

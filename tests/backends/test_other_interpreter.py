@@ -40,7 +40,7 @@ def run(workplace, onnxopt):
     return call
 
 
-@pytest.mark.parametrize("name", ["Copies", "ReturnsLists"])
+@pytest.mark.parametrize("name", ["Copies", pytest.param("ReturnsLists", marks=pytest.mark.slow)])
 def test_plugin_in_another_interpreter_conforms(run, name):
     answer = run(name)
     assert answer.code == 0, answer.text

@@ -109,7 +109,7 @@ def test_process_that_ends_hangs_or_exhausts_memory_is_never_unsupported(run, ba
     assert run(backend, "--timeout", "3", isolation="process")["outcome"] == outcome
 
 
-@pytest.mark.parametrize("isolation", ["process", "none"])
+@pytest.mark.parametrize("isolation", [pytest.param("process", marks=pytest.mark.slow), "none"])
 def test_slow_pattern_is_stopped_and_reported(run, isolation):
     result = run(plugin("Floods", "(a+)+b"), "--timeout", "30", isolation=isolation)
     assert result["outcome"] == "error"

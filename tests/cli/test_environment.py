@@ -155,7 +155,9 @@ def test_folder_that_is_not_writable_is_named(place, onnxopt, monkeypatch, optio
     assert answer.out == "", "a case has run"
 
 
-@pytest.mark.parametrize("arguments", [("run", "-v"), ("list",)])
+@pytest.mark.parametrize(
+    "arguments", [("run", "-v"), pytest.param(("list",), marks=pytest.mark.slow)]
+)
 def test_output_fits_a_terminal_of_40_columns(place, arguments):
     code, printed = call_on_terminal(place, *arguments, "demo.yaml", COLUMNS="40")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
@@ -431,7 +433,10 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_signal_while_node_cases_are_made_leaves_no_files(place, number, code):
     process = subprocess.Popen(
         [sys.executable, "-c", NEVER_ENDING_CORPUS, "run", "onnx-node", "-q"], cwd=place,

@@ -58,7 +58,7 @@ def beside(demo, onnxopt):
     return call
 
 
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("exists", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_expectation_file_updated_by_another_run_is_not_overwritten(demo, beside, exists):
     if exists:
         Path("e.yaml").write_text("onnxopt-expect: 1\nexpect:\n")

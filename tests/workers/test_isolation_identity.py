@@ -91,7 +91,7 @@ def test_backend_that_claims_a_name_does_not_start(demo, onnxopt, source):
 @pytest.mark.parametrize(
     "source",
     [
-        f"{READY}; os._exit(0)",
+        pytest.param(f"{READY}; os._exit(0)", marks=pytest.mark.slow),
         pytest.param(f"{READY}; time.sleep(0.3); os._exit(0)", marks=pytest.mark.slow),
         pytest.param(READY, marks=pytest.mark.slow),
         pytest.param(f"{READY}; {READY}", marks=pytest.mark.slow),

@@ -100,7 +100,10 @@ def no_room(*_):
 
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
-    [(worker, "create_memory_file", lambda: -1), (worker_messages.os, "pwrite", no_room)],
+    [
+        (worker, "create_memory_file", lambda: -1),
+        pytest.param(worker_messages.os, "pwrite", no_room, marks=pytest.mark.slow),
+    ],
 )
 def test_values_pass_through_the_channel_without_shared_memory(
     workplace, onnxopt, monkeypatch, module, name, instead

@@ -250,7 +250,7 @@ def counted(text):
             ("conformance/adam", "-k", "wired", "--lower", "never"), marks=pytest.mark.slow
         ),
         ("conformance/momentum", "-k", "wired", "--lower", "always"),
-        ("pruning/magnitudeprune", "-k", "wired"),
+        pytest.param(("pruning/magnitudeprune", "-k", "wired"), marks=pytest.mark.slow),
     ],
     ids=lambda arguments: arguments[0],
 )
