@@ -302,6 +302,15 @@ def test_failing_cases_of_every_outcome_are_counted(workplace, onnxopt):
     assert "2 trajectories" in text
 
 
+@pytest.mark.slow
+def test_log_has_the_explanation_of_its_run(workplace, onnxopt):
+    (workplace / "steps.yaml").write_text(steps(1, 2, 3))
+    run = ("run", "steps.yaml", "-b", mistaken("InManyWays"), "-q", *LONG_EXPLAIN)
+    onnxopt(*run, "--report", "json=out.json", "--log", "run.jsonl")
+    (found,) = explanations()
+    assert found["text"] in " ".join(onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out.split())
+
+
 def test_merged_explanations_count_the_cases_of_all_shards(workplace, onnxopt):
     # Both shards have errors, but only one of them has wrong values.
     (workplace / "steps.yaml").write_text(steps(1, 2, 3, 4, 5, 6, 7, 10, 11, 12))
