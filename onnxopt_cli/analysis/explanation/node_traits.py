@@ -812,6 +812,7 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
                 (number < length, f"{name} is less than {words}", 1.28),
                 (abs(number) < length, f"the magnitude of {name} is less than {words}", 1.29),
                 (number <= -length, f"{name} is at most minus {words}", 1.28),
+                (number > 0 and length % number, f"{name} does not divide {words}", 1.22),
             )
         )
 

@@ -1309,6 +1309,14 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
             "data is a float", "more than one element is reduced",
         ),
         (
+            "SplitToSequence(a, b)", [np.ones((5, 4)), np.array(2)],
+            "split does not divide the length of the axis of input", "split is negative",
+        ),
+        (
+            "SplitToSequence<axis = 1>(a, b)", [np.ones((5, 4)), np.array(2)],
+            "split is 2", "split does not divide the length of the axis of input",
+        ),
+        (
             "Transpose<perm = [1, 2, 0]>(a)", [np.ones((2, 3, 4))],
             "perm is not its own inverse", "perm is [2, 1, 0]",
         ),
