@@ -86,8 +86,8 @@ def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[b
     yield record_line(header.to_json())
     for result in record.results:
         yield record_line({"record": "start", "case": result.case, "backend": result.backend})
-        end = {"record": "end", "result": result_to_json(result)}
-        yield lines.get(id(result)) or record_line(end)
+        line = lines.get(id(result))
+        yield line or record_line({"record": "end", "result": result_to_json(result)})
     yield record_line(footer(record))
 
 
