@@ -483,7 +483,7 @@ def _inverse(permutation: list[int]) -> list[int]:
 
 def _words(value: Any) -> str:
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        return value.decode("utf-8", "replace") or "empty"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list):
