@@ -231,8 +231,6 @@ NEVER_SET = {
     ("CastLike", "round_mode"),
     ("Constant", "sparse_value"),
     ("LinearClassifier", "multi_class"),
-    ("LinearRegressor", "post_transform"),
-    ("SVMRegressor", "post_transform"),
     ("StringNormalizer", "locale"),
     ("TreeEnsemble", "nodes_hitrates"),
     *(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OPERATORS = "operators"
 #: The version of the suite. The version has to be incremented when a case is added, removed or
 #: changed.
-VERSION = "11"
+VERSION = "12"
 _SELECTION = "selected_seeds.json"
 
 

@@ -164,8 +164,7 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
 
     Two kinds of classifiers are left out because onnx's reference and ONNX Runtime disagree on
     their results: classifiers that return probabilities of three classes, and support vector
-    machines with two classes whose score is transformed by softmax. Regressors are left out because
-    the reference does not transform their results.
+    machines with two classes whose score is transformed by softmax.
     """
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
     machine: dict[str, Any] = {
@@ -193,6 +192,38 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
     ):
         binary = fixed_node(x, outputs=2, post_transform="LOGISTIC", **row, **labels)
         yield "LinearClassifier", f"one_row_{stem}", binary
+    linear: dict[str, Any] = {
+        "coefficients": [-0.25, 0.125, 0.5, 1.0, 0.75, -0.5],
+        "intercepts": [0.0625, -0.25, 0.5],
+        "targets": 3,
+    }
+    trees: dict[str, Any] = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.25, 0.0, 0.0],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "target_treeids": [0] * 4,
+        "target_nodeids": [1, 1, 2, 2],
+        "target_ids": [0, 1, 0, 2],
+        "target_weights": [1.0, -2.0, 0.5, 3.0],
+        "n_targets": 3,
+    }
+    for transform in ("SOFTMAX", "LOGISTIC"):
+        stem = transform.lower()
+        yield "LinearRegressor", stem, fixed_node(x, post_transform=transform, **linear)
+        yield "TreeEnsembleRegressor", stem, fixed_node(x, post_transform=transform, **trees)
+    regressor: dict[str, Any] = {
+        "kernel_type": "RBF",
+        "kernel_params": [0.25, 0.0, 3.0],
+        "support_vectors": [0.5, 1.0, -1.0, 2.0],
+        "coefficients": [1.0, -0.5],
+        "n_supports": 2,
+        "rho": [-0.25],
+    }
+    yield "SVMRegressor", "logistic", fixed_node(x, post_transform="LOGISTIC", **regressor)
 
 
 def _stash_types() -> Iterator[tuple[str, str, Generator]]:

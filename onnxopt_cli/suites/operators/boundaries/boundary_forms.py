@@ -66,6 +66,8 @@ def _scalars() -> Iterator[tuple[str, str, Generator]]:
     yield "Identity", "scalar", fixed_node(scalar)
     yield "Transpose", "of_scalar", fixed_node(scalar)
     yield "Gather", "to_scalar", fixed_node(distinct(4), np.array(-3))
+    places = int64s([0, 2], [1, 0])
+    yield "Gather", "inner_places", fixed_node(distinct(2, 3, 2), places, axis=1)
     yield "GatherND", "to_scalar", fixed_node(distinct(2, 3), int64s(1, -2))
     yield "ConstantOfShape", "scalar", fixed_node(none, value=tensor_of(np.array([7], np.int64)))
     yield "DynamicQuantizeLinear", "scalar", fixed_node(scalar, outputs=3)

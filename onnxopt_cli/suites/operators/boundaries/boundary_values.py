@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
@@ -60,7 +60,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Floor": (*_both_signs(_ROUNDED), 0.0, _NAN),
     "Gelu": (3.5, -3.5, 100.0, 1000.0, _INF, 0.0, _NAN),
     "HardSigmoid": (*_both_signs((2.5, 3.0, *_FAR_ARGUMENTS)), 0.0),
-    "HardSwish": (*_both_signs((3.0, 100.0, 1000.0)), _INF, 0.0),
+    "HardSwish": (*_both_signs((3.0, 100.0, 1000.0, 20000.0)), _INF, 0.0),
     "LeakyRelu": (*_both_signs((1.0, *_HUGE, _INF)), 0.0),
     "Log": (0.0, -0.0, 1.0, -1.0, 1e-30, *_HUGE, _INF, -_INF, _NAN),
     "Mish": (9.0, -9.0, 100.0, 1000.0, _INF, 0.0, _NAN),
@@ -80,7 +80,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
     "Tanh": (*_both_signs((4.5, 20.0, 1e-20, *_FAR_ARGUMENTS)), 0.0, _NAN),
     "ThresholdedRelu": (*_both_signs((1.0, 2.0, 1e20, _INF)), 0.0),
     "IsInf": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
-    "IsNaN": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN),
+    # Processors may set the sign bit of NaN.
+    "IsNaN": (*_both_signs((*_HUGE, 3e38, _INF)), 0.0, _NAN, -_NAN),
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
@@ -443,6 +444,8 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     yield "TopK", "infinite_rows_smallest", fixed_node(rows, int64s(2), axis=1, largest=0)
     images = np.array([[[[-_INF, -_INF], [-_INF, -_INF]], [[-_INF, -9.0], [3.0, 1.0]]]], np.float32)
     yield "GlobalMaxPool", "infinite_image", fixed_node(images)
+    pooled = fixed_node(images, kernel_shape=[1, 2], strides=[1, 2], outputs=1)
+    yield "MaxPool", "infinite_windows", pooled
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
@@ -512,6 +515,9 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
             for saturate in (0, 1):
                 cast = partial(_cast_to_float8, target=target, saturate=saturate)
                 yield operator, f"{target}_{'saturated' if saturate else 'unsaturated'}", cast
+    halves = np.array([0.5, -0.25, 0.0, 1.0], np.float16)
+    yield "Cast", "fractions_float16_bool", fixed_node(halves, to=TensorProto.BOOL)
+    yield "CastLike", "fractions_float16_bool", fixed_node(halves, np.zeros(1, bool))
     yield "OneHotEncoder", "fractions", _one_hot_fractions
     for keys, values in (("int64s", "strings"), ("strings", "int64s"), ("floats", "strings")):
         map_keys = partial(_repeated_keys, keys=keys, values=values)
@@ -534,6 +540,10 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         yield f"Reduce{name}", "empty_axis_int64", partial(_empty_axis, dtype="int64")
     for operator in ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin"):
         yield operator, "infinite_rows", _infinite_rows
+    # The two elements of each row are equal in float32.
+    close = np.array([[2**24, 2**24 + 1], [-(2**24), -(2**24) - 1]], np.int32)
+    for operator in ("ArgMax", "ArgMin"):
+        yield operator, "large_int32", fixed_node(close, axis=1)
     for name in ("Sum", "Prod", "L1", "L2", "SumSquare", "LogSum"):
         yield f"Reduce{name}", "exceptional_rows", _exceptional_rows
     # No row has infinities of both signs, for which onnx's reference returns NaN.
@@ -565,6 +575,8 @@ def _along_axes() -> Iterator[tuple[str, str, Generator]]:
             yield operator, f"{stem}_{axis}", draw
     for p in (1, 2):
         yield "LpNormalization", f"zeros_{p}", partial(_zero_rows, p=p)
+    tiny = np.array([[3e-15, -4e-15], [3.0, 4.0]], np.float32)
+    yield "LpNormalization", "tiny_rows", fixed_node(tiny, axis=1)
     for size in (2, 3, 4):
         yield "LRN", f"window_{size}", partial(_local_window, size=size)
 
