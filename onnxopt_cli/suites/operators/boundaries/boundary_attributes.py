@@ -224,6 +224,10 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
         "rho": [-0.25],
     }
     yield "SVMRegressor", "logistic", fixed_node(x, post_transform="LOGISTIC", **regressor)
+    # Without support vectors, the coefficients are those of a linear function.
+    function: dict[str, Any] = {"coefficients": [0.75, -0.5], "rho": [0.125]}
+    kernel: dict[str, Any] = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
+    yield "SVMRegressor", "without_vectors", fixed_node(x, **kernel, **function)
 
 
 def _stash_types() -> Iterator[tuple[str, str, Generator]]:

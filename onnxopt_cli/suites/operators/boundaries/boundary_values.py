@@ -526,6 +526,9 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
     yield "LabelEncoder", "repeated_floats_numbers", numbers
     for norm in ("L1", "L2", "MAX"):
         yield "Normalizer", f"zeros_{norm.lower()}", partial(_normalizer_zeros, norm=norm)
+    for name in ("float64", "int64"):
+        rows = np.array([[3, 4, 1], [2, 5, 6]], DTYPES[name])
+        yield "Normalizer", f"rows_{name}", fixed_node(rows, norm="L2")
 
 
 def _reductions() -> Iterator[tuple[str, str, Generator]]:
