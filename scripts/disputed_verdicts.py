@@ -73,7 +73,7 @@ def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
 
 
 def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Exact:
-    """Allow one rounding, because the remainder of two floats is a float."""
+    """Allow one rounding: the exact remainder of two floats is a float."""
     a, b = mpf(float(x[at])), mpf(float(y[at]))
     quotient = a / b
     remainder = a - b * (mp.floor(quotient) if not fmod or quotient > 0 else mp.ceil(quotient))

@@ -91,9 +91,8 @@ OLDER_SHARE = 5
 # The reciprocal of the share of nodes with exceptional values: NaN, infinities or integers that
 # overflow.
 EXCEPTIONAL_PERIOD = 2
-# Operators whose correct implementations differ on NaN, infinity and overflow of integers: the
-# implementations multiply exceptional values by weights of 0 or leave them out, fold them into
-# other parameters, or compare them in another order.
+# Operators whose correct implementations differ on NaN, infinity and overflow of integers. For
+# example, some implementations multiply an exceptional value by a weight of 0, and others skip it.
 WITHOUT_EXCEPTIONS = frozenset({
     "AffineGrid", "BatchNormalization", "Binarizer", "DynamicQuantizeLinear", "GridSample",
     "LinearClassifier", "ReduceProd", "ReduceSumSquare", "Resize", "RoiAlign", "SVMClassifier",

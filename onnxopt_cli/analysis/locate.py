@@ -646,7 +646,7 @@ class _Search:
         return Problem(model, inputs, outputs if stored else None)
 
     def _reproduction(self, runs: Sequence[NodeRun]) -> Problem | None:
-        """Return the problem of some nodes with expected outputs; None if a limit is exceeded."""
+        """Return a problem that reproduces the result of some nodes; None beyond a limit."""
         size = self._bytes_of(runs)
         if not self._reproductions_left or size > self._bytes_left:
             return None

@@ -95,7 +95,7 @@ def _reduced(
         for part in connected_parts(subset):
             if fails(part):
                 return part, True
-    if len(subsets) <= 2:  # noqa: PLR2004 - each is the complement of the other
+    if len(subsets) <= 2:  # noqa: PLR2004 - two subsets are complements
         return None
     for subset in subsets:
         removed = {id(run) for run in subset}

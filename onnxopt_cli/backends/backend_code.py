@@ -308,7 +308,7 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
 
 
 def _of_option(option: str) -> Iterator[Path]:
-    """Yield the code that options name, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
+    """Yield the paths of code in an option, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
 
     An interpreter may add the suffix: ``./x`` stands for ``./x.js``.
     """

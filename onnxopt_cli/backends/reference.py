@@ -96,7 +96,7 @@ def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[V
 
 
 def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
-    """Return the outputs of a model of one node, given its call, in the graph's order."""
+    """Return the outputs of a model of one node in the graph's order, given the node's call."""
     outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
     return [outputs[output.name] for output in model.graph.output]
 

@@ -125,9 +125,9 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.mean: math.nan,
 }
 
-#: Precision of attributes and literals, which take the type of other operands. Errors of
-#: expressions of attributes alone are computed for float32, and are scaled when the type of the
-#: other operand is known.
+#: Precision of attributes and literals, which are converted to the type of the other operands.
+#: Errors of expressions of attributes alone are computed for float32, and are scaled when the type
+#: of the other operand is known.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
 #: Precision of an expression of attributes alone whose error includes the distance between both
 #: branches of an undecided choice. Errors with the precision CHOSEN must not be scaled to another

@@ -1,9 +1,9 @@
 """The registry of operators that have a formula, and their schemas for onnx.
 
 A registry is an instance: importing this module reads, runs and registers nothing. A command
-creates the registry of its operators and uses it until it ends. In a worker, and in a program that
-calls the library, the first call of :func:`registry` creates a registry. onnx's checker and type
-inference need the schemas.
+creates the registry of its operators and uses the same registry until the command ends. In a
+worker, and in a program that calls the library, the first call of :func:`registry` creates a
+registry. onnx's checker and type inference need the schemas.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Deviations below four standard
 # deviations need no test.
 _LIKELY_VARIANCES = 16
-# A scaled element may have an error of _SCALING_ULPS ulps or, if that is larger, of
-# _FACTOR_ROUNDINGS roundings of the type of the ratio, in which the factor 1 / (1 - ratio) may be
-# computed.
+# The factor 1 / (1 - ratio) may be computed in the type of the ratio. A scaled element may
+# therefore have an error of _SCALING_ULPS ulps or of _FACTOR_ROUNDINGS roundings in that type,
+# whichever is larger.
 _SCALING_ULPS, _FACTOR_ROUNDINGS = 16, 3
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
 # Versions 7 to 11 of Dropout have neither is_test nor training_mode, and drop no element.

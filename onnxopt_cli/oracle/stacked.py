@@ -113,7 +113,7 @@ def array_of(value: Any) -> Any:
     """Return the values of a tensor in all runs as one array.
 
     Raises:
-        TypeError: if its types or shapes differ between runs.
+        TypeError: if the types or shapes of the tensor differ between runs.
     """
     return value.array if isinstance(value, Stacked) else value
 

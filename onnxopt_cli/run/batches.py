@@ -2,8 +2,8 @@
 
 The models of up to N cases are joined into one model. If the backend fails to run a joined model,
 each half of the batch runs again, down to single cases. The response to a case is therefore either
-a part of the outputs of its batch, or the backend's response to the case alone. If the outputs of a
-case from its batch are wrong, the runner runs the case again, alone. Thus a failure is never
+a part of the outputs of its batch, or the backend's response to the case alone. If outputs that
+come from a batch are wrong, the runner runs their case again, alone. Thus a failure is never
 attributed to a case that did not cause the failure.
 """
 

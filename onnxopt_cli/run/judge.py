@@ -117,8 +117,8 @@ def judge(
         if problem.trajectory is not None:
             curve, summary = _course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
-        # If a trajectory ended early, the response's message is more specific than the shapes of
-        # its outputs.
+        # If a trajectory ended early, the response's message says more than the wrong shapes of the
+        # outputs would.
         if not (response.message or agrees):
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:

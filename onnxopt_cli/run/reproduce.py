@@ -72,8 +72,8 @@ _SECONDS, _BYTES = 10.0, 1 << 30
 # A mistake reproduces a wrong element of a backend if the two differ by at most this share of the
 # element's error.
 _NEAR_SHARE = 0.02
-# Mistakes that compute in a coarser type than the types of the tensors, by name, with the coarser
-# type.
+# The names of mistakes that compute in a coarser type than the types of the tensors, and the
+# coarser type of each.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),

@@ -145,8 +145,8 @@ def run_in_turn(
 ) -> Run:
     """Run one backend that misbehaves in many ways, which is faster than a run for each way.
 
-    The first case, ``first``, is ordinary. For each way, a case with the name of the way and an
-    ordinary case with the prefix ``after_`` follow.
+    The first case, ``first``, is ordinary. Each way of misbehaving has a case with its name, which
+    is followed by an ordinary case with the prefix ``after_``.
     """
     rates = {"first": 0.25}
     for number, way in enumerate(ways, start=1):

@@ -1,4 +1,4 @@
-"""The condition estimate computed in a worker, and its response to the runner."""
+"""A worker computes the condition estimate and sends it to the runner."""
 
 import numpy as np
 import pytest

@@ -140,8 +140,8 @@ def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) 
     """Rerun a few failing nodes, and return whether a third of them return other outputs.
 
     A backend whose outputs change keeps state, and no condition on the inputs describes its
-    failures. A third of the nodes is enough, because the outputs of other nodes may hardly depend
-    on the state.
+    failures. Not all nodes must return other outputs, because the outputs of some nodes may hardly
+    depend on the state.
     """
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)

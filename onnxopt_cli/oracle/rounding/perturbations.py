@@ -19,11 +19,11 @@ from onnxopt_cli.core.values import Array
 RUNS = 8
 #: The sizes of a rounding. Each place moves by the largest size in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: The period of the sequence of sizes, in places. Within a period, the roundings of any two places
-#: have different sizes in at least one run. The period is the largest prime for which four sizes
-#: and eight runs can meet this condition. If the period divided the size of a tensor, elements at
-#: the same place of different tensors would be perturbed equally. A prime number of five digits
-#: rarely divides the size of a tensor.
+#: The number of places after which the sizes repeat. Within a period, the roundings of any two
+#: places have different sizes in at least one run. The period is the largest prime for which four
+#: sizes and eight runs can meet this condition. If the period divided the size of a tensor,
+#: elements at the same place of different tensors would be perturbed equally. A prime number of
+#: five digits rarely divides the size of a tensor.
 DISTINCT_PLACES = 58_967
 
 # The signs of roundings: a row for each run, and a column for each place. Any two columns contain
