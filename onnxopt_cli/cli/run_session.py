@@ -234,9 +234,8 @@ class Display:
         errors -= supported
         if only_errors := [op.name for op in registry().operators if (op.name,) in errors]:
             advice = (
-                f"{some_of(only_errors, 4)}: only errors. If the backend does not know the "
-                "operator, add unsupported=REGEX to -b, so that onnxopt lowers the operator; "
-                "onnxopt backends check suggests a REGEX"
+                f"{some_of(only_errors, 4)}: only errors. If the backend lacks the operator, "
+                "unsupported=REGEX in -b lowers it; onnxopt backends check suggests REGEX"
             )
             self._console.print(Text(advice, "yellow"))
 
