@@ -208,7 +208,7 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
 
 
 def test_hint_explains_how_a_backend_reports_an_unknown_operator(screen):
-    hint = "Momentum: only errors. If the backend does not know the operator"
+    hint = "Momentum: only errors. If the backend lacks the operator"
     assert hint in " ".join(screen(2, "DifferentMessages").out.split())
     assert hint not in " ".join(screen(4, "ThreeFaults").out.split())
 
