@@ -7,7 +7,7 @@ from onnx import helper
 
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.cases.onnx.data_set import write_directory
-from onnxopt_cli.cases.onnx.model_check import contradicts, inferred_output
+from onnxopt_cli.cases.onnx.model_check import contradicts, inferred_output, symbol_fault
 
 BACKEND = """
 import numpy as np
@@ -106,16 +106,13 @@ def test_symbolic_dimension_has_one_size(run, declared, contradictory):
     assert ("dimension 'N' is 3 in" in " ".join(result.out.split())) == contradictory
 
 
-@pytest.mark.parametrize(("symbol", "contradictory"), [("N", True), ("M", False)])
-def test_symbolic_dimension_has_one_size_in_sequences(run, symbol, contradictory):
-    text = f"g (float[N] x) => (seq(float[{symbol}]) y) {{ y = SequenceConstruct(h, h) }}"
-    model = onnx.parser.parse_model(HEAD + text)
-    model.graph.node.insert(0, onnx.helper.make_node("Slice", ["x", "zero", "two"], ["h"]))
-    for name, number in (("zero", 0), ("two", 2)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
-    result = run.model(model, {"x": f32(4)}, y=[f32(2)] * 2)
-    assert (result.code == 2) == contradictory, result.out
-    assert ("dimension 'N' is 4 in" in " ".join(result.out.split())) == contradictory
+def test_elements_of_sequences_may_differ_in_size():
+    """Onnx's own tests of SequenceMap, such as test_sequence_map_add_2_sequences, require this."""
+    model = onnx.parser.parse_model(
+        HEAD + "g (seq(float[N]) x) => (seq(float[N]) y) { y = Identity(x) }"
+    )
+    values = [f32(6), f32(1)]
+    assert not symbol_fault(model.graph, {"x": values}, {"y": values})
 
 
 @pytest.mark.parametrize(("size", "contradictory"), [(3, False), (2, True)])

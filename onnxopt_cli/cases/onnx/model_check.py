@@ -312,38 +312,30 @@ def symbol_fault(
 ) -> str:
     """Return a message if a symbolic dimension of a graph has two sizes, else an empty string.
 
-    A name stands for one size in the whole graph, also in the elements of sequences, except for
-    names without a letter (``?``, ``-1``) and names for an unknown size (``unk``).
+    A name stands for one size in the whole graph, except for names without a letter (``?``, ``-1``)
+    and names for an unknown size (``unk``).
     """
     sizes: dict[str, tuple[int, str]] = {}
     for infos, values, kind in ((graph.input, inputs, "input"), (graph.output, outputs, "output")):
         for info in infos:
-            place = f"the {kind} {info.name!r}"
-            for declared, shape in _tensors(info.type, values.get(info.name)):
-                for dimension, size in zip(declared.shape.dim, shape, strict=False):
-                    name = dimension.dim_param
-                    if not is_symbol(name):
-                        continue
-                    first_size, first_place = sizes.setdefault(name, (size, place))
-                    if first_size != size:
-                        return (
-                            f"the graph's dimension {name!r} is {first_size} in {first_place} and "
-                            f"{size} in {place}"
-                        )
+            value = values.get(info.name)
+            declared = info.type
+            while declared.HasField("optional_type"):
+                declared = declared.optional_type.elem_type
+            if not isinstance(value, np.ndarray) or not declared.HasField("tensor_type"):
+                continue
+            for dimension, size in zip(declared.tensor_type.shape.dim, value.shape, strict=False):
+                name = dimension.dim_param
+                if not is_symbol(name):
+                    continue
+                place = f"the {kind} {info.name!r}"
+                first_size, first_place = sizes.setdefault(name, (size, place))
+                if first_size != size:
+                    return (
+                        f"the graph's dimension {name!r} is {first_size} in {first_place} and "
+                        f"{size} in {place}"
+                    )
     return ""
-
-
-def _tensors(
-    declared: TypeProto, value: Value | None
-) -> Iterator[tuple[TypeProto.Tensor, tuple[int, ...]]]:
-    """Yield the declared type and the shape of each tensor within a value."""
-    if declared.HasField("optional_type"):
-        yield from _tensors(declared.optional_type.elem_type, value)
-    elif declared.HasField("sequence_type") and isinstance(value, list):
-        for element in value:
-            yield from _tensors(declared.sequence_type.elem_type, element)
-    elif declared.HasField("tensor_type") and isinstance(value, np.ndarray):
-        yield declared.tensor_type, value.shape
 
 
 def is_symbol(name: str) -> bool:
