@@ -872,9 +872,16 @@ def _highest_bits(number: int) -> int:
 
 
 def _lists_of_floats(node: BoundNode) -> list[str]:
-    """Return the names of the attributes of a node that are lists of floats."""
-    entries = node.schema.attributes
-    return sorted(name for name in node.attributes if attribute_type(entries[name]) == "FLOATS")
+    """Return the names of the attributes of a node that are lists of floats.
+
+    A valid node may have attributes that its schema lacks, if their names begin and end with "__".
+    """
+    entries = node.schema.attributes.items()
+    return sorted(
+        name
+        for name, entry in entries
+        if name in node.attributes and attribute_type(entry) == "FLOATS"
+    )
 
 
 def _neutral(random: Random, node: BoundNode) -> BoundNode:

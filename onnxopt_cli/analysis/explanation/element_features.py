@@ -378,8 +378,9 @@ WEAK_CONTENTS = frozenset({"are too large", "are too small"})
 # elements.
 _CONTENT_ROUNDINGS = 64
 # In types of few digits, wrong elements may differ from a multiple of the right elements by this
-# fraction, or by _MIN_ROUNDINGS machine epsilons if that is more.
-_MAX_CONTENT_RTOL, _MIN_ROUNDINGS = 0.01, 4
+# fraction, or by _MIN_ROUNDINGS machine epsilons if that is more. In types of even fewer digits,
+# _LARGEST_RTOL distinguishes the multiples from each other.
+_MAX_CONTENT_RTOL, _MIN_ROUNDINGS, _LARGEST_RTOL = 0.01, 4, 0.1
 # If the right output has at most this number of different values, an output with the right elements
 # in another order may be a coincidence.
 _MIN_DISTINCT = 3
@@ -447,13 +448,13 @@ def _lengths(right: Array, returned: Array) -> dict[str, Any]:
 
 
 def _is_part(part: Array, whole: Array, axis: int) -> bool:
-    """Return whether a tensor equals another one without some indices of an axis."""
-    if any(np.delete(part.shape, axis) != np.delete(whole.shape, axis)):
+    """Return whether a tensor that is not empty equals another one without some indices."""
+    if not part.size or any(np.delete(part.shape, axis) != np.delete(whole.shape, axis)):
         return False
     slices = iter(np.moveaxis(whole, axis, 0))
     return all(
-        any(_equal(wanted, found).all() for found in slices)
-        for wanted in np.moveaxis(part, axis, 0)
+        any(_equal(kept_slice, whole_slice).all() for whole_slice in slices)
+        for kept_slice in np.moveaxis(part, axis, 0)
     )
 
 
@@ -493,14 +494,16 @@ def _changes(before: Array, after: Array) -> dict[str, Array]:
     """Return statements that compare wrong elements with the right elements."""
     old, new = before.astype(np.float64), after.astype(np.float64)
     epsilon = _epsilon(before)
-    near = min(_CONTENT_ROUNDINGS * epsilon, max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon))
+    least = max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon)
+    near = min(_CONTENT_ROUNDINGS * epsilon, least, _LARGEST_RTOL)
     statements = {
         "are 0": new == 0,
         "are 1": new == 1,
         "are NaN": np.isnan(new),
         "are infinite": np.isinf(new),
         "are the right values with the opposite sign": _near(new, -old, near),
-        "are the right values without their signs": _near(new, np.abs(old), near),
+        # A positive value that differs by some roundings has kept its sign.
+        "are the right values without their signs": _near(new, np.abs(old), near) & np.signbit(old),
         "are twice the right values": _near(new, 2 * old, near) & (old != 0),
         "are half the right values": _near(2 * new, old, near) & (old != 0),
         "are 1 away from the right values": np.abs(new - old) == 1,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import onnx.parser
 import pytest
 
 from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
-from onnxopt_cli.analysis.explanation.element_features import element_features
+from onnxopt_cli.analysis.explanation.element_features import element_features, wrong_content
 from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample
 from onnxopt_cli.analysis.explanation.node_traits import Trait
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -160,6 +161,10 @@ def negated_and_rounded(x, y):
     return np.where(y > 1, -y * np.float32(1.000001), y)
 
 
+def imprecise(x, y):
+    return np.where(x > 1, y * np.float32(1.000003), y)
+
+
 def of_fewer_rows(_x, y):
     return y[2:] + 1
 
@@ -185,6 +190,25 @@ def of_fewer_rows(_x, y):
 )  # fmt: skip
 def test_condition_on_wrong_elements_is_found(signature, change, text):
     assert text in proven(signature, change)
+
+
+def test_imprecise_positive_values_have_not_lost_their_signs():
+    text = proven(ABS, imprecise)
+    assert "the element of X is more than" in text
+    assert "signs" not in text
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+@pytest.mark.parametrize("factor", [0, 1.5, 3, -0.5])
+def test_multiples_are_distinguished_in_types_of_few_digits(name, factor):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 19]> g (float[4] X) => (float[4] Y) { Y = Abs (X) }'
+    )
+    features = element_features(BoundNode.of(model, {"X": np.ones(4, np.float32)}), np.ones(4))
+    right = np.array([1, 2, 4, -8], getattr(ml_dtypes, name))
+    returned = (right.astype(np.float32) * factor).astype(right.dtype)
+    contents = wrong_content(features, right, returned, np.ones(4, bool))
+    assert not any("the right values" in content for content in contents)
 
 
 def test_nodes_with_the_same_values_are_no_independent_evidence():

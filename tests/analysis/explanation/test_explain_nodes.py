@@ -205,6 +205,43 @@ def test_mistake_agrees_with_its_description(operator, name, operands, expected)
     assert result.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("operator", "name", "dtype", "operands", "expected"),
+    [
+        ("Abs", "outputs without their upper 32 bits", np.int64, [[-(2**40) - 5]], [5]),
+        ("Abs", "integers computed in 32 bits", np.int64, [[2**32 + 5]], [5]),
+        ("Mul", "integers computed in 32 bits", np.uint64, [[2**31], [2]], [0]),
+        ("Mul", "integers computed in 32 bits", np.uint64, [[2**31], [1]], [2**31]),
+    ],
+)
+def test_mistake_of_64_bit_integers_agrees_with_its_description(
+    operator, name, dtype, operands, expected
+):
+    names = "ab"[: len(operands)]
+    declared = ", ".join(f"{np.dtype(dtype).name}[1] {each}" for each in names)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 14]> g ({declared}) => '
+        f"({np.dtype(dtype).name}[1] y) {{ y = {operator}({', '.join(names)}) }}"
+    )
+    inputs = {each: np.array(value, dtype) for each, value in zip(names, operands, strict=True)}
+    (result,) = node_mistakes("", operator, 14)[name].outputs(model, inputs, native_outputs)
+    assert result.tolist() == expected
+
+
+def test_biases_of_gates_are_reordered_without_the_weights():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 14]> g (float[1, 1, 1] X, float[1, 3, 1] W, '
+        "float[1, 3, 1] R, float[1, 6] B) => (float[N, D, B, H] Y) "
+        "{ Y = GRU <hidden_size = 1> (X, W, R, B) }"
+    )
+    ones, gates = np.ones((1, 1, 1), np.float32), np.float32([[[1], [2], [3]]])
+    inputs = {"X": ones, "W": gates, "R": gates, "B": np.float32([[1, 2, 3, 4, 5, 6]])}
+    mistake = node_mistakes("", "GRU", 14)["biases of gates in the order rzh"]
+    reordered = {**inputs, "B": np.float32([[2, 1, 3, 5, 4, 6]])}
+    (found,) = mistake.outputs(model, inputs, native_outputs)
+    np.testing.assert_array_equal(found, native_outputs(model, reordered)[0])
+
+
 def test_operators_that_are_not_examined_in_time_are_counted(onnxopt, workplace):
     (workplace / "wrong.py").write_text(
         "from onnxopt_cli.oracle.evaluator import native_outputs\n"
@@ -977,6 +1014,16 @@ def test_some_generated_nodes_have_attributes_without_effect():
     assert {(0, 0), (1, 1)} <= values
 
 
+def test_nodes_with_internal_attributes_are_varied():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (float[3] x) => (float[3] y) '
+        "{ y = Abs<__note__ = 1>(x) }"
+    )
+    onnx.checker.check_model(model)
+    node = BoundNode.of(model, {"x": np.ones(3, np.float32)})
+    assert any(islice(neighbours([node], [node], seed=1, seconds=1.0), 20))
+
+
 def test_some_generated_nodes_have_large_integers_that_are_exact_in_float32():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 13]> g (int64[3] x) => (int64[3] y) { y = Abs(x) }'
@@ -1319,6 +1366,10 @@ def test_traits_compare_lengths_and_positions_with_axes(call, opset, vector, tex
         (
             "Transpose<perm = [1, 2, 0]>(a)", [np.ones((2, 3, 4))],
             "perm is not its own inverse", "perm is [2, 1, 0]",
+        ),
+        (
+            'Pad<mode = "">(a, b)', [np.ones(2), np.array([1, 1])],
+            "mode is empty", "mode is ",
         ),
         (
             "Gather<axis = 1>(a, b)", [np.ones((2, 2)), np.zeros((2, 0, 2), int)],
