@@ -251,7 +251,7 @@ def _check_record(record: object) -> str:
     validator = kinds[kind]
     with losing_exceptions():
         # The check alone is faster than the search for errors, and most records have none.
-        error = None if validator.is_valid(record) else next(validator.iter_errors(record))
+        error = None if validator.is_valid(record) else next(validator.iter_errors(record), None)
     if error is not None:
         field = ".".join(map(str, error.instance_path)) or kind
         raise ValueError(printable(f"{field}: {error.message[:200]}"))
