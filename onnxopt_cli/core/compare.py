@@ -66,7 +66,7 @@ def compare_outputs(
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
         examine: whether limits are also derived for elements that are bitwise equal. These limits
-            do not affect the verdict, but the number of inconclusive elements.
+            do not affect the verdict, but they affect the number of inconclusive elements.
 
     Returns:
         One Diff for each tensor, and one for each difference in structure. Each of the first few

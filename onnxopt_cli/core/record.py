@@ -391,11 +391,15 @@ def _diff_from_json(data: Any) -> Diff:
 
 def _contradiction(diff: Diff) -> str:
     """Return a description of statements about an output that contradict each other."""
-    counts = diff.mismatches, diff.inconclusive, sum(diff.ulp_counts), len(diff.worst)
-    if max(counts) > diff.elements:
-        quantities = "mismatches", "inconclusive elements", "counts of distances", "worst elements"
-        count, quantity = max(zip(counts, quantities, strict=True))
-        return f"has {count} {quantity} of {diff.elements} elements"
+    counts = {
+        "mismatches": diff.mismatches,
+        "inconclusive elements": diff.inconclusive,
+        "counts of distances": sum(diff.ulp_counts),
+        "worst elements": len(diff.worst),
+    }
+    for quantity, count in counts.items():
+        if count > diff.elements:
+            return f"has {count} {quantity} of {diff.elements} elements"
     if diff.structure is not None and diff.mismatches:
         return "was not compared, but has mismatches"
     shape = _SHAPE.fullmatch(diff.kind)

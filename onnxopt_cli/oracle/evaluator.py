@@ -244,9 +244,9 @@ class Visits:
     Attributes:
         converts: whether operands may have to be converted to double.
         visitor: the visitor of the run.
-        count: the number of nodes visited so far.
+        count: the number of visited nodes.
         live_bytes: the bytes of the nodes' outputs that are not yet released.
-        peak_bytes: the largest value of ``live_bytes`` so far.
+        peak_bytes: the largest value that ``live_bytes`` has had in the run.
     """
 
     converts: bool

@@ -371,7 +371,7 @@ class Session:
             yield row
 
     def rerun(self) -> Iterator[Result]:
-        """Run the cases again that did not conform, and yield the new results."""
+        """Run again the cases that did not conform, and yield the new results."""
         if self._log and self._log.finished:
             return
 

@@ -718,7 +718,7 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> int:
     """Return the number of elements that do not meet a condition, but would be right anyway.
 
-    Such elements are no evidence for the condition.
+    Such elements do not support the condition.
 
     Args:
         features: the features of the elements.

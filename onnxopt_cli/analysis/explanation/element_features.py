@@ -494,18 +494,18 @@ def _changes(before: Array, after: Array) -> dict[str, Array]:
     """Return statements that compare wrong elements with the right elements."""
     old, new = before.astype(np.float64), after.astype(np.float64)
     epsilon = _epsilon(before)
-    least = max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon)
-    near = min(_CONTENT_ROUNDINGS * epsilon, least, _LARGEST_RTOL)
+    rtol_of_few_digits = max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon)
+    rtol = min(_CONTENT_ROUNDINGS * epsilon, rtol_of_few_digits, _LARGEST_RTOL)
     statements = {
         "are 0": new == 0,
         "are 1": new == 1,
         "are NaN": np.isnan(new),
         "are infinite": np.isinf(new),
-        "are the right values with the opposite sign": _near(new, -old, near),
+        "are the right values with the opposite sign": _near(new, -old, rtol),
         # A positive value that differs by some roundings has kept its sign.
-        "are the right values without their signs": _near(new, np.abs(old), near) & np.signbit(old),
-        "are twice the right values": _near(new, 2 * old, near) & (old != 0),
-        "are half the right values": _near(2 * new, old, near) & (old != 0),
+        "are the right values without their signs": _near(new, np.abs(old), rtol) & np.signbit(old),
+        "are twice the right values": _near(new, 2 * old, rtol) & (old != 0),
+        "are half the right values": _near(2 * new, old, rtol) & (old != 0),
         "are 1 away from the right values": np.abs(new - old) == 1,
         "are too large by 1": new == old + 1,
         "are too small by 1": new == old - 1,

@@ -302,9 +302,9 @@ def are_inexact_in_float32(integers: Array) -> Array:
     """Return which integers float32 cannot represent."""
     wide = integers.astype(np.int64)
     magnitudes = np.where(integers < 0, -wide, wide).astype(np.uint64)
-    one = np.uint64(1)
-    lowest_bits = magnitudes & (~magnitudes + one)
-    return np.asarray(magnitudes // np.maximum(lowest_bits, one) >= _FLOAT32_INTEGERS)
+    unit = np.uint64(1)
+    lowest_bits = magnitudes & (~magnitudes + unit)
+    return np.asarray(magnitudes // np.maximum(lowest_bits, unit) >= _FLOAT32_INTEGERS)
 
 
 def roundest(low: float, high: float) -> float:

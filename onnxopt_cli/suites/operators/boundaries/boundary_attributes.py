@@ -225,9 +225,13 @@ def _scores() -> Iterator[tuple[str, str, Generator]]:
     }
     yield "SVMRegressor", "logistic", fixed_node(x, post_transform="LOGISTIC", **regressor)
     # Without support vectors, the coefficients are those of a linear function.
-    function: dict[str, Any] = {"coefficients": [0.75, -0.5], "rho": [0.125]}
-    kernel: dict[str, Any] = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
-    yield "SVMRegressor", "without_vectors", fixed_node(x, **kernel, **function)
+    linear_machine: dict[str, Any] = {
+        "kernel_type": "LINEAR",
+        "kernel_params": [0.0, 0.0, 0.0],
+        "coefficients": [0.75, -0.5],
+        "rho": [0.125],
+    }
+    yield "SVMRegressor", "without_vectors", fixed_node(x, **linear_machine)
 
 
 def _stash_types() -> Iterator[tuple[str, str, Generator]]:
