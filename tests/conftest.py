@@ -17,8 +17,8 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.run import executors
 from onnxopt_cli.suites import catalogue
 
-# If a property is violated, it usually fails for many inputs of some kind, so a few examples of
-# each kind are sufficient. Quick runs try fewer examples.
+# A violated property usually fails for many inputs, so a few examples are sufficient. Quick runs
+# try even fewer.
 for profile, max_examples in (("few", 25), ("fewer", 10)):
     settings.register_profile(
         profile,
@@ -27,20 +27,21 @@ for profile, max_examples in (("few", 25), ("fewer", 10)):
         max_examples=max_examples,
     )
 
-# The tests may have been started with signals ignored, as & and nohup do. Child processes inherit
-# ignored signals, but not handlers, so handlers are installed.
+# If the tests were started with & or nohup, some signals are ignored, and child processes inherit
+# this. They do not inherit handlers, so a handler restores the default for child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_configure(config):
-    """Load the profile of hypothesis, and make the processes that the tests start faster.
+    """Load the profile of hypothesis, and speed up the processes that the tests start.
 
-    Cache bytecode, because compiling takes a third of the time of a command. If the environment
-    disables the cache beside the sources, use a folder in pytest's cache. Use one BLAS thread,
-    because the tests already use all processors. Let Dask measure its workers less often, because
-    the measurements take 5 % of a processor for each worker.
+    - Bytecode is cached, because compiling takes a third of the time of a command. If the
+      environment disables the cache beside the sources, the cache is a folder of pytest's cache.
+    - BLAS uses one thread, because the tests already use all processors.
+    - Dask measures its workers less often, because the measurements take 5 % of a processor for
+      each worker.
     """
     settings.load_profile("fewer" if config.option.markexpr in {"not slow", "quick"} else "few")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -54,7 +55,7 @@ def pytest_configure(config):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-# Packages in which a test that starts a process is marked as slow.
+# In these packages, tests that start processes are marked as slow; all other tests are quick.
 _QUICK_PACKAGES = frozenset(
     {
         "cases",
@@ -72,14 +73,14 @@ _QUICK_PACKAGES = frozenset(
 
 
 def pytest_collection_modifyitems(items):
-    """Mark quick tests for runs after every edit: they take a minute and start no processes."""
+    """Mark quick tests, which take a minute, start no processes, and can run after every edit."""
     for item in items:
         if item.path.parent.name in _QUICK_PACKAGES and not item.get_closest_marker("slow"):
             item.add_marker("quick")
 
 
 class Output(str):
-    """Output that contains a phrase even if the phrase is wrapped over several lines."""
+    """Output in which ``in`` also finds phrases that are wrapped over several lines."""
 
     __slots__ = ()
 
@@ -103,7 +104,7 @@ class Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _suites_are_written_once():
-    """Cache suites, because creating conformance or pairwise takes two seconds."""
+    """Cache suites, because creating a large suite such as pairwise takes two seconds."""
     write = catalogue.yaml_files
     cached_write = cache(lambda name, *_: write(name))
     with pytest.MonkeyPatch.context() as patch:
@@ -122,7 +123,7 @@ def _suites_are_written_once():
 
 @pytest.fixture(autouse=True)
 def _same_path_afterwards(monkeypatch):
-    """Restore the import path, because tests may contain plugins with equal names."""
+    """Restore ``sys.path`` after each test, because plugins of different tests share names."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -131,12 +132,12 @@ def onnxopt(request, capsys, monkeypatch):
     """Return a function that calls ``onnxopt`` with arguments and returns exit code and output.
 
     Backends run in this process, as on a system without workers, because starting workers takes
-    most of the time of a run. With the marker ``isolated`` or the option ``--isolation process``
-    backends run in workers: in one worker, unless ``-j`` is given.
+    most of the time of a run. Backends run in workers if the test has the marker ``isolated`` or
+    passes ``--isolation process``. There is one worker, unless ``-j`` is given.
     """
     monkeypatch.setattr("onnxopt_cli.core.blocks.available_jobs", lambda: 1)
     if not request.node.get_closest_marker("isolated"):
-        # The module is patched, not the name onnxopt_cli.run, which is a function.
+        # Patch the module object, because the dotted name onnxopt_cli.run refers to a function.
         monkeypatch.setattr(executors, "HAS_WORKERS", False)
 
     def call(*arguments: str | Path) -> Answer:
@@ -154,6 +155,6 @@ def onnxopt(request, capsys, monkeypatch):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """Return an empty folder, which becomes the current folder."""
+    """Make an empty folder the current folder, and return it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "onnxopt_cli"
-# Adapters are files that run in environments of their own, not modules of the package.
+# Excluded: adapters, which are not modules of the package, but run in environments of their own.
 FILES = sorted({*PACKAGE.rglob("*.py")} - {*(PACKAGE / "adapters").iterdir()})
 
 #: Each part of the package may import itself and the parts above it in the list.
@@ -40,9 +40,9 @@ BEHIND_API = {"analysis", "run"}
 #: Packages that only the stated parts may import.
 RESERVED = {"click": {"cli"}, "rich": {"cli", "report"}}
 
-#: Parts of onnx that are written in C++. An invalid model can crash these parts, so only the
-#: modules in MAY_USE_NATIVE may use the parts. The first module of MAY_USE_NATIVE calls C++ code in
-#: a separate process, and the others call it in workers or for trusted models.
+#: Parts of onnx that are written in C++, and that an invalid model can crash. Only the modules in
+#: MAY_USE_NATIVE may use these parts. The first of these modules calls C++ code in a separate
+#: process; the others call C++ code in workers or for trusted models.
 NATIVE = {
     "checker",
     "compose",
@@ -61,7 +61,7 @@ MAY_USE_NATIVE = {
     "backends/onnxruntime_backend.py": {"parser"},
 }
 
-#: Packages that are imported when they are needed, not when a module is loaded.
+#: Packages that a module must not import when it is loaded, but only when it needs them.
 LAZY = ("distributed", "onnxruntime", "onnx.reference", "onnx.backend", "hypothesis", "torch")
 
 
@@ -73,7 +73,7 @@ def rank(part: str) -> int:
     return next(index for index, parts in enumerate(ORDER) if part in parts)
 
 
-#: Modules that only some systems have.
+#: Modules of the standard library that only some systems have.
 NOT_EVERYWHERE = {"fcntl", "grp", "msvcrt", "pty", "pwd", "readline", "resource", "termios", "tty"}
 
 
@@ -84,7 +84,7 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """Return each module that a file imports, and whether loading the file imports it."""
+    """Return pairs: each module that a file imports, and whether loading the file imports it."""
     imported_modules = []
     statements: list[tuple[ast.AST, bool]] = [(parsed(path), True)]
     for node, at_load in statements:
@@ -94,7 +94,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.Import):
             imported_modules += [(alias.name, at_load) for alias in node.names]
         deferred = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.If))
-        # Expressions contain no imports, and are most of a tree.
+        # Expressions are skipped: they contain no imports, and are the largest part of a tree.
         statements += (
             (inner, at_load and not deferred)
             for inner in ast.iter_child_nodes(node)
@@ -118,7 +118,7 @@ def test_imports_go_one_way():
 
 
 def native_uses(path: Path) -> set[str]:
-    """Return the parts of onnx in C++ that a file uses, as in ``onnx.checker``."""
+    """Return the parts of NATIVE that a file uses, for example as ``onnx.checker``."""
     uses = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("onnx"):
@@ -169,7 +169,7 @@ def test_imports_have_no_cycles():
         name: {module for module, _ in imports(path) if module in modules} - {name}
         for name, path in modules.items()
     }
-    # The package imports its implementation only when a name is used.
+    # No cycle: the package imports its implementation only when a public name is used.
     needs["onnxopt_cli"] = set()
     list(TopologicalSorter(needs).static_order())
 

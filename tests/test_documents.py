@@ -1,4 +1,4 @@
-"""The documents are correct: links, names of files and functions, and the output of commands."""
+"""Documents have valid links, existing files and functions, and the actual output of commands."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ NOT_RUN = {
     "security.md 0": "needs Docker",
     "training.md 0": "takes minutes; tests/run/test_workload.py runs its parts",
 }
-#: Parts of commands that fail, according to the documents.
+#: A command that contains one of these texts exits with code 1; other commands, with code 0.
 FAILING = (
     "third_step.yaml",
     "python:ci/my_backend.py",
     "--tolerance onnx",
     "fuzz -b onnx-reference",
 )
-#: Options that select a few cases of the documented suites, to save time.
+#: For some blocks: options that select a few cases, to save time.
 FEWER = {
     "ci.md 1": ("-k", "/momentum/m", "-k", "/momentum/T_", "-k", "pairwise/momentum/pair_1"),
     "mutation-analysis.md 1": ("--operator", "Softmax"),
 }
-#: The backend in the examples of the documents, with an error that is explained quickly.
+#: The backend in the examples of the documents. Its error is explained quickly.
 BACKEND = """
 from onnxopt_cli.backends.reference import NumpyBackend
 
@@ -119,7 +119,7 @@ def pattern_of(output):
 
     Times may differ, and a line of dots matches any text.
     """
-    # The time of explanations is printed only if the search for them took long.
+    # The time of explanations is optional, because it is printed only if the search took long.
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
     parts = re.split(r"^\.\.\.$", output, flags=re.MULTILINE)
     patterns = [
@@ -137,7 +137,7 @@ def test_excluded_blocks_exist():
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in NOT_RUN])
 def test_commands_print_the_documented_output(name, tmp_path):
     document, text = BLOCKS[name]
-    # The files whose content the document shows, and files that the document assumes to exist.
+    # Create the files that the document shows or assumes.
     (tmp_path / "cases").symlink_to(REPOSITORY / "cases")
     for folder in ("ci", "out"):
         (tmp_path / folder).mkdir()

@@ -23,7 +23,7 @@ cases:
     attributes: {rho: 0.5}
     inputs: {loss: 1.0, W: [1.0], Z: [0.5], U: [0.25]}
 """
-# The squares of this input overflow.
+# The square of W overflows.
 BEYOND = """\
   - name: beyond
     attributes: {rho: 0.01}
@@ -39,7 +39,7 @@ UNEVEN = (
 
 @pytest.mark.slow
 def test_suite_rejects_every_mutant_and_no_reformulation(onnxopt, monkeypatch, tmp_path):
-    # .ci/run audits all operators, which takes minutes.
+    # One operator is enough here: .ci/run audits all operators, which takes minutes.
     arguments = ("cases/", "--operator", "AdmmGradient")
     monkeypatch.chdir(REPOSITORY)
     answer = onnxopt("audit", *arguments, "--json", tmp_path / "audit.json")

@@ -37,7 +37,7 @@ def test_conditioned_tolerance_catches_errors_of_1e_5(injected):
 
 
 @pytest.mark.slow
-def test_exchanged_neighbours_are_caught_wherever_data_are_moved(injected):
+def test_exchanged_neighbours_are_caught_in_operators_that_move_data(injected):
     _, errors = injected(*(f"onnx-node/{name}/0" for name in MOVED))
     assert {error["case"].split("/")[1] for error in errors if error["moves"]} == set(MOVED)
     assert all(error["conditioned"] for error in errors)
@@ -52,7 +52,7 @@ def test_errors_cannot_be_injected_into_integer_outputs(onnxopt):
 
 @pytest.mark.slow
 def test_documented_shares_of_node_case_errors_are_caught(injected):
-    # All cases take minutes.
+    # Every third case, because all cases take minutes.
     _, errors = injected(*[case.id for case in load_cases("onnx-node")][::3])
     exchanged = [
         error for error in errors if error["error"] == "neighbours exchanged" and error["moves"]

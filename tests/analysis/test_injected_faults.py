@@ -1,4 +1,4 @@
-"""Random faults that a script injects: the suites reject nearly all of them."""
+"""Suites reject nearly all random faults that a script injects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIGNED = Operator(
 
 
 def rejected(*arguments):
-    """Return the share of injected faults that the suites reject, and the output."""
+    """Return the share of faults that the suites reject, and the output of the script."""
     run = subprocess.run(
         [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""``onnxopt locate``: the wrong nodes of models that these tests make."""
+"""``onnxopt locate`` names the wrong nodes of models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onnxopt_cli.oracle.estimate.reference_values import (
     values_of_nodes,
 )
 
-# A backend that computes nodes by onnx's reference, except nodes that a fault changes.
+# Backends that compute models with onnx's reference; each backend has a fault in some nodes.
 BACKEND = """
 import time
 
@@ -235,7 +235,8 @@ SHORT_CHAIN = [*CHAIN[:2], node("Exp", "b", "y")]
 
 @pytest.mark.slow
 def test_every_wrong_node_is_named_alone_and_reproduced(locate, onnxopt):
-    # The second LeakyRelu has positive operands, so its slope makes no difference.
+    # The fault changes the slope of LeakyRelu. The second LeakyRelu is right, because its operands
+    # are positive.
     ran, found = locate(model_of(CHAIN, w=W), "Leaky")
     assert ran.code == 1
     (wrong,) = found["wrong"]
@@ -375,7 +376,7 @@ def test_right_backend_conforms(locate):
     assert found["whole"] == {"python:backend.py:Right": "pass"}
 
 
-def test_fault_of_a_combination_of_nodes_is_reduced_to_the_combination(locate, onnxopt):
+def test_fault_that_needs_two_nodes_is_reduced_to_these_nodes(locate, onnxopt):
     nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); d = Tanh(c); y = Mul(d, x)")
     ran, found = locate(model_of(nodes, w=W), "Fusing")
     assert ran.code == 1
@@ -392,7 +393,7 @@ def test_smaller_part_is_found_although_larger_parts_are_right(locate):
     assert found["subgraph"] == ["the_b", "the_c"]
 
 
-def test_node_that_is_wrong_only_when_it_runs_again_is_named_alone(locate):
+def test_only_the_node_that_is_wrong_when_run_again_is_named(locate):
     nodes = [node("Exp", "x", "a"), node("Tanh", "a", "b"), node("Exp", "b", "y")]
     ran, found = locate(model_of(nodes), "Stateful")
     assert ran.code == 1
@@ -485,7 +486,7 @@ def test_bodies_are_searched_up_to_a_number_of_nodes(locate, monkeypatch):
         graph = node("Loop", f"two yes {operand}", output, body=body)
     ran, found = locate(model_of([graph], two=np.array(2), yes=np.array(True)), "Right")
     assert (ran.code, found["not_judged"]) == (0, [])
-    # Without a limit, the walk would have 15 nodes.
+    # Without a limit, 15 nodes would be searched.
     assert found["nodes"] < 8
 
 
@@ -546,7 +547,7 @@ def test_wrong_nodes_beyond_a_number_are_named_but_not_written(locate, monkeypat
     assert len([*Path("located").iterdir()]) == 1
 
 
-def test_search_for_a_subgraph_ends_after_a_number_of_subgraphs(locate, monkeypatch):
+def test_search_for_a_wrong_subgraph_tries_a_limited_number_of_subgraphs(locate, monkeypatch):
     monkeypatch.setattr(locate_module, "_MAX_SUBGRAPHS", 2)
     nodes = nodes_of("a = Exp(x); b = MatMul(a, w); c = Add(b, a); d = Tanh(c); y = Mul(d, x)")
     ran, found = locate(model_of(nodes, w=W), "Fusing")
@@ -602,7 +603,7 @@ def test_lines_other_than_commands_are_wrapped(locate):
     assert not [line for line in ran.out.splitlines() if line.endswith(" ")]
 
 
-def test_node_without_outputs_is_wrong_if_the_model_has_none_either(locate):
+def test_node_that_returns_no_output_is_wrong_if_the_model_returns_none_either(locate):
     nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "y")]
     ran, found = locate(model_of(nodes), "Refusing")
     assert ran.code == 1
@@ -645,7 +646,7 @@ def test_command_judges_a_case_of_a_training_operator(tmp_path, monkeypatch):
     (tmp_path / "backend.py").write_text(BACKEND)
     (tmp_path / "step.yaml").write_text(STEP)
     command = [sys.executable, "-m", "onnxopt_cli", "locate", "step.yaml", "-b"]
-    # Workers of a command are forked from the command.
+    # The command runs as a process, because its workers are forked from it.
     ran = {
         backend: subprocess.run([*command, backend], capture_output=True, text=True, check=False)
         for backend in ("numpy", "python:backend.py:TorchAdam")
@@ -725,7 +726,7 @@ def test_nodes_around_an_unknown_operator_are_judged_with_values_of_the_backend(
     assert [item["node"] for item in found["wrong"]] == ["the_b"]
 
 
-def test_rounding_that_a_difference_magnifies_contributes_most_to_the_tolerance(locate):
+def test_rounding_magnified_by_a_subtraction_contributes_most_to_the_tolerance(locate):
     nodes = nodes_of("a = Exp(x); b = Add(a, big); c = Sub(b, big); y = Tanh(c)")
     ran, found = locate(model_of(nodes, big=np.array(1e4, np.float32)), "Right")
     assert ran.code == 0
@@ -743,7 +744,7 @@ def test_contributions_show_why_a_model_is_inconclusive(locate):
     assert found["contributions"][0]["node"] == "the_b"
 
 
-def test_finding_that_is_there_already_is_not_written_again(locate, tmp_path):
+def test_case_of_a_wrong_node_is_not_written_twice(locate, tmp_path):
     model = model_of([*CHAIN[:2], node("Exp", "b", "y")], w=W)
     cases = [locate(model, "Leaky")[1]["wrong"][0]["case"] for _ in range(2)]
     assert cases[0] == cases[1]
@@ -757,7 +758,7 @@ def test_huge_error_is_stated_in_words(locate):
     assert found["wrong"][0]["error_over_tolerance"] > 1e30
 
 
-def test_shares_of_nodes_in_a_tolerance_do_not_exceed_the_whole(locate):
+def test_shares_of_a_tolerance_add_up_to_at_most_1(locate):
     nodes = [
         node("HardSigmoid", "x", "a"),
         node("Add", "a x", "b"),
@@ -770,7 +771,7 @@ def test_shares_of_nodes_in_a_tolerance_do_not_exceed_the_whole(locate):
     assert sum(shares) <= 1 + 1e-9
 
 
-def test_node_with_the_largest_error_contributes_most_to_the_error_of_its_backend(locate):
+def test_node_with_the_largest_error_contributes_most_to_the_error_of_the_model(locate):
     nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "b"), node("Tanh", "b", "y")]
     ran, found = locate(model_of(nodes), "InexactSigmoid")
     assert ran.code == 0
@@ -789,7 +790,7 @@ def test_backends_that_differ_within_the_tolerance_are_shown(locate):
     assert [entry["node"] for entry in found["disagreements"]] == ["the_y"]
 
 
-def test_nodes_computed_together_have_the_values_of_nodes_alone():
+def test_nodes_have_the_same_values_together_and_alone():
     branch = helper.make_graph(
         nodes_of("i = Exp(f); j = Tanh(i); k = Add(j, w)"),
         "branch",

@@ -180,7 +180,7 @@ def leaky_trials():
     return find_node_trials(cases, Judging(), 1, lambda *_: None, ["LeakyRelu"])[0]["LeakyRelu"]
 
 
-def test_mutants_in_one_process_equal_mutants_alone(leaky_trials):
+def test_mutants_have_the_same_results_in_one_process_and_alone(leaky_trials):
     names = implementation_names("automatic", leaky_trials)[:12]
     together = outcomes_on_trials(names, "automatic", leaky_trials, thorough=True)
     separate = [
@@ -252,7 +252,7 @@ def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
 
 @pytest.fixture(scope="module")
 def leaky_search(leaky_trials):
-    """Return varied nodes, their evaluators, and half of the mutants."""
+    """Return varied nodes, the evaluators of their models, and every second mutant."""
     nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
     batch = list(islice(variations(nodes, 2.0), 12))
     names = implementation_names("automatic", leaky_trials)[::2]
@@ -302,7 +302,7 @@ def test_keys_of_attention_have_several_elements_in_varied_nodes():
     assert any(variation.bound.operand(1).size > 1 for variation in varied)
 
 
-def test_nodes_with_further_values_have_the_outputs_of_the_reference(leaky_trials, monkeypatch):
+def test_reused_models_have_the_outputs_of_the_reference(leaky_trials, monkeypatch):
     monkeypatch.setattr(node_variations, "_SINGLE_MODELS", 2)
     nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
     first, second = (list(islice(variations(nodes, 2.0), 20)) for _ in range(2))

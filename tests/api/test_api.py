@@ -40,8 +40,8 @@ def test_string_of_a_case_is_its_id():
 
 @pytest.mark.slow
 def test_examples_pass_strict_type_checking(tmp_path):
-    # Except for warn-return-any, the project's configuration is strict. The option is set in the
-    # file, because mypy would check all of onnxopt again if it were called with other options.
+    # The project's configuration is strict, except that it omits warn-return-any. Each file sets
+    # this option itself. If the command line set it, mypy would check all of onnxopt again.
     for index, text in enumerate(EXAMPLES):
         (tmp_path / f"example{index}.py").write_text(f"# mypy: warn-return-any\n{text}")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The public names exist, can be imported fast, and are not hidden by subpackages."""
+"""Public names exist, their import is fast, and no subpackage hides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases are items of pytest."""
+"""The pytest plugin, which makes each case a test."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 from places import PLUGINS, REPOSITORY
 
-# Imported late, because pytester removes modules that a test imports, and some cannot be imported
-# twice.
+# Imported here, because pytester removes the modules that a test imports, and some of these modules
+# cannot be imported twice.
 import onnxopt_cli.analysis.explanation.explain  # noqa: F401
 
 pytest_plugins = "pytester"
@@ -22,7 +22,7 @@ ADAM = ("--onnxopt", CASE, "-m", "onnxopt")
 
 @pytest.fixture(autouse=True)
 def user_test(pytester):
-    """Write a test file as a user would; its test runs beside the cases."""
+    """Write a test file of a user, whose test runs in addition to the cases."""
     pytester.makepyfile(
         "import sys\ndef test_mine():\n    assert 'onnxopt_cli._api' not in sys.modules"
     )
@@ -92,11 +92,11 @@ def test_each_backend_has_separate_tests(pytester):
     backends = ("--onnxopt-backend", "numpy", "--onnxopt-backend", WRONG)
     result = pytester.runpytest(*ADAM, *backends)
     result.assert_outcomes(passed=1, failed=1, deselected=1)
-    # A backend that is named twice, in addopts and on the command line, is tested once.
+    # A backend is tested once, even if both addopts and the command line name it.
     pytester.runpytest(*ADAM, *backends[:2] * 2).assert_outcomes(passed=1, deselected=1)
 
 
-def test_backend_may_be_named_as_in_the_configuration_file(pytester):
+def test_backend_may_be_a_name_from_the_configuration_file(pytester):
     (pytester.path / "onnxopt.toml").write_text(f'[backends.mine]\nbackend = "{WRONG}"\n')
     result = pytester.runpytest(*ADAM, "--onnxopt-backend", "mine")
     result.assert_outcomes(failed=1, deselected=1)
@@ -129,7 +129,7 @@ def test_case_of_an_excluded_capability_is_skipped(pytester):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_markers_are_capabilities_also_with_xdist(pytester, processes):
+def test_capabilities_are_markers_with_and_without_xdist(pytester, processes):
     run = pytester.runpytest
     if processes:
         pytest.importorskip("xdist")
@@ -171,7 +171,7 @@ def test_misspelt_option_ends_the_session(pytester, arguments, pattern):
 @pytest.mark.parametrize(
     ("arguments", "pattern"),
     [
-        # The controller checks targets and names; only a worker of xdist opens the plugin.
+        # The xdist controller finds wrong targets; only a worker finds that the file is missing.
         (("--onnxopt", "nowhere"), "*no such path, suite or case*"),
         (("--onnxopt", CASE, "--onnxopt-backend", "python:no.py:B"), "*no.py*"),
     ],

@@ -1,4 +1,4 @@
-"""Adapters report a value as unsupported if the runtime cannot exchange it as an array."""
+"""Adapters report values as unsupported if the runtime cannot exchange them as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: environments that are created from a local folder, and the adapters of onnxopt."""
+"""Adapters: how their environments are installed, and the adapters that onnxopt contains."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(model, inputs):
         raise RuntimeError("acme has no kernel for it")
     return [inputs[name] for name in model.graph.node[0].input]
 """
-# A program that replaces npm, and writes the same files.
+# A program that replaces npm, and writes the files that npm would write.
 NPM = """\
 import json, sys
 from pathlib import Path
@@ -118,7 +118,7 @@ LOCK = "acme==1.2\nonnx==1\nnumpy==1\n"
 
 
 def write_wheel(folder, name, version, files, requires=()):
-    """Write a wheel that installs files into site-packages."""
+    """Write a wheel that installs the given files into site-packages."""
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -132,7 +132,7 @@ def write_wheel(folder, name, version, files, requires=()):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A folder of wheels; the wheel named onnx makes the packages of the tests importable."""
+    """Return a folder of wheels. The wheel "onnx" makes this environment's packages importable."""
     folder = tmp_path_factory.mktemp("wheels")
     installed = sorted({*filter(os.path.isdir, sys.path)} - {str(Path.cwd())})
     paths = [path for path in installed if Path(path).name == "site-packages"]
@@ -152,7 +152,7 @@ def shared_cache(tmp_path_factory):
 
 @pytest.fixture
 def place(workplace, wheels, shared_cache, monkeypatch):
-    """A folder with an adapter and a case; packages come from the local folder."""
+    """Return a folder with an adapter and a case, and let pip install only the local wheels."""
     for name, value in {
         "ONNXOPT_CACHE_DIR": shared_cache,
         "ONNXOPT_INSTALLER": "pip",
@@ -179,7 +179,7 @@ def write_case(operator, name, name_out):
 
 
 def leftovers(cache):
-    """Return the names of files in the folders of environments, which should hold one folder."""
+    """Return the names in the folders of adapters; after an installation: one, ``environment``."""
     return [path.name for path in cache.glob("adapters/*/*")]
 
 
@@ -190,7 +190,7 @@ def version_of(log):
 
 @pytest.mark.slow
 def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, monkeypatch):
-    # The user has settings of pip for other installations.
+    # The user's settings of pip would install the packages elsewhere.
     monkeypatch.setenv("PIP_TARGET", str(place / "elsewhere"))
     monkeypatch.setenv("PIP_USER", "1")
     first = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py", "--log", "first.jsonl")
@@ -202,7 +202,7 @@ def test_adapter_is_installed_once_and_its_version_is_recorded(place, onnxopt, m
 
 
 @pytest.mark.slow
-def test_packages_that_nothing_pins_are_named_beside_the_version(place, onnxopt):
+def test_unpinned_packages_are_named_beside_the_version(place, onnxopt):
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py@1.3", "--log", "run.jsonl")
     assert answer.code == 0, answer.text
     assert version_of("run.jsonl") == "acme 1.3 (not pinned: helper)"
@@ -327,7 +327,7 @@ def test_malformed_lock_is_rejected_before_anything_is_installed(
         ([f"acme-{number}" for number in range(900)], "acme-5 and 896 more"),
     ],
 )
-def test_hint_on_downloads_is_quoted_for_the_shell_and_short(
+def test_hint_on_downloads_is_short_and_quoted_for_the_shell(
     dependencies, words, place, onnxopt, empty_cache, monkeypatch
 ):
     def install(*_):
@@ -345,7 +345,8 @@ def test_hint_on_downloads_is_quoted_for_the_shell_and_short(
 def test_python_that_is_not_installed_is_named(place, onnxopt, monkeypatch):
     (place / "mine.py").write_text(ADAPTER.replace(">=3.11", "==3.98.*"))
     monkeypatch.setenv("PATH", "")
-    # The adapter is installed before the cases are read, because reading cases may take long.
+    # The missing Python is reported although the case file does not exist either: adapters are
+    # installed first, because reading cases may take long.
     for log in ((), ("--log", "run.jsonl")):
         answer = onnxopt("run", "none.yaml", "-b", "adapter:./mine.py", *log)
         assert answer.code == 4
@@ -433,7 +434,7 @@ def test_configuration_file_installs_only_if_the_user_names_it(
     for options in ways_to_choose:
         answer = onnxopt("run", "demo.yaml", *options)
         assert answer.code == 4
-        # Long paths are wrapped.
+        # The output wraps long paths, so the whitespace is removed.
         text = "".join(answer.err.split())
         assert "onnxopt.toml:" in text
         assert "onnxoptbackendsinstalladapter:./mine.py" in text
@@ -448,7 +449,7 @@ def test_configuration_file_installs_only_if_the_user_names_it(
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_program_with_npm_packages_runs_as_command(place, onnxopt, empty_cache, count):
     (place / "web.py").write_text(PROGRAM)
-    # The lock of the first version pins the packages of the second version.
+    # The first run has no lock. The lock that it writes pins the packages of the second run.
     versions = (("", "web 1.0.0 (not pinned: npm:long)"), ("@2.1.0", "web 2.1.0"))
     for version, label in versions[:count]:
         backend = f"adapter:./web.py{version}"

@@ -1,4 +1,4 @@
-"""The command ``onnxopt backends check``: each rule detects a backend that breaks the rule."""
+"""The command ``onnxopt backends check``: each rule detects backends that break the rule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from onnxopt_cli.backends.check.protocol_check import (
 )
 from onnxopt_cli.backends.check.protocol_rule import RuleOutcome
 
-#: The rules that a backend breaks in each mode of exec/identity.py; an ellipsis stands for further
-#: rules, broken as a consequence.
+#: For each mode of exec/identity.py: the rules that the command breaks. An ellipsis stands for
+#: further rules that it breaks as a consequence.
 BREAKING_COMMANDS = {
     "fields": ["ignores unknown fields"],
     "chatter": ["runs further cases, and writes nothing without a request", ...],
@@ -78,7 +78,7 @@ def test_changed_hello_after_restart_is_detected():
 @pytest.mark.parametrize(
     "name",
     [
-        # Commands break the same rules in less time.
+        # Slow if a command breaks the same rule, because the test of the command takes less time.
         pytest.param(name, marks=pytest.mark.slow)
         if rules[:1] in BREAKING_COMMANDS.values()
         else name
@@ -133,7 +133,7 @@ def test_forged_response_breaks_the_rule(workplace):
         "                pass\n"
         "        time.sleep(30)\n"
     )
-    # The plugin runs in a process of its own, in which requests are numbered from 1.
+    # A process of its own numbers its requests from 1, so the plugin can forge a response.
     done = run_command("backends", "check", "python:forger.py:Forger")
     assert (done.returncode, done.stderr) == (1, "")
     assert "its process sent something other than the result of a rule" in done.stdout
@@ -225,7 +225,7 @@ RULE = "reports an unknown operator as unsupported"
 
 
 def proposed(onnxopt, backend):
-    """Return the backend in the option that the check proposes."""
+    """Return the backend specification in the option ``-b`` that the check proposes."""
     output = onnxopt("backends", "check", backend).out
     assert f"fail {RULE}" in " ".join(output.split())
     (option,) = (line for line in output.splitlines() if line.startswith("-b "))

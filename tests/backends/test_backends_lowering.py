@@ -1,4 +1,4 @@
-"""If a backend lacks an operator, a model is lowered to primitive operators and run."""
+"""If a backend lacks an operator, the model is lowered to primitive operators and run again."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ADAM = f"{TRAINING}:Adam"
 
 
 class Returned(NamedTuple):
-    """The result of a run: the outputs, and whether the model was lowered."""
+    """The outputs of a run, and whether the model was lowered."""
 
     outputs: list
     lowered: bool
 
 
 class Fake:
-    """A backend that lacks the training operators, and counts its requests."""
+    """A backend that lacks Adam, and records the operators of each prepared model."""
 
     name = "fake"
     version = ""

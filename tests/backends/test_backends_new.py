@@ -1,4 +1,4 @@
-"""The command ``onnxopt backends new``: the new backend works in its folder and installed."""
+"""The command ``onnxopt backends new``: a new backend works in its folder, and if installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_case(operator, inputs, outputs):
 
 @pytest.mark.parametrize("language", ["python", "shell"])
 def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, monkeypatch):
-    # The adapter does not have a program yet, and starts a process for each request.
+    # Shorten the search: the shell adapter starts a process for each request.
     monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
     assert written.code == 0
@@ -50,7 +50,7 @@ def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, mo
     assert command[:3] == ["onnxopt", "backends", "check"]
     checked = onnxopt(*command[1:])
     assert checked.code == 0
-    # The test reads the adapter, but does not create the adapter's environment.
+    # Creating the adapter's environment would take long, so the test only reads the adapter's file.
     for line in other_lines:
         (backend,) = shlex.split(line.partition("onnxopt backends check ")[2])
         assert read_adapter(parse_specification(backend)).runtimes
@@ -97,7 +97,7 @@ def test_new_shell_adapter_runs_its_program(workplace, onnxopt):
         program.chmod(0o755)
         return onnxopt("run", "demo.yaml", "-b", "exec:acme/adapter")
 
-    # The command returns the last 8 bytes of the request: the input, which follows the model.
+    # The script returns the last 8 bytes of the request, which are the input.
     echo = """read -r line
 id=${line#*: }
 printf '{"id": %s, "bytes": 8, "outputs": [{"dtype": "float32", "shape": [2]}]}\\n' "${id%%,*}"
@@ -112,7 +112,7 @@ tail -c 8"""
 
 
 def make(folder, flags):
-    """Build the C++ command; skip the test if no C++ compiler is installed."""
+    """Build the C++ command, or skip the test if no C++ compiler is installed."""
     tool = shutil.which("make")
     if tool is None or not (shutil.which("g++") or shutil.which("c++")):
         pytest.skip("there is no C++ compiler, or no make")
@@ -121,7 +121,7 @@ def make(folder, flags):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The folder of a new C++ command, built without a warning."""
+    """Return the folder of a new C++ command, which compiles without a warning."""
     folder = tmp_path_factory.mktemp("cpp") / "acme"
     new = ["backends", "new", str(folder), "--language", "cpp"]
     written = subprocess.run(
@@ -193,8 +193,7 @@ def test_cpp_command_preserves_bits_of_values(compiled, tmp_path):
         for dtype in DTYPES.values():
             if dtype.kind != "O":
                 raw = random.integers(0, 2 if dtype.itemsize == 1 else 256, 24 * dtype.itemsize)
-                # The inputs cover all kinds of bit patterns: NaN with a payload, subnormal numbers,
-                # negative zero.
+                # Random bits include NaNs with a payload, subnormal numbers and negative zeros.
                 echoed(raw.astype(np.uint8).view(dtype).reshape(2, 3, 4))
         for shape in ((), (3, 100_000, 0), (0, 3), (1,) * 10):
             echoed(np.zeros(shape, np.float64))

@@ -68,7 +68,7 @@ def test_numpy_runs_formula_between_other_operators():
 
 
 def test_numpy_corrects_errors_of_the_reference_and_adds_missing_operators():
-    """MaxPool numbers its indices over the whole input, and onnx's reference lacks GlobalLpPool."""
+    """The corrected indices of MaxPool count all elements; the reference lacks GlobalLpPool."""
     x = np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2)
     pool = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2], pads=[1, 1, 0, 0])
     norm = helper.make_node("GlobalLpPool", ["x"], ["n"])
@@ -141,8 +141,8 @@ def test_attributes_in_a_function_are_float32_values():
 
 def test_unnamed_output_is_not_passed_to_optional_inputs():
     node = adam_node(("X_new", "", ""))
-    # H_new exceeds -X_new, so the result would change if H_new were passed as the lower limit,
-    # which the node omits.
+    # Clip omits its lower limit. If H_new became the lower limit, the result would change, because
+    # H_new exceeds -X_new.
     negative = helper.make_node("Neg", ["X_new"], ["negative"])
     clip = helper.make_node("Clip", ["negative", "", "top"], ["y"])
     proto = model(
@@ -256,7 +256,7 @@ def test_empty_optional_is_none():
     assert run("onnx-reference", optional_model(TENSOR, [node]), ones()) == [None]
 
 
-def test_optional_sequence_of_one_stays_a_sequence():
+def test_optional_sequence_of_one_tensor_stays_a_sequence():
     nodes = [
         helper.make_node("SequenceConstruct", ["x"], ["s"]),
         helper.make_node("Optional", ["s"], ["y"]),
@@ -266,7 +266,7 @@ def test_optional_sequence_of_one_stays_a_sequence():
     assert_array_equal(y[0], ones()["x"], strict=True)
 
 
-def test_forwarded_optional_sequence_of_one_stays_a_sequence():
+def test_forwarded_optional_sequence_of_one_tensor_stays_a_sequence():
     proto = optional_model(SEQUENCE, [helper.make_node("Identity", ["x"], ["y"])])
     proto.graph.input[0].type.CopyFrom(proto.graph.output[0].type)
     (y,) = run("onnx-reference", proto, {"x": [ones()["x"]]})

@@ -22,8 +22,7 @@ from onnxopt_cli.errors import BackendUnavailable, UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-#: An opset that the oldest supported ONNX Runtime accepts, and that has all the types used in this
-#: file.
+#: The oldest supported ONNX Runtime accepts this opset, which has all types used in this file.
 OPSET, IR_VERSION = 21, 10
 ONES = {"x": np.array([1, 2, 3], np.float32)}
 
@@ -236,7 +235,7 @@ def test_unavailable_provider_is_not_replaced():
 
 
 def test_provider_that_does_not_load_is_not_replaced(monkeypatch):
-    # If the libraries of CUDA are missing, onnxruntime-gpu lists the provider but does not use it.
+    # This is what onnxruntime-gpu does if CUDA is missing: the provider is listed but not used.
     monkeypatch.setattr(
         onnxruntime,
         "get_available_providers",

@@ -1,4 +1,4 @@
-"""ONNX Runtime's errors about unsupported features, and its failures."""
+"""ONNX Runtime's errors: which are about unsupported features, and which are failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONES = {"x": np.array([1, 2, 3], np.float32)}
 
 
 def node(*arguments, **options):
-    """A model with an opset and IR version of ONNX Runtime 1.22, the oldest supported version."""
+    """Return a model of one node that ONNX Runtime 1.22, the oldest supported version, accepts."""
     return one_node(*arguments, **{"opset": 21, "ir_version": 10} | options)
 
 
@@ -40,7 +40,7 @@ def run(proto, inputs):
 
 
 def raised(proto, inputs=ONES, provider="CPUExecutionProvider", **config):
-    """Run a model with ONNX Runtime directly, so that its own errors propagate."""
+    """Return the error that ONNX Runtime itself raises for a model."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for key, entry in config.items():
@@ -95,8 +95,8 @@ def cell_inputs(dtype=np.float32):
     return {"x": np.ones((1, 1, 1), dtype), "w": np.ones((1, 3, 1), dtype)}
 
 
-#: For each known message: a function that creates models for which ONNX Runtime raises the message,
-#: the inputs, and the name of the unknown operator.
+#: For each known message: examples that raise the message. Each example is a model, its inputs, and
+#: the operator that the message names, if any.
 MESSAGES = {
     "an operator, or a domain": [
         (adam(), ADAM_INPUTS, f"{TRAINING}:Adam"),

@@ -34,7 +34,7 @@ def converted(value, element_type=TensorProto.FLOAT):
 
 
 class HasArray:
-    """A value that is like a tensor of another framework."""
+    """A value that NumPy can convert, like a tensor of another framework."""
 
     def __array__(self, dtype=None, copy=None):
         return np.array([1, 2], np.float32)
@@ -183,14 +183,14 @@ def test_list_that_contains_itself_is_unusable():
 SEQUENCE = helper.make_sequence_type_proto(FLOAT)
 
 
-def test_list_for_a_sequence_is_a_list_of_tensors():
+def test_list_becomes_a_list_of_tensors_if_the_output_is_a_sequence():
     (y,) = normalised([[np.ones(2, np.float32), [0.5]]], SEQUENCE)
     assert_array_equal(y[0], np.ones(2, np.float32), strict=True)
     assert_array_equal(y[1], np.array([0.5], np.float32), strict=True)
     assert normalised([()], SEQUENCE) == [[]]
 
 
-def test_array_for_a_sequence_is_preserved():
+def test_array_is_preserved_if_the_output_is_a_sequence():
     (y,) = normalised([np.ones((2, 2))], SEQUENCE)
     assert y.shape == (2, 2)
 

@@ -168,7 +168,7 @@ def test_plugin_that_cannot_be_imported_is_unavailable(tmp_path, text, expected)
         resolve_backend(f"python:{path}:Backend")
     assert expected in caught.value.message
     assert "\x1b" not in caught.value.message
-    # A failed import leaves no incomplete module, so the next attempt fails in the same way.
+    # The failed import leaves no incomplete module, so a second attempt fails in the same way.
     with pytest.raises(BackendUnavailable):
         resolve_backend(f"python:{path}:Backend")
 
@@ -257,7 +257,7 @@ def test_commas_colons_and_equals_signs_in_a_path_need_no_quoting(tmp_path):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A folder on sys.path into which a test can write distributions with backends."""
+    """Return a function that installs a distribution with a backend in a folder on sys.path."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def install(name, entry, text=None):
@@ -335,7 +335,7 @@ def test_file_does_not_shadow_a_package_of_its_name(tmp_path, monkeypatch):
     (installed / "__init__.py").write_text("def negative(x):\n    return -x\n")
     file = write(tmp_path, NAMED_LIKE_ITS_RUNTIME, "acme_runtime.py")
     monkeypatch.syspath_prepend(installed.parent)
-    # The sys.path of ``python -m onnxopt_cli`` if it is started in the folder of the file.
+    # If ``python -m onnxopt_cli`` starts in the folder of the file, sys.path begins in this way.
     monkeypatch.syspath_prepend(tmp_path)
     assert_array_equal(negated(resolve_backend(f"python:{file}:Backend"))[0], -INPUTS["x"])
 

@@ -1,4 +1,4 @@
-"""Commands as backends: requests, and the outcome of every kind of response."""
+"""Commands as backends: the requests that they receive, and the outcomes of their responses."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_command_does_not_survive_its_parent():
         [sys.executable, "-c", DIES_AFTER_STARTING],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
-        # The command is killed too, because the wait for its end would otherwise block.
+        # Not a pipe: if the command survived, reading its standard error would block.
         stderr=subprocess.DEVNULL,
         text=True,
         check=False,
@@ -384,12 +384,12 @@ def test_command_does_not_survive_its_parent():
     assert started.returncode == -signal.SIGKILL
     status = Path(f"/proc/{int(started.stdout)}/stat")
     deadline = time.monotonic() + 30
-    # A process that has ended may remain as a zombie until its parent reads the exit code.
+    # An ended process may remain as a zombie (state Z) until its parent reads the exit code.
     while status.exists() and status.read_text().rpartition(") ")[2][0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def children():
-    """Return the ids of this process's children; some may be left over from multiprocessing."""
+    """Return the ids of this process's children, including those of multiprocessing."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())

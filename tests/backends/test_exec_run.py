@@ -42,7 +42,7 @@ cases:
 
 @pytest.fixture
 def identity(workplace):
-    """Two cases that a command passes by copying its input."""
+    """Write two cases of Identity, and return their folder."""
     tensor = "[1.5, -2.0]"
     text = CASE.format(
         operator="Identity",
@@ -89,15 +89,15 @@ def test_failing_command_fails_one_case(mode, outcome, words, isolation, identit
     assert results["second"]["outcome"] == "pass"
 
 
-def test_option_timeout_of_the_run_limits_commands(identity, onnxopt):
+def test_timeout_of_the_run_limits_commands(identity, onnxopt):
     results = outcomes(onnxopt, spec("hangs", identity / "marker"), "--timeout", "0.5", code=1)
     assert "the command did not respond within 0.5 s" in results["first"]["message"]
     assert results["second"]["outcome"] == "pass"
 
 
 @pytest.mark.isolated
-def test_option_timeout_of_a_command_raises_the_limits_of_the_run(identity, onnxopt):
-    # No worker can import NumPy in a hundredth of a second.
+def test_timeout_of_a_command_raises_the_limits_of_the_run(identity, onnxopt):
+    # Without the option of the command, 0.01 s is too short for a worker to import NumPy.
     limits = ("-j", "1", "--startup-timeout", "0.01", "--timeout", "0.01")
     assert onnxopt("run", "demo.yaml", "-b", spec(), *limits).code == 4
     outcomes(onnxopt, spec(timeout=20), *limits, code=0)
@@ -182,7 +182,7 @@ def test_command_does_not_survive_killed_runner(isolation, identity):
 
 
 def hanging(folder, **options):
-    """A command that creates the file ``marker`` at its first case, and then hangs."""
+    """Return a command that creates the file ``marker`` at its first case and then hangs."""
     return spec("hangs", folder / "marker", **options)
 
 
@@ -263,7 +263,7 @@ def test_command_can_run_single_nodes_without_protobuf(workplace, onnxopt):
     nodes = spec(command=PLUGINS / "exec" / "nodes.py")
     (workplace / "demo.yaml").write_text(LEAKY)
     assert {outcome["outcome"] for outcome in outcomes(onnxopt, nodes, code=0).values()} == {"pass"}
-    # A lowered operator consists of several nodes.
+    # Momentum cannot be lowered for this command: the lowered model has several nodes.
     (workplace / "demo.yaml").write_text(MOMENTUM)
     results = outcomes(onnxopt, nodes, code=1)["plain"]
     assert results["outcome"] == "unsupported"

@@ -1,4 +1,4 @@
-"""Wrong outputs fail with a description of the error; right outputs pass in any container."""
+"""Wrong outputs fail with a description of the error. Right outputs pass in any container."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TENSORS = {
     "plain": "X: [1.0, 2.0], G: [0.5, -0.5], V: [0.25, 0.0]",
     "scalar": "X: 1.0, G: 0.5, V: 0.25",
 }
-# Faulty backends, each with the output whose structure is wrong, and the description of the output.
+# For each faulty backend: the output with the wrong structure, and how the message describes it.
 STRUCTURE = {
     "wrong_shape": ("X_new", "is float32[1,2]"),
     "broadcast": ("X_new", "is float32[3,2]"),
@@ -31,9 +31,9 @@ STRUCTURE = {
     "none": ("X_new", "is an empty optional"),
     "extra": ("output 2", "is float32[2] too many"),
 }
-# Faulty backends, each with the number of wrong elements in the first output.
+# For each faulty backend: the number of wrong elements in the first output.
 VALUES = {"wrong_value": 2, "nan": 1, "infinity": 1, "all_nan": 2}
-# Backends that return right values in unusual containers, each with the shape of the tensors.
+# Backends that return right values in unusual containers, each with the kind of tensors.
 RIGHT = [
     ("lists", "plain"),
     ("lists", "scalar"),
@@ -47,7 +47,7 @@ RIGHT = [
 
 @pytest.fixture(scope="module", params=["process", "none"])
 def results(request, tmp_path_factory):
-    """Run all faulty backends once, and return the results by backend and shape of the tensors."""
+    """Run all backends once, and return the results by backend and kind of tensors."""
     place = tmp_path_factory.mktemp("faulty")
     pairs = [*((name, "plain") for name in (*STRUCTURE, *VALUES)), *RIGHT]
     ways = [name for name, _ in pairs]

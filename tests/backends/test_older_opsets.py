@@ -1,4 +1,4 @@
-"""With ``opset=auto``, a backend receives models in older opsets that have the same meaning."""
+"""With ``opset=auto``, a backend receives equivalent models in older opsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of the adapter onnxruntime-web runs with a module that replaces the runtime."""
+"""The program of the adapter onnxruntime-web, with a module that replaces the runtime."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from onnxopt_cli.backends.adapter.adapter_file import SHIPPED
 
 pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs Node.js")
 
-# A runtime that returns the input of Identity; for a model that contains "Abs" or "Relu", the
-# runtime fails.
+# A runtime that returns its input. It fails for models that contain "Abs" or "Relu".
 RUNTIME = """
 exports.env = { wasm: {}, versions: { web: "1.2.3" } };
 exports.Tensor = function (type, data, dims) { Object.assign(this, { type, data, dims }); };
@@ -47,7 +46,7 @@ def backend(workplace, monkeypatch):
 
 
 def write_cases(rows):
-    """Write a case for each row, which states its name, operator, element type and values."""
+    """Write a case for each row: (name, operator, element type, values)."""
     entries = (
         f"  - {{name: {name}, operator: {operator}, inputs: {{{source}: {value}}},"
         f" outputs: {{{target}: {value}}}}}\n"

@@ -1,4 +1,4 @@
-"""The option ``python``: a plugin that runs in another interpreter with its own packages."""
+"""The option ``python``, which runs a plugin in another interpreter with its own packages."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_runtimes_that_cannot_share_an_environment_run_side_by_side(workplace, o
 
 
 def imported(path, seen):
-    """Return the files of onnxopt that a file imports at the top level, recursively."""
+    """Return the files of onnxopt that loading a file imports, directly or indirectly."""
     for node in ast.parse(path.read_text()).body:
         module = node.module if isinstance(node, ast.ImportFrom) else ""
         module_path = REPOSITORY / f"{(module or '').replace('.', '/')}.py"

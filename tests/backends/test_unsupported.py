@@ -30,14 +30,17 @@ def plugin(name, pattern=None):
 
 @pytest.fixture
 def demo(workplace):
-    """A folder with one case of Momentum."""
+    """Return a folder with one case of Momentum."""
     write_cases(workplace, {"plain": 0.1})
     return workplace
 
 
 @pytest.fixture
 def run(onnxopt, demo):
-    """Run the case, by default in this process; return the result and the exit code."""
+    """Return a function that runs the case on a backend, by default in this process.
+
+    The function returns the result of the case, with the exit code of the run as ``code``.
+    """
 
     def call(backend, *options, isolation="none"):
         options = (*options, "--isolation", isolation, "--report", "json=r.json")

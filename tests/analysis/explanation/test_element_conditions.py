@@ -1,4 +1,4 @@
-"""Conditions on the wrong elements of outputs, for operators without a formula."""
+"""Conditions that describe wrong elements, for operators without a formula."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return a node with the output of a wrong backend: the right output, changed by a function.
+    """Return a node and the output that a wrong backend returns for it.
 
     Args:
-        signature: the inputs and the output, and the node.
+        signature: a pair: the declared inputs and output, and the call of the operator.
         number: the seed of the inputs.
-        change: returns the wrong output, given the input and the right output.
+        change: computes the wrong output from the input and the right output.
+        cases: nodes with a smaller number are nodes of cases; the others are generated.
     """
     values, call = signature
     model = onnx.parser.parse_model(
@@ -73,7 +74,7 @@ def node(signature, number, change, cases=6):
 
 
 def proven(signature, change, count=40, cases=6, output="", independent=100):
-    """Describe the best condition of nodes with wrong outputs, if new nodes confirm it."""
+    """Return the best condition that new nodes confirm, as text, or "" if there is none."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     for sample in samples[cases + independent :]:
         sample.is_independent = False
@@ -211,7 +212,7 @@ def test_multiples_are_distinguished_in_types_of_few_digits(name, factor):
     assert not any("the right values" in content for content in contents)
 
 
-def test_nodes_with_the_same_values_are_no_independent_evidence():
+def test_nodes_with_equal_inputs_do_not_prove_a_condition():
     def with_the_same_input(x, y):
         return nan_as_zero(x, y) if x.size == 49 else y
 
@@ -234,7 +235,7 @@ def test_condition_names_a_trait_only_if_other_nodes_are_right():
 
 
 @pytest.mark.parametrize("is_parameter", [True, False])
-def test_content_of_outputs_depends_on_parameters_only(monkeypatch, is_parameter):
+def test_content_of_outputs_is_stated_only_for_parameter_traits(monkeypatch, is_parameter):
     def squeezed_if_small(x, y):
         return y.reshape(-1) if x.size <= LARGEST_SMALL else np.where(y > 1, -y, y)
 
@@ -245,12 +246,12 @@ def test_content_of_outputs_depends_on_parameters_only(monkeypatch, is_parameter
     assert stated == ["has a single axis"] * is_parameter
 
 
-def test_outputs_of_few_values_do_not_show_their_order():
+def test_another_order_is_not_stated_if_outputs_have_few_distinct_values():
     assert "in another order" not in proven(SIGNS, exchanged)
 
 
 @pytest.mark.parametrize("distinct", [True, False])
-def test_nodes_with_the_same_texts_are_no_independent_evidence(distinct):
+def test_nodes_with_equal_texts_do_not_prove_a_condition(distinct):
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 13]> graph (string[N] X) => (string[N] Y) '
         "{ Y = Identity (X) }"
@@ -331,7 +332,7 @@ def test_features_of_many_inputs_need_little_memory():
     assert sum(mask.nbytes for mask in features.flags.values()) < 1 << 20
 
 
-def test_trait_of_all_failing_nodes_requires_independent_nodes_that_show_no_chance():
+def test_trait_of_all_failing_nodes_is_stated_only_with_enough_independent_nodes():
     statement = "Y wrong only where X is small ("
     assert statement in proven(ABS, first_of_small, count=90, cases=2, output="Y")
     assert statement not in proven(
@@ -345,7 +346,7 @@ def test_wrong_truth_values_are_described():
     assert "wherever the element of A is NaN; they are true" in statement
 
 
-def test_condition_beside_another_cause_excludes_its_failures():
+def test_text_of_a_condition_mentions_that_there_are_other_causes():
     samples = [node(ABS, number, nan_as_zero) for number in range(40)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     best = replace(conditions.ranked()[0], share=0.5)
@@ -357,7 +358,7 @@ def test_condition_beside_another_cause_excludes_its_failures():
     assert " other failing generated nodes)" in text
 
 
-def test_limit_lies_between_elements_that_meet_the_other_parts():
+def test_limit_is_fitted_to_elements_that_meet_the_other_parts_of_the_condition():
     def negative_below_one(x, y):
         y[:, ::2] = np.where(y[:, ::2] < 1, -1 - y[:, ::2], y[:, ::2])
         return y
@@ -372,7 +373,7 @@ def test_condition_has_at_most_one_fitted_limit():
     assert statement.count(" is more than ") + statement.count(" is less than ") <= 1
 
 
-def test_condition_requires_nodes_that_do_not_result_from_failing_nodes():
+def test_condition_requires_enough_independent_nodes():
     assert proven(ABS, at_odd_columns, independent=3)
     assert not proven(ABS, at_odd_columns, independent=2)
 
@@ -390,8 +391,8 @@ def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
     assert " is less than " not in proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
 
 
-def test_zeros_are_no_evidence_of_a_fault_in_fractions(monkeypatch):
-    """Most faults change no zeros."""
+def test_correct_zeros_do_not_show_that_only_fractions_are_wrong(monkeypatch):
+    """A fault that scales values leaves zeros right, although it is not limited to fractions."""
 
     def scaled(x, y):
         return np.where(np.arange(y.size).reshape(y.shape) % (2 + x.shape[0] % 2), y, 1.5 * y)
@@ -407,8 +408,8 @@ def test_zeros_are_no_evidence_of_a_fault_in_fractions(monkeypatch):
     assert "not an integer" in proven(ABS, lambda x, y: np.where(y == 1, y, scaled(x, y)))
 
 
-def test_shape_of_all_failing_nodes_is_not_stated(monkeypatch):
-    """Nodes of another shape also have other values, on which the failures may depend."""
+def test_shape_is_not_stated_although_all_failing_nodes_have_it(monkeypatch):
+    """Nodes of other shapes also have other values, and the failures may depend on the values."""
     monkeypatch.setattr(f"{__name__}.SMALL_TRAIT", Trait("X is small", 1.0))
     assert not proven(ABS, first_of_small, count=90, cases=30, output="Y")
 

@@ -1,4 +1,4 @@
-"""Explanations of failures by known mistakes."""
+"""Known mistakes, pairs of mistakes, and conditions as explanations of failures."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_error_in_the_search_for_mistakes_leaves_the_verdict(workplace, onnxopt,
     (workplace / "steps.yaml").write_text(STEPS)
     (workplace / "pytorch.py").write_text(PYTORCH)
     monkeypatch.setattr(_Search, "try_combined", lambda *_, **__: iter(()))
-    # The parts whose steps share the time are iterators.
+    # try_single is a generator, and find_other_cause is an ordinary method.
     is_iterator = part == "try_single"
     monkeypatch.setattr(_Search, part, (lambda *_, **__: map(fail, [0])) if is_iterator else fail)
     run = ("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
@@ -120,7 +120,7 @@ def results_of(implementation, operator, step=1):
 
 
 def explanation_of(operator, formula):
-    """Return the explanation of a backend that computes another formula than the operator's."""
+    """Return the explanation of a backend that computes the operator by a wrong formula."""
     wrong = Implementation("wrong", change=lambda _: formula)
 
     def ask(_, model, inputs):
@@ -151,7 +151,7 @@ def test_change_of_an_expression_is_named(old, new, change):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdmmPenalty", "MagnitudePrune"])
 def test_backend_with_a_known_mistake_is_explained_by_it(name):
-    # scripts/explain_known_mistakes.py tests all mistakes, which takes minutes.
+    # The test tries a sample: scripts/explain_known_mistakes.py tries all mistakes in minutes.
     operator = next(operator for operator in registry().operators if operator.name == name)
     mistakes = known_mistakes(operator)
     sample = mistakes[:: len(mistakes) // 4]
@@ -190,7 +190,7 @@ def test_backend_that_computes_as_pytorch_is_explained(workplace, onnxopt):
 
 
 MISTAKEN = PLUGINS / "mistaken.py"
-#: Options with a time limit that is longer than the search takes on a busy machine.
+#: A time limit that the search does not reach, even on a busy machine.
 LONG_EXPLAIN = ("--explain-time", "3600")
 IN_PROCESS = ("--isolation", "none")
 TENSORS = "X: [1.0, 0.5], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]"
@@ -222,7 +222,7 @@ SEVERAL_TENSORS = """\
 
 
 def steps(*counts, more=""):
-    """Return a case file of Adam with a case for each T."""
+    """Return a case file of Adam with a case for each count T; append the text ``more``."""
     head = STEPS.partition("  - name")[0]
     values = "attributes: {alpha: 0.9, beta: 0.99, epsilon: 0.1}"
     return head + "".join(
@@ -236,7 +236,7 @@ def explanations(path="out.json"):
 
 
 def counted(text):
-    """Return the number of cases that an explanation counts, and the number of failing cases."""
+    """Return how many cases an explanation lists, and how many failing cases it states."""
     total = re.search(r"(\d+) of (\d+) failing cases", text)
     assert total, text
     listed = text[total.end() :]
@@ -356,7 +356,8 @@ def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
     (workplace / "steps.yaml").write_text(steps(2))
     onnxopt(*run, "-b", mistaken("OnlyAtTwo"), "--log", "run.jsonl")
-    # Generated inputs show that the mistake has a condition; a saved run cannot submit inputs.
+    # The run finds the condition with generated inputs. The command "explain" cannot submit inputs,
+    # so its output names the mistake without the condition.
     assert explanations()[0]["known_mistakes"] == ["epsilon inside the square root"]
     assert "but only where T is 2" in explanations()[0]["text"]
     saved = onnxopt("explain", "run.jsonl", *LONG_EXPLAIN)
@@ -364,7 +365,7 @@ def test_mistake_with_a_condition_is_named_with_the_condition(workplace, onnxopt
 
 
 def test_mistakes_are_judged_by_the_tolerances_of_the_run(workplace, onnxopt):
-    # With the tolerance of a single case, the mistake passes in the same cases as the backend.
+    # The tolerance of the case "tolerant" is so wide that backend and mistake both pass the case.
     tolerant = "  - {name: tolerant, tolerance: {rtol: 1, atol: 1}, attributes: {epsilon: 0.1}, "
     tolerant += f"inputs: {{R: 0.1, T: 1, {TENSORS}}}}}\n"
     (workplace / "steps.yaml").write_text(steps(2, 3, more=tolerant))
@@ -372,7 +373,7 @@ def test_mistakes_are_judged_by_the_tolerances_of_the_run(workplace, onnxopt):
     answer = onnxopt(*run, "--log", "run.jsonl")
     assert "consistent with 'epsilon inside the square root'" in answer.out
     assert "consistent with 'epsilon inside" in onnxopt("explain", "run.jsonl", *LONG_EXPLAIN).out
-    # The tolerance is the same for all cases.
+    # An option sets the tolerance of all cases.
     far = "  - {name: far, attributes: {epsilon: 0.1}, inputs: {R: 0.1, T: 1, "
     far += "X: [1000.0, 500.0], G: [1.0, -0.3], V: [0.1, 0.2], H: [0.3, 0.1]}}\n"
     (workplace / "steps.yaml").write_text(steps(2, 3, more=far))
@@ -408,7 +409,7 @@ def test_errors_that_the_mistake_does_not_raise_are_counted_separately(workplace
     text = " ".join(answer.out.split())
     assert "'epsilon inside the square root': 2 of 3 failing cases; not reproduced: 1 error" in text
     assert "broadcast operands refused" not in text
-    # Errors without wrong values are not explained.
+    # If the backend returns no wrong values, its errors are not explained.
     (workplace / "steps.yaml").write_text(steps(more=wide))
     assert "consistent" not in onnxopt(*run).out
 
@@ -429,7 +430,7 @@ class Adam:
 
 
 @pytest.mark.slow
-def test_two_mistakes_are_named_where_neither_alone_reproduces_a_case(workplace, onnxopt):
+def test_pair_of_mistakes_is_named_if_neither_alone_reproduces_the_failures(workplace, onnxopt):
     (workplace / "pair.py").write_text(PAIR)
     (workplace / "steps.yaml").write_text(steps(2))
     run = ("run", "steps.yaml", "-b", "python:pair.py:Adam", "-q", *IN_PROCESS, *LONG_EXPLAIN)
@@ -439,7 +440,7 @@ def test_two_mistakes_are_named_where_neither_alone_reproduces_a_case(workplace,
 
 
 class Ticks:
-    """A clock that advances by a second each time it is read."""
+    """A clock that advances by a second at each reading."""
 
     def __init__(self):
         self.now = 0
@@ -449,12 +450,17 @@ class Ticks:
         return self.now
 
 
-def test_time_limit_excludes_time_in_the_queue_for_a_processor(tmp_path, monkeypatch):
+def test_time_limit_excludes_the_time_of_waiting_for_a_processor(tmp_path, monkeypatch):
     statistics = tmp_path / "schedstat"
     monkeypatch.setattr("onnxopt_cli.analysis.explanation.explain.SCHEDULER_STATISTICS", statistics)
 
     def seconds(queued):
-        """Return the counted seconds of a backend that waits half a second."""
+        """Return the seconds that the clock counts while a backend runs for half a second.
+
+        Args:
+            queued: the nanoseconds for which the backend waited for a processor, according to the
+                statistics of the scheduler.
+        """
 
         def wait(*_):
             sleep(0.5)
@@ -464,7 +470,7 @@ def test_time_limit_excludes_time_in_the_queue_for_a_processor(tmp_path, monkeyp
         timed = clock.timed(wait)
         before = clock.now()
         timed("backend", None, {})
-        assert clock.now() - before < 0.4  # the start of the backend
+        assert clock.now() - before < 0.4  # the first call starts the backend
         statistics.write_text("0 0 1")
         timed("backend", None, {})
         return clock.now() - before
@@ -588,7 +594,7 @@ def test_conforming_run_has_no_explanation(workplace, onnxopt):
 
 
 LIBRARIES = PLUGINS / "libraries.py"
-#: The known mistakes by which each library's optimizer differs from ONNX's operator.
+#: For each optimizer of a library: the known mistakes that distinguish it from ONNX's operator.
 NAMED = {
     "PyTorchAdam": {"epsilon added after bias correction"},
     "ApexAdam": {"epsilon added to the root of the corrected H"},
@@ -622,7 +628,7 @@ NAMED = {
     "KerasSGD": {"velocity holds the step, beta taken as 1", "no regularisation"},
     "TensorFlowSGD": {"beta taken as 1", "no regularisation"},
 }  # fmt: skip
-#: Libraries with one mistake, with two, with another computation, and without mistakes.
+#: Examples of libraries with one mistake, two mistakes, another computation, or no mistake.
 TYPICAL_LIBRARIES = {"PyTorchAdam", "PyTorchAdamW", "ApexAdagrad", "OptaxSGD", "TensorFlowAdam"}
 ALL_LIBRARIES_ONLY = pytest.mark.skipif(
     os.environ.get("ONNXOPT_LIBRARIES") != "all", reason="runs only with ONNXOPT_LIBRARIES=all"
@@ -707,7 +713,7 @@ def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     (found,) = explanations()
     (cause,) = found["causes"]
     assert found["text"].startswith(cause["found"] + ";")
-    # Two conditions that no input distinguishes are both reported.
+    # If no input distinguishes two conditions, the report states both.
     words = "the tensor's number is 1 and X has at least 33 elements"
     statement = rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
     assert re.match(statement, cause["found"]) or "cannot tell" in cause["found"]
@@ -732,7 +738,7 @@ ATTRIBUTE = """\
 @pytest.mark.parametrize(
     ("condition", "changed", "words"),
     [
-        # Conditions compare attributes with one limit, and cannot describe a range.
+        # A condition compares an attribute with a single limit, so no condition describes a range.
         (
             "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
             "half, None",
@@ -754,8 +760,7 @@ def test_generated_inputs_refute_accidental_conditions(
     run = ("run", "counted.yaml", "-b", "python:once.py:Faulty", "-q", *IN_PROCESS, *LONG_EXPLAIN)
     onnxopt(*run, "--report", "json=out.json")
     (found,) = explanations()
-    # If the condition describes a range with only one limit, generated inputs possibly do not
-    # confirm it.
+    # Generated inputs may refute a condition that describes the range by one of its limits.
     assert found["causes"] or " < " in condition
     for cause in found["causes"]:
         assert re.match(words, cause["found"]), cause["found"]
@@ -852,8 +857,8 @@ def test_condition_is_reported_beside_a_known_mistake(workplace, onnxopt):
     ("others", "named"), [pytest.param(3, True, marks=pytest.mark.slow), (4, False)]
 )
 def test_mistake_that_reproduces_few_cases_is_not_named(workplace, onnxopt, others, named):
-    # For T < 1, the backend has the mistake "beta at every T", which is visible only for these T.
-    # For larger T, the backend has an unknown mistake.
+    # If T < 1, the backend has the mistake "beta at every T", which has no effect if T >= 1.
+    # If T >= 1, the backend has an unknown mistake.
     plugin = FAULTY.replace("run(inputs)", "run(inputs | {{'T': abs(inputs['T'])}})")
     (workplace / "once.py").write_text(plugin.format("inputs['T'] > 0"))
     above = "".join(
@@ -935,7 +940,7 @@ class Backend:
 
 @pytest.mark.slow
 def test_mistake_that_fails_passing_cases_is_not_named(onnxopt, workplace):
-    """No order of operations makes roots in float32 correct in double."""
+    """Roots in float32 fail the cases in double, which the backend passes."""
     (workplace / "vendor.py").write_text(SUBTRACTED)
     patterns = [word for name in ("T_*_near_one", "double") for word in ("-k", f"*/adam/{name}")]
     answer = onnxopt("run", "conformance/adam", *patterns, "-b", "python:vendor.py:Backend")

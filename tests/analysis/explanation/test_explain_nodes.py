@@ -1,4 +1,4 @@
-"""Explanations of failures in operators without a formula, through the run command."""
+"""Explanations of failures in operators without a formula."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LIMIT = SearchLimit(1e6, 60.0)
 
 
 def explanation(onnxopt, workplace, body, operator):
-    """Run the cases of an operator on a wrong backend, and return the output in one line."""
+    """Run an operator's cases on a wrong backend; return the printed output without line breaks."""
     plugin = f"""
 from onnx import helper
 from onnxopt_cli.oracle.evaluator import native_outputs
@@ -78,7 +78,7 @@ class Wrong:
 
 
 def indented(code):
-    """Indent the body of the backend's method."""
+    """Indent code so that it fits into the method ``run`` of the wrong backend."""
     return "\n".join(f"        {line}" for line in dedent(code).strip().splitlines())
 
 
@@ -86,8 +86,8 @@ def test_conditions_of_generated_nodes_are_not_accidental():
     assert supports_condition(12, 15)
     for meeting, others in product(range(31), repeat=2):
         if supports_condition(meeting, others):
-            # The probabilities assume that a quarter of the nodes that meet the condition is right,
-            # or that a quarter of the nodes that do not meet it is wrong.
+            # If a quarter of the nodes that meet the condition were right, or a quarter of the
+            # other nodes were wrong, these would be the probabilities of drawing no such node.
             assert 0.75**meeting < 0.05
             assert 0.75**others < 0.05
 
@@ -304,7 +304,7 @@ def test_mistake_in_an_output_changes_it_in_any_order_of_outputs():
     ("name", "axis"),
     [("as in version 13", None), ("as in version 13 with the defaults of its own", 1)],
 )
-def test_mistake_computes_an_old_node_as_in_a_newer_version(name, axis):
+def test_mistake_computes_an_old_node_by_the_rules_of_a_newer_version(name, axis):
     old, new = (
         onnx.parser.parse_model(
             f'<ir_version: 8, opset_import: ["": {opset}]> g (float[1, 2, 2] x) => '
@@ -342,7 +342,7 @@ def test_attributes_that_became_inputs_are_kept_in_a_newer_version(call, opset, 
     ("call", "opset"),
     [("Slice<axes = [1], starts = [1], ends = [2]> (x)", 9), ("Slice (x, s, e, a)", 13)],
 )
-def test_mistake_in_a_parameter_concerns_the_attribute_and_the_input(call, opset):
+def test_mistake_in_a_parameter_applies_to_its_attribute_and_to_its_input(call, opset):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2, 2] x, int64[1] s, int64[1] e, '
         f"int64[1] a) => (float[N, M] y) {{ y = {call} }}"
@@ -407,7 +407,8 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
 
 
 def test_only_nodes_that_a_mistake_changes_support_its_condition():
-    # Nodes pass if they contain no zero, and the mistake would not change their outputs.
+    # A passing node without the trait supports the condition "x has a zero" only if the mistake
+    # would change the output of the node.
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
     )
@@ -427,7 +428,7 @@ def test_only_nodes_that_a_mistake_changes_support_its_condition():
     ("right", "contradicts"),
     [([0.0, 0.0], False), ([np.nan, np.nan], False), ([], False), ([2.0, 0.0], True)],
 )
-def test_node_whose_right_values_cannot_be_scaled_contradicts_no_condition(right, contradicts):
+def test_node_with_only_zeros_nans_or_no_values_contradicts_no_condition(right, contradicts):
     is_float = Trait("X is a float", 1.0)
     sample = NodeSample("", None, {}, None, None, failed=False, traits=frozenset({is_float}))
     sample.outputs = JudgedOutputs([np.float32(right)])
@@ -611,7 +612,7 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
                 "x": SEQUENCE[:1],
                 "w": np.zeros((1, 3, 1), np.float32),
                 "r": np.zeros((1, 3, 1), np.float32),
-                # The update gate and the reset gate are 0.
+                # The first four biases close the update gate and the reset gate: both are 0.
                 "b": np.float32([[-100, -100, 0, 0, 0, 3]]),
             },
             [[[[3]]]],
@@ -680,7 +681,7 @@ SEQUENCE = np.float32([[[1]], [[2]], [[3]]])
             [[[1, 2], [3, 4]]],
         ),
         (
-            # The largest integer, which means the end of an axis, has no successor.
+            # The largest integer stands for the end of the axis, and cannot be increased.
             "Slice",
             {},
             "ends one too large",
@@ -747,8 +748,8 @@ def nodes(count, *traits, failed, case=""):
 
 
 @pytest.mark.parametrize("refuting_changes", [FEW_CHANGES, CHANGE_COUNTS])
-def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch, refuting_changes):
-    """Both nodes of the search and nodes of the validation refute statements."""
+def test_another_cause_is_sought_if_a_node_refutes_the_first_one(monkeypatch, refuting_changes):
+    """The refuting nodes are generated by the search or by the validation."""
     is_float, is_long, has_zero = (
         Trait("A is a float", 0.1),
         Trait("A is long", 0.3),
@@ -766,7 +767,7 @@ def test_another_cause_is_sought_if_a_node_refutes_an_accepted_one(monkeypatch, 
         search._nodes.samples += nodes(12, is_float, is_long, failed=True) + nodes(40, failed=False)
         is_refuted = change_counts is refuting_changes
         if is_refuted and any(each.traits == (is_float,) for each in search._ranking.accepted):
-            # The nodes that are generated for the next statement include 16-bit floats.
+            # Passing nodes with floats refute the accepted statement "A is a float".
             search._nodes.samples += nodes(8, is_float, failed=False)
 
     monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
@@ -796,7 +797,7 @@ def test_statement_that_further_nodes_refute_is_not_stated(monkeypatch, refuting
 
 
 @pytest.mark.parametrize(("contradicting", "is_stated"), [(0, True), (1, False)])
-def test_trait_of_all_errors_is_stated_unless_a_node_of_the_validation_contradicts_it(
+def test_trait_of_all_errors_is_stated_unless_validation_contradicts_it(
     monkeypatch, contradicting, is_stated
 ):
     is_int16 = Trait("A is int16", 1.0, is_parameter=True)
@@ -829,14 +830,14 @@ def test_trait_of_all_errors_is_stated_unless_a_node_of_the_validation_contradic
 
 
 @pytest.mark.parametrize("limit", [SearchLimit(100, 60.0), SearchLimit(np.inf, 1e-9)])
-def test_search_records_that_a_part_of_it_was_limited(monkeypatch, limit):
+def test_search_records_that_it_reached_a_limit(monkeypatch, limit):
     is_long = Trait("A is long", 0.3)
     samples = nodes(3, is_long, failed=True, case="long")
     clock = SearchClock()
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, clock, limit)
 
     def examine():
-        # Without validation, the search uses no more than this share of the evaluations.
+        # The first limit, 100 evaluations, reserves less than 75 for conditions on whole nodes.
         clock.evaluations += 75
 
     monkeypatch.setattr(search._nodes, "examine_cases", examine)
@@ -847,7 +848,7 @@ def test_search_records_that_a_part_of_it_was_limited(monkeypatch, limit):
 
 
 @pytest.mark.parametrize("independent", [2, 3])
-def test_condition_requires_nodes_that_do_not_result_from_failing_nodes(independent):
+def test_condition_requires_enough_independent_nodes(independent):
     is_long = Trait("A is long", 0.3)
     fresh = [*nodes(40, is_long, failed=True), *nodes(40, failed=False)]
     for sample in fresh[independent:]:
@@ -952,7 +953,7 @@ def test_condition_limits_a_number_to_an_interval(wrong, right, text, gaps):
     assert not any(limits.contain({number: value}) for value in right)
 
 
-def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones():
+def test_some_generated_nodes_combine_a_failing_node_with_attributes_of_a_passing_node():
     failing, passing = (
         BoundNode.of(
             onnx.parser.parse_model(
@@ -969,11 +970,11 @@ def test_some_generated_nodes_are_failing_ones_with_attributes_of_passing_ones()
         if node and np.array_equal(node.bound.operand(0), failing.operand(0))
     ]
     assert any(node.attribute("alpha") == passing.attribute("alpha") for node in nodes)
-    # If no node omitted the attribute, all failing nodes could have the attribute by accident.
+    # Nodes without the attribute show whether failures depend on its presence.
     assert sum("alpha" not in node.attributes for node in nodes) >= 12
 
 
-def test_some_generated_nodes_are_passing_ones_with_another_rank_or_sign():
+def test_some_generated_nodes_change_the_rank_or_the_sign_of_a_passing_node():
     failing, passing = (
         BoundNode.of(
             onnx.parser.parse_model(
@@ -991,7 +992,7 @@ def test_some_generated_nodes_are_passing_ones_with_another_rank_or_sign():
     assert any((x >= 0).all() for x in floats)
 
 
-def test_classes_of_values_are_generated_for_inputs_without_axes():
+def test_kinds_of_values_are_generated_for_scalar_inputs():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 16]> g (float x) => (float y) { y = Abs(x) }'
     )
@@ -1106,8 +1107,8 @@ def test_condition_depends_on_integer_attributes():
     assert integer_attributes(hypothesis, node) == ["p"]
 
 
-def test_statement_on_a_value_includes_the_default():
-    """A statement about a value also holds for nodes that have the value by default."""
+def test_trait_of_an_attribute_value_includes_the_default_value():
+    """The trait "beta is 0.5" also applies to nodes that omit beta, because 0.5 is the default."""
     default, given = (
         node_traits(BoundNode.of(onnx.parser.parse_model(
             '<ir_version: 8, opset_import: ["": 16]> g (float[1] x) => (float[1] y) '
@@ -1164,7 +1165,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """If the numbers of a node depended on its type, limits would apply to single types."""
+    """Limits fitted to these numbers therefore apply to all types."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():
@@ -1177,13 +1178,13 @@ def test_nodes_of_all_types_have_the_same_numbers():
     assert 5 in of_types[0].values()
 
 
-def test_number_whose_wrong_and_right_values_are_mixed_has_no_limits():
+def test_no_limits_are_fitted_if_wrong_and_right_values_overlap():
     number = NodeNumber("alpha", 1.1)
     assert not [*fitted_limits(number, np.array([1, 2, 3]), np.array([0, 1, 2, 3]))]
 
 
 @pytest.mark.parametrize("others_fail", [False, True])
-def test_two_conditions_are_stated_if_together_they_suffice(monkeypatch, others_fail):
+def test_two_conditions_are_stated_if_they_explain_all_failures_together(monkeypatch, others_fail):
     traits = is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
 
     def generate(_best, *_):
@@ -1217,7 +1218,7 @@ def test_shape_is_not_stated_if_many_nodes_of_other_shapes_fail(is_parameter):
 
 
 def test_general_condition_is_preferred_to_an_accidental_one():
-    """All nodes that are generated from one case have rank 1, which is irrelevant."""
+    """All nodes generated from the unexplained case have rank 1 by accident."""
     is_first, is_flat, differs = (
         Trait(text, cost)
         for text, cost in (("A differs from B", 1.3), ("C has rank 1", 1.15), ("A differs", 1.3))
@@ -1418,8 +1419,8 @@ def test_traits_describe_how_inputs_are_broadcast(shapes, text, is_true):
     assert (text in {trait.text for trait in traits}) is is_true
 
 
-def test_count_and_equal_doubles_are_not_mistaken_for_vector_and_equal_values():
-    """A count is not a vector, and different integers may be equal as doubles."""
+def test_counts_are_not_vectors_and_large_integers_are_compared_exactly():
+    """K is a count, not a vector. The elements of X differ, but are equal as doubles."""
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 11]> g (int64[2] x, int64[1] k) => (int64[N] y, '
         "int64[N] i) { y, i = TopK(x, k) }"
@@ -1451,7 +1452,7 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
 
 @pytest.mark.parametrize("has_backend", [False, True])
 def test_limits_of_numbers_require_generated_nodes(has_backend):
-    """Some number separates a few failing cases from the passing cases by accident."""
+    """If there are few cases, some number separates failing from passing cases by accident."""
     number = NodeNumber("alpha", 1.1)
     samples = [
         NodeSample(f"case{place}", None, {}, [], [], failed=place < 4, numbers={number: place})
@@ -1475,7 +1476,7 @@ def test_limit_of_a_number_ignores_nodes_that_cannot_show_wrong_values():
     assert trait.limits.low == (2, 5)
 
 
-def test_failures_that_a_stated_mistake_affects_need_no_further_cause():
+def test_failures_affected_by_a_stated_mistake_need_no_further_cause():
     mistake = next(iter(node_mistakes("", "Elu", 6).values()))
     samples = [
         NodeSample("", None, {}, [], [], failed=True, effects={mistake.name: effect})
@@ -1486,7 +1487,7 @@ def test_failures_that_a_stated_mistake_affects_need_no_further_cause():
     assert search._ranking.separate_failures() == samples[:1]
 
 
-def test_condition_that_fails_only_where_another_condition_fails_is_dropped():
+def test_condition_is_dropped_if_another_condition_covers_all_failures():
     is_float, is_long = Trait("A is a float", 0.1), Trait("A is long", 0.3)
     samples = [
         NodeSample("", None, {}, [], [], failed=place < 30, traits=traits)

@@ -1,4 +1,4 @@
-"""The failure condition of an injected fault is stated exactly or not at all."""
+"""Failure conditions of injected faults: each statement is exact, or there is none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_ELEMENTS = 2000
 
 @cache
 def suite_calls(name):
-    """Return the small nodes of an operator's suite, and their expected results."""
+    """Return the small calls in an operator's suite, each with its expected results."""
     suite = registry().named(name).suite_name
     cases = [case for case in suite_cases(suite) if case.operators == (name,)]
     trials, _ = find_trials(cases, Judging())
@@ -46,9 +46,10 @@ def suite_calls(name):
 
 
 def scaled_where(output, holds):
-    """Return a fault that scales the elements of an output for which a predicate is true.
+    """Return a fault that multiplies some elements of an output by 1.01.
 
-    The predicate receives the call, the number of the group and the group's tensors.
+    The predicate ``holds`` selects the elements, given the call, the index of the group and the
+    tensors of the group.
     """
 
     def fault(call):
@@ -80,7 +81,7 @@ def threshold_scaled(call):
 
 
 def condition_of(name, fault):
-    """Return the failure condition of a fault, and the samples of the suite."""
+    """Return the failure condition of a fault, and the samples that the suite gives."""
 
     def submit(call):
         with np.errstate(all="ignore"):
@@ -94,7 +95,7 @@ def condition_of(name, fault):
 
 
 def elements_meeting(condition, each, labels):
-    """Return a mask of the labelled elements of a sample that meet all parts of a condition."""
+    """Return which labelled elements of a sample meet all parts of a condition, as a mask."""
     table, _ = features(each.call, each.expected, labels.astype(np.int16))
     with np.errstate(all="ignore"):
         holds = [part.test(table[part.feature]) for part in condition.conditions]
@@ -175,9 +176,11 @@ def test_exceptions_cover_all_passing_cases(name, output, holds, where):
 
 
 def plain_elements(call, output, may_have_several_values):
-    """Return a mask of finite elements that exceed their tolerance, and are unique if required.
+    """Return a mask of the elements of an output that show whether a value is scaled.
 
-    An element is not unique if there is a second right value, or if its tolerance exceeds 0.1 %.
+    The right values of these elements are finite, and larger than the tolerance. With
+    ``may_have_several_values``, the mask excludes elements that have a second right value or a
+    tolerance over 0.1 %.
     """
     count = len(call.groups)
     begin = list(call.operator.outputs).index(output) * count
@@ -250,11 +253,11 @@ def test_failures_only_where_a_condition_holds_are_not_accidental():
     ]
     assert (20, 40, 60) in supported
     for failing, meeting, others in supported:
-        # The computed value is the probability that all failing inputs meet a condition that has no
-        # effect.
+        # If the condition had no effect, this would be the probability that all failing inputs meet
+        # it.
         assert comb(meeting, failing) / comb(meeting + others, failing) < 0.001
-        # Assume that a tenth of all inputs that do not meet the condition fail. The computed value
-        # is the probability that the drawn inputs include no such failure.
+        # If a tenth of the inputs that do not meet the condition failed, this would be the
+        # probability that none of them is drawn.
         assert 0.9**others < 0.05
 
 
@@ -262,8 +265,8 @@ def test_failures_wherever_a_condition_holds_are_not_accidental():
     supported = [numbers for numbers in product(range(61), repeat=2) if supports_wherever(*numbers)]
     assert (20, 40) in supported
     for meeting, others in supported:
-        # The probabilities assume that a quarter of the inputs that meet the condition passes, or
-        # that a tenth of the inputs that do not meet it fails.
+        # If a quarter of the inputs that meet the condition passed, or a tenth of the other inputs
+        # failed, these would be the probabilities of drawing no such input.
         assert 0.75**meeting < 0.05
         assert 0.9**others < 0.05
 
@@ -272,13 +275,13 @@ def test_agreement_with_a_changed_formula_is_not_accidental():
     assert supports_change(59, 1)
     for total, unlike in product(range(61), range(4)):
         if total >= unlike and supports_change(total - unlike, unlike):
-            # The probabilities assume that the backend returns other outputs for a tenth of the
-            # inputs.
+            # If the backend differed from the changed formula for a tenth of the inputs, this would
+            # be the probability of drawing so few of them.
             share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
             assert sum(share) < 0.05
 
 
-def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
+def test_thresholds_are_never_negative_zero_or_a_limit_of_int64():
     feature = Feature("rho", 0, "number")
     (condition,) = fitted_conditions(0, feature, np.array([-2.0, 0.0]), np.array([1e-45]))
     assert condition.text == "rho is at most 0"
@@ -289,7 +292,7 @@ def test_thresholds_are_neither_negative_zeros_nor_ends_of_int64():
 
 
 @pytest.mark.parametrize("seed", [4, 20])
-def test_cases_alone_support_no_choice_between_two_conditions(seed):
+def test_cases_alone_do_not_decide_between_two_conditions(seed):
     chosen = Random(seed).sample(suite_calls("Momentum"), 12)  # noqa: S311 - not a secret
     samples = []
     for place, (call, right) in enumerate(chosen):

@@ -1,4 +1,4 @@
-"""Changes of one expression of a formula, computed independently."""
+"""Changes of one expression in a formula, compared with independent computations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxopt_cli.operators.registry import registry
 
 
 def momentum(*groups, T=1, alpha=0.5):
-    """Return a node of Momentum for tensors X, G, V."""
+    """Return a call of Momentum for groups of tensors (X, G, V)."""
     operator = registry().named("Momentum")
     values = {"alpha": alpha, "beta": 0.25, "norm_coefficient": 0.0, "mode": "standard"}
     attributes = complete_attributes(operator, values)
@@ -27,7 +27,7 @@ def momentum(*groups, T=1, alpha=0.5):
 
 
 def changes(call, returned=None):
-    """Return the changes of the formula by name, given wrong outputs of a node."""
+    """Return the formula changes by name that are derived from a call and its wrong outputs."""
     right = [derived_output.branch for derived_output in bound(call)]
     failing = [SimpleNamespace(call=call, right=right, returned=returned)] if returned else []
     return {change.name: change for change in formula_changes(call.operator, failing)}
