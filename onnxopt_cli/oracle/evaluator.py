@@ -46,55 +46,57 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 # The largest number of multiplications of a matrix product that is summed sequentially. Larger
 # products would take many seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
-# The largest number of terms of a short sum. In a short sum of n equal terms, the error of n / 9
-# roundings does not exceed the usual tolerance of 4 sqrt(n) roundings.
+# The largest number of terms of a short sum. A sequential sum of n equal terms has an error of
+# n / 9 roundings. In a short sum, this error does not exceed the usual tolerance of 4 sqrt(n)
+# roundings.
 _SHORT_SUM = 1 << 10
-# The largest number of multiplications of a matrix product whose short sums are sequential too.
+# Short sums are also sequential in a matrix product with fewer multiplications than this.
 _CHEAP_PRODUCTS = 1 << 26
 # The largest number of products that are computed at once before they are summed.
 _BLOCK_ELEMENTS = 1 << 20
-# The module of the base classes of unary and binary operators, whose methods check types.
+# Base classes of unary and binary operators, whose methods check types, are in this module.
 _CHECKING_MODULE = "onnx.reference.ops._op"
-# The total number of initializer elements above which initializers are converted to double at each
+# If the initializers have more elements than this in total, they are converted to double at each
 # use, to save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
 #: A function that computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
 
 
-#: A visitor is called for each node and returns the outputs of the node. The arguments are the node
-#: as :func:`_prepared` describes it, the function that computes it, its inputs, and the number of
-#: nodes visited before.
+#: A visitor is called for each node and returns the outputs of the node. Its arguments are the node
+#: as :func:`_prepared` describes it, the function that computes the node, the inputs of the node,
+#: and the number of nodes visited before.
 Visitor = Callable[[SimpleNamespace, Compute, Sequence[Any], int], Sequence[Any]]
 
 
 def compute_only(_node: Any, compute: Compute, inputs: Sequence[Any], _index: int) -> Sequence[Any]:
-    """Return the outputs of a node without changes: the default visitor."""
+    """Return the outputs of a node unchanged: the default visitor."""
     return compute(*inputs)
 
 
 class ReferenceModel:
     """A model that runs on onnx's reference, with a visitor at each node.
 
-    If a node has subgraphs or a function body, the visitor is called for the nodes inside, not for
-    the node itself. A value is released after the last node that reads it.
+    The visitor is not called for a node that has subgraphs or a function body, but for each node
+    inside it. A value is released after the last node that reads it.
 
     Args:
         model: the model.
-        expanded: operators that are replaced by their published function bodies. With ``like``, an
-            element that overflows only in the body has the value that the operator computes.
+        expanded: operators that are replaced by their published function bodies. If ``like`` is
+            given, an element that overflows only in the body has the value that the operator
+            computes.
         functions: functions that replace operators.
         wide: whether to compute in double instead of the model's own types.
-        like: an instance for the same model without replaced operators. The new instance reuses the
-            initializers of ``like`` and, if both compute in the same types, the nodes that are not
-            replaced.
+        like: an instance for the same model without replaced operators, whose initializers are
+            reused. If both instances compute in the same types, the nodes that are not replaced are
+            reused as well.
 
     Attributes:
         wide: whether this instance computes in double.
-        visits: the state of the current run; instances that share nodes also share this object.
-        arrays: the initializers. A wide instance keeps initializers in the model's own types if
-            their doubles would take too much memory.
-        proto: the model without these initializers, in double if it is wide.
+        visits: the state of the current run. Instances that share nodes also share this state.
+        arrays: the initializers. A wide instance keeps its initializers in the model's own types if
+            they would take too much memory as doubles.
+        proto: the model without its initializers; in double if ``wide``.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class ReferenceModel:
         self.arrays: dict[str, Any] = (
             donor.arrays if donor else _initializers(model, like, wide=wide)
         )
-        # The state of the current run, from which each node gets the visitor. Instances that share
-        # nodes also share the state.
+        # Instances that share nodes also share the state of the run, from which each node gets the
+        # visitor.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
             donor.proto if donor else _without_initializers(model, like, wide=wide)
@@ -138,9 +140,9 @@ class ReferenceModel:
         class VisitedEvaluator(ReferenceEvaluator):
             """An evaluator that runs subgraphs and functions by evaluators of the same class.
 
-            The nodes of a subgraph are loaded when it first runs, because most branches never run.
-            Subgraphs within functions are loaded at once, because their nodes may refer to the
-            function's attributes.
+            The nodes of a subgraph are loaded when the subgraph first runs, because most branches
+            never run. A subgraph within a function is loaded at once, because its nodes may refer
+            to the attributes of the function.
             """
 
             #: The number of functions that are being loaded.
@@ -152,7 +154,8 @@ class ReferenceModel:
                 self._is_deferred = is_graph and not VisitedEvaluator.open_functions
                 VisitedEvaluator.open_functions += is_function
                 loaded = _typed_function(proto, wide=wide) if is_function else proto
-                # The constructor of the reference would check each class of new operators.
+                # Pass no new operators, because the constructor of the reference would check each
+                # class.
                 try:
                     super().__init__(loaded, **settings | {"new_ops": None})
                 finally:
@@ -212,7 +215,7 @@ class ReferenceModel:
         return any(array.dtype in ROUNDOFF and not is_wide(array) for array in self.arrays.values())
 
     def shared_nodes(self, changed: Collection[str]) -> list[SimpleNamespace | None]:
-        """Return the prepared nodes, with None for each node that contains a changed operator."""
+        """Return the prepared nodes; None for a node that may contain a changed operator."""
         return [
             None if node.contains is None or node.contains & changed else node
             for node in self._evaluator.rt_nodes_
@@ -242,11 +245,11 @@ class Visits:
     """The state of a run of a model.
 
     Attributes:
-        converts: whether operands may have to be converted to double.
+        converts: whether operands are converted to double where they are not double already.
         visitor: the visitor of the run.
         count: the number of visited nodes.
-        live_bytes: the bytes of the nodes' outputs that are not yet released.
-        peak_bytes: the largest value that ``live_bytes`` has had in the run.
+        live_bytes: the bytes of all outputs of nodes that are not yet released.
+        peak_bytes: the largest value of ``live_bytes`` so far.
     """
 
     converts: bool
@@ -264,10 +267,11 @@ class Visits:
         """Run the nodes of a graph or function.
 
         Args:
-            nodes: the prepared nodes, each with the values that are released after it.
-            values: the values of the graph and of surrounding graphs, to which the outputs of the
-                nodes are added.
-            attributes: attributes of the call of a function.
+            nodes: the prepared nodes, each with the names of the values that are released after the
+                node.
+            values: the values of the graph and of surrounding graphs. The outputs of the nodes are
+                added to them.
+            attributes: the attributes of the function call, if a function runs.
         """
         sizes: dict[str, int] = {}
         for node, released in nodes:
@@ -277,8 +281,8 @@ class Visits:
                 sizes[name] = getattr(value, "nbytes", 0)
                 self.live_bytes += sizes[name]
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            # An omitted output has an empty name. As the name of an input, the empty name denotes
-            # an omitted operand.
+            # An omitted output has an empty name. Among the inputs of a node, an empty name denotes
+            # an omitted operand, which is None.
             values[""] = None
             for name in released:
                 values.pop(name, None)
@@ -290,7 +294,7 @@ class Visits:
         values: Mapping[str, Any],
         attributes: Mapping[str, Any] | None = None,
     ) -> Sequence[Any]:
-        """Return the outputs of a node, given values and attributes as for :meth:`run`.
+        """Return the outputs of a node; values and attributes are as for :meth:`run`.
 
         Raises:
             Exception: any exception that the reference raises.
@@ -333,10 +337,10 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
             # A float32 scalar of NumPy would turn results with Python floats into float32.
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
-            # The reference's operators accept no value of stash_type other than FLOAT. In a wide
-            # model, the operators compute in double even if stash_type is FLOAT.
+            # The reference's operators accept only FLOAT as stash_type. In a wide model, the
+            # operators compute in double regardless of stash_type.
             setattr(node, name, onnx.TensorProto.FLOAT)
-    # The reference's own method is slow even if it logs nothing.
+    # The reference's own method is slow even if nothing is logged.
     node._log = lambda *_: None  # noqa: SLF001
     message = node.onnx_node
     return SimpleNamespace(
@@ -346,7 +350,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
         op_type=message.op_type,
         opset=node.run_params.get("opsets", {}).get(message.domain, 0),
         has_linked_attribute=node.has_linked_attribute,
-        # The protobuf message of a function call or of a node with subgraphs does not list all
+        # The protobuf message of a function call, or of a node with subgraphs, does not list all
         # operators that run.
         contains=None if is_function or node.has_subgraph else frozenset({message.op_type}),
         outer_names={*used_names(message)} if node.need_context() else None,
@@ -408,7 +412,7 @@ def _limit_bodies(
     originals: Sequence[SimpleNamespace],
     expanded: Collection[str],
 ) -> None:
-    """Let published bodies return the results of their operators where only the bodies overflow.
+    """Use the result of an operator where the result of its published body overflows.
 
     Args:
         nodes: the prepared nodes of a graph.
@@ -421,7 +425,7 @@ def _limit_bodies(
 
 
 def _finite_body(run_body: Compute, compute: Compute, *operands: Any) -> Sequence[Any]:
-    """Return the outputs of a published body, or of its operator where only the body overflows.
+    """Return the outputs of a published body; where only the body overflows, those of the operator.
 
     Later nodes could turn the infinity of the body into a finite number.
     """
@@ -500,7 +504,7 @@ def _without_initializers(
 
 
 def _sums_of_products(rows: Array, row: Array) -> Array:
-    """Add the products of each row and a given row sequentially, in small blocks."""
+    """Sum the products of each row with a given row sequentially, in small blocks."""
     length = rows.shape[-1]
     step = max(1, _BLOCK_ELEMENTS * length // rows.size)
     total = np.zeros((), rows.dtype)
@@ -513,7 +517,7 @@ def _sums_of_products(rows: Array, row: Array) -> Array:
 
 
 def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    """Return the outputs of a model as onnx's corrected reference computes them in its own types.
+    """Return the outputs of a model that runs in its own types on onnx's corrected reference.
 
     Raises:
         Exception: any exception that the reference raises.
@@ -531,8 +535,8 @@ def sequential_sums(
     more accurate than the sums of most runtimes.
 
     Args:
-        scaled: whether a mean multiplies each term by the reciprocal of the number of terms,
-            instead of dividing the sum.
+        scaled: whether a mean is computed as the sum of terms that are multiplied by 1 / n, instead
+            of the sum divided by n.
         from_last: whether sums begin with the last term.
         updated: whether a mean is updated at each term, as in Welford's recurrence.
     """

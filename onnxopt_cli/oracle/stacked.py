@@ -1,8 +1,8 @@
-"""Tensors of several runs of a model, computed by one call of each operator where possible.
+"""Compute a node in several runs of a model by one call of its operator, where possible.
 
-A call of one of the reference's operators takes longer than the arithmetic of a small tensor. The
-perturbed runs of a model therefore visit its nodes together: the values of a tensor that differs
-between the runs are stacked along a new first axis.
+For a small tensor, calling an operator of the reference takes longer than the arithmetic. The
+perturbed runs of a model therefore visit its nodes together. If a tensor differs between the runs,
+its values are stacked along a new first axis.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx import helper
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules
 
-# Operators that compute each output element from the elements at the same place of the broadcast
-# operands, and that have no attribute which refers to axes.
+# Operators without attributes that refer to axes. Each output element is computed from the elements
+# at the same place of the operands, after broadcasting.
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Equal", "Erf", "Exp", "Floor"}
     | {"Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "LeakyRelu", "Less", "LessOrEqual"}
@@ -29,20 +29,20 @@ _ELEMENTWISE = frozenset(
 _RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 # Operators that select and reorder elements of their first operand.
 _MOVING = frozenset({"Expand", "Gather", "GatherElements", "Slice", "Split", "Tile", "Transpose"})
-# Operators that compute each channel from the same channel of their first operand, and from the
-# elements of that channel in the other operands, which have one axis.
+# Operators that compute each output channel from the same channel of the first operand. Any other
+# operands have one axis, with one element per channel.
 _BY_CHANNEL = frozenset(
     {"AveragePool", "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"}
 )
-# The largest number of window elements, in all runs together, of a convolution that is computed in
-# all runs at once.
+# A convolution is computed in all runs at once if its windows have at most this number of elements,
+# over all runs.
 _MAX_WINDOW_ELEMENTS = 1 << 20
-# Tensors with more than _MAX_MOVED_ELEMENTS elements are moved in one run after the other, because
+# A tensor with more than _MAX_MOVED_ELEMENTS elements is moved in each run separately, because
 # looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# The largest number of bytes of the intermediate results and moved operands of all runs that visit
-# the nodes together.
+# The largest number of bytes of the runs that visit the nodes together: their intermediate results
+# and perturbed operands.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the default domain, to which all listed operators belong.
 _DEFAULT_DOMAIN = ("", "ai.onnx")
@@ -54,8 +54,8 @@ class Stacked:
     """The values of a tensor in several runs.
 
     Attributes:
-        values: an array with the runs along its first axis; a list if the types or shapes differ,
-            or if the values are not tensors.
+        values: an array with the runs along its first axis; a list with one value per run if the
+            types or shapes differ, or if the values are not tensors.
     """
 
     __slots__ = ("values",)
@@ -100,26 +100,26 @@ class Stacked:
 
 
 def value_of_run(value: Any, run: int) -> Any:
-    """Return the value of a tensor in one run; the value itself if it is equal in all runs."""
+    """Return the value in one run; a value that is not stacked is the same in all runs."""
     return value.of_run(run) if isinstance(value, Stacked) else value
 
 
 def values_of_runs(value: Any, count: int) -> list[Any]:
-    """Return the value of a tensor in each of a number of runs."""
+    """Return a list of the values in all runs, given the number of runs."""
     return [value_of_run(value, run) for run in range(count)]
 
 
 def array_of(value: Any) -> Any:
-    """Return the values of a tensor in all runs as one array.
+    """Return the values in all runs as one array; a value that is not stacked is returned as is.
 
     Raises:
-        TypeError: if the types or shapes of the tensor differ between runs.
+        TypeError: if the types or shapes of the values differ between runs.
     """
     return value.array if isinstance(value, Stacked) else value
 
 
 def compute_in_each_run(compute: Compute, operands: Sequence[Any], count: int) -> list[Any]:
-    """Compute a node in one run after the other, and return its outputs in all runs."""
+    """Compute a node in each run separately, and return its outputs in all runs."""
     return stacked_outputs(
         [compute(*[value_of_run(operand, run) for operand in operands]) for run in range(count)]
     )
@@ -128,16 +128,16 @@ def compute_in_each_run(compute: Compute, operands: Sequence[Any], count: int) -
 def compute_stacked(
     node: Any, compute: Compute, operands: Sequence[Any], count: int
 ) -> Sequence[Any]:
-    """Compute a node in all runs, by one call if its operator allows it.
+    """Compute a node in all runs, by a single call if its operator allows it.
 
     Args:
         node: the node, as the evaluator prepares it.
         compute: computes the node in one run.
-        operands: its operands; those that differ between runs are :class:`Stacked`.
+        operands: its operands; each operand that differs between runs is :class:`Stacked`.
         count: the number of runs.
 
     Returns:
-        The outputs; those that may differ between runs are :class:`Stacked`.
+        The outputs; each output that may differ between runs is :class:`Stacked`.
     """
     stacks = [operand for operand in operands if isinstance(operand, Stacked)]
     if not stacks:
@@ -155,7 +155,7 @@ def compute_stacked(
 def _computed_at_once(
     node: Any, compute: Compute, operands: Sequence[Any], stacks: Sequence[Stacked], count: int
 ) -> list[Any] | None:
-    """Return a node's outputs in all runs, computed by one call; None if this is impossible.
+    """Return a node's outputs in all runs, computed by one call; None if one call cannot do it.
 
     Args:
         node: the node.
@@ -173,7 +173,7 @@ def _computed_at_once(
         if len(operands[0].shape) < _MATRIX_RANK:
             return None
         images, *statistics = compute(*[_in_channels(operand, count) for operand in operands])
-        # In training, BatchNormalization returns statistics even if the node has one output.
+        # # In training mode, BatchNormalization returns statistics even if the node has one output.
         return None if statistics else [Stacked(_from_channels(images, count))]
     if op_type == "Conv" and not node.has_linked_attribute:
         windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
@@ -193,14 +193,15 @@ def outputs_of_runs(
 ) -> list[list[Any]]:
     """Return the outputs of a model in each of a number of runs.
 
-    As many runs visit the nodes together as a memory limit allows. If the nodes that run, or the
-    shapes of tensors, differ between the runs, each run visits its nodes alone.
+    The runs are divided into groups, as large as a memory limit allows. The runs of a group visit
+    the nodes together. If a group fails, for example because a shape differs between its runs, then
+    its runs and all later runs visit the nodes one after the other.
 
     Args:
-        run: given the indices of runs, returns the outputs of the model; those that differ between
-            several runs are :class:`Stacked`.
+        run: takes the indices of runs, and returns the outputs of the model. An output that differs
+            between several runs is :class:`Stacked`.
         count: the number of runs.
-        run_bytes: the bytes of intermediate results and moved operands in one run.
+        run_bytes: the bytes of the intermediate results and perturbed operands of one run.
     """
     together = max(1, min(count, _MAX_STACKED_BYTES // max(1, run_bytes)))
     results: list[list[Any]] = []
@@ -221,7 +222,7 @@ def outputs_of_runs(
 
 
 def _aligned(operands: Sequence[Any]) -> list[Any]:
-    """Return operands that broadcast along their own axes, with the runs along the first axis."""
+    """Return operands whose own axes broadcast, with the runs along an additional first axis."""
     rank = max(len(operand.shape) for operand in operands if operand is not None)
     aligned = []
     for operand in operands:
@@ -237,10 +238,11 @@ def _aligned(operands: Sequence[Any]) -> list[Any]:
 
 
 def _in_channels(value: Any, count: int) -> Any:
-    """Return a tensor with the channels of all runs, one run after the other.
+    """Return a tensor that contains the channels of all runs, one run after the other.
 
     Args:
-        value: the values of a tensor with channels along its second axis, or along its only one.
+        value: the values of a tensor. Its channels lie along its second axis, or along its only
+            axis.
         count: the number of runs.
     """
     if value is None:
@@ -257,13 +259,13 @@ def _in_channels(value: Any, count: int) -> Any:
 
 
 def _from_channels(images: Array, count: int) -> Array:
-    """Return the values of a tensor in all runs, given the result of :func:`_in_channels`."""
+    """Return the values in all runs; the inverse of :func:`_in_channels`."""
     channels = images.shape[1] // count
     return np.moveaxis(images.reshape(len(images), count, channels, *images.shape[2:]), 1, 0)
 
 
 def _convolved(node: Any, operands: Sequence[Any], count: int) -> Stacked:
-    """Return the output of a convolution, computed with a group of channels for each run."""
+    """Return the output of a convolution, computed at once with separate groups for each run."""
     x, w, b = [*operands, None][:3]
     settings = {
         attribute.name: helper.get_attribute_value(attribute)
@@ -286,15 +288,15 @@ def _convolved(node: Any, operands: Sequence[Any], count: int) -> Stacked:
 
 def _moved(compute: Compute, stack: Stacked, operands: Sequence[Any]) -> list[Any]:
     """Return the outputs of a node that moves elements of its first operand."""
-    # The reference's operators move numbers of any type, and doubles represent the moved indices
-    # exactly.
+    # The node moves the indices of the elements instead of the elements. The reference's operators
+    # move numbers of any type, and doubles represent the indices exactly.
     numbers = np.arange(stack.values[0].size, dtype=np.float64).reshape(stack.shape)
     flat = stack.values.reshape(len(stack.values), -1)
     return [Stacked(flat[:, places.astype(np.intp)]) for places in compute(numbers, *operands)]
 
 
 def stacked_outputs(outputs_of_runs: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the outputs of a node in all runs, given those of each run."""
+    """Return the outputs of a node in all runs, given its outputs in each run."""
     return _shared([_joined(values) for values in zip(*outputs_of_runs, strict=True)])
 
 
@@ -314,7 +316,7 @@ def _joined(values: Sequence[Any]) -> Stacked:
 
 
 def _shared(outputs: Sequence[Stacked]) -> list[Any]:
-    """Return outputs; integers and booleans that are equal in all runs become a single value."""
+    """Return the outputs; an integer or boolean output that is equal in all runs is not stacked."""
     return [
         output.of_run(0)
         if isinstance(output.values, np.ndarray)

@@ -1,9 +1,9 @@
-"""The design of the perturbed runs: the sign and size of the rounding of each place in each run.
+"""The design of the perturbed runs: the sign and size of each rounding in each run.
 
-A place is the number of an element of an operand or result in the order in which elements are
-perturbed. The error of a difference of two cancelling terms is visible only in a run in which the
-two terms move differently. The design therefore ensures that no two of many consecutive places move
-alike in all runs. The design uses no random numbers.
+Each perturbed element of an operand or result has a place, a number that counts the elements in the
+order in which they are perturbed. If two terms cancel, the error of their difference is visible
+only in a run in which the two terms move differently. The design therefore ensures that any two
+nearby places move differently in at least one run. The design uses no random numbers.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from onnxopt_cli.core.values import Array
 RUNS = 8
 #: The sizes of a rounding. Each place moves by the largest size in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: The number of places after which the sizes repeat. Within a period, the roundings of any two
-#: places have different sizes in at least one run. The period is the largest prime for which four
-#: sizes and eight runs can meet this condition. If the period divided the size of a tensor,
-#: elements at the same place of different tensors would be perturbed equally. A prime number of
-#: five digits rarely divides the size of a tensor.
+#: The number of places after which the sizes repeat. Within this period, any two places have
+#: different sizes in at least one run. The period is the largest prime for which four sizes and
+#: eight runs can meet this condition. If the period divided the size of a tensor, elements at the
+#: same place of different tensors would be perturbed equally. A prime number of five digits rarely
+#: divides the size of a tensor.
 DISTINCT_PLACES = 58_967
 
-# The signs of roundings: a row for each run, and a column for each place. Any two columns contain
-# all four pairs of signs. The signs of the first run are all positive.
+# The signs of the roundings, with a row for each run and a column for each place. Any two columns
+# contain all four pairs of signs. All signs of the first run are positive.
 _TRIPLES = tuple(combinations(range(1, RUNS), 3))
 _COLUMNS = np.array(
     [[1.0 if run in {0, *triple} else -1.0 for triple in _TRIPLES] for run in range(RUNS)]
 )
 
 
-# The error of a sum of n terms is assumed to be sqrt(n) / 4 roundings, and at least one. A
-# sequential sum of 10^6 terms has an error of 400 roundings.
+# The error of a sum of n terms is assumed to be sqrt(n) / 4 roundings, but at least one rounding.
+# As a comparison, the error of a sequential sum of 10^6 terms is 400 roundings.
 _ROOT_DIVISOR = 4.0
 
 
 def sum_roundings(terms: float) -> float:
-    """Return the error of a sum of n terms, in roundings of the sum of their magnitudes."""
+    """Return the error of a sum of n terms, in roundings of the sum of the terms' magnitudes."""
     return max(1.0, unbounded_sum_roundings(terms))
 
 
@@ -52,9 +52,9 @@ def unbounded_sum_roundings(terms: float) -> float:
 def _signs() -> Array:
     """Return the signs of the roundings of consecutive places, one row per run.
 
-    If the n columns were merely repeated, all places whose distance is a multiple of n would have
-    the same column. The sequence of columns therefore skips one column after every n places, and
-    one more column after every n^2 places.
+    If the n columns were merely repeated, places at a distance of a multiple of n would have the
+    same column. The sequence of columns therefore skips one column after every n places, and one
+    more column after every n^2 places.
     """
     count = len(_TRIPLES)
     places = np.arange(count**3)
@@ -64,9 +64,10 @@ def _signs() -> Array:
 
 def _sizes() -> Array:
     """Return the sizes of the roundings of consecutive places, one row per run."""
-    # Each place has a number of 16 bits, two of which determine the level of the place in each of
-    # the eight runs. Multiplication by an odd number and XOR with shifted bits are bijections, so
-    # the numbers remain distinct while the numbers of neighbouring places become unrelated.
+    # Each place has a distinct number of 16 bits. Two of these bits determine the size of the
+    # rounding in each of the eight runs. Multiplication by an odd number and XOR with shifted bits
+    # are bijections. The numbers therefore remain distinct, while the numbers of neighbouring
+    # places become unrelated.
     numbers = np.arange(4**RUNS, dtype=np.uint16)
     for factor in (40_503, 24_001, 52_711):
         numbers *= np.uint16(factor)
@@ -82,10 +83,9 @@ _BLOCK_PLACES = 1 << 17
 
 @cache
 def _repeated_rows() -> list[tuple[int, Array]]:
-    """Return the signs and the sizes of perturbations, each preceded by the period of the rows.
+    """Return the signs and the sizes of the roundings, each with the period of its rows.
 
-    Signs and sizes are repeated so that a block that begins at any place of the first period is
-    contiguous.
+    The rows are repeated, so that a block that begins within the first period is contiguous.
     """
     return [
         (rows.shape[1], np.tile(rows, (1, 1 + -(-_BLOCK_PLACES // rows.shape[1]))))

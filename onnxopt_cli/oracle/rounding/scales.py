@@ -1,10 +1,10 @@
 """Scales of the absolute errors of convolutions, Fourier transforms, determinants and windows.
 
-One rounding causes an error of about u times the scale, even in an element that is much smaller
-than the scale. Fast algorithms for convolutions (Winograd, Fourier) and transforms mix elements
-that a direct sum keeps separate. The standard deviation of the error of a fast algorithm is derived
-from the algorithm, with independent roundings. ``docs/conditioned.md`` has the equations and their
-sources.
+One rounding causes an error of about u times the scale. This also holds for an element that is much
+smaller than the scale. Fast algorithms for convolutions (Winograd, Fourier) and transforms mix
+elements that a direct sum keeps separate. The standard deviation of the error of a fast algorithm
+follows from the algorithm if the roundings are independent. ``docs/conditioned.md`` gives the
+equations and their sources.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import reference_modules
 from onnxopt_cli.oracle.rounding.perturbations import unbounded_sum_roundings
 
-# The unit is _STANDARD_DEVIATIONS times the standard deviation of the error of a direct sum or of
-# Winograd's algorithm, so that a tolerance of 16 units is 3 standard deviations. The standard
-# deviations are computed with roundings of the largest size. Actual roundings are uniformly
-# distributed, so that the actual standard deviation is about 0.4 of the computed one.
+# For a direct sum or Winograd's algorithm, the unit is _STANDARD_DEVIATIONS times the standard
+# deviation of the error, so that a tolerance of 16 units is 3 standard deviations. The computed
+# standard deviation assumes that all roundings have the largest size. Actual roundings are
+# uniformly distributed, so the actual standard deviation is about 0.4 of the computed one.
 _STANDARD_DEVIATIONS = 3 / 16
-# The error of a long sum is computed from at least this number of partial sums.
+# The error of a long sum is estimated from at least this number of partial sums.
 _PARTIAL_SUMS = 16
-# The error of each of the log2(n) stages of a Fourier transform, in roundings of the result.
+# Each of the log2(n) stages of a Fourier transform has this error, in roundings of the result.
 _TRANSFORM_STAGE = 1 / 3
-# The error of each stage of a Fourier transform that computes a convolution, in roundings.
+# The error per stage if a Fourier transform computes a convolution, in roundings.
 _CONVOLUTION_STAGE = 1 / 6
-# A transform of length n that is computed as sums of n terms has an error of sqrt(n) / 10 roundings
-# of the root mean square of the result.
+# If a transform of length n is computed as sums of n terms, its error is sqrt(n) / 10 roundings of
+# the root mean square of the result.
 _ROOT_MEAN_SQUARE_DIVISOR = 10
-# A transform that is computed as sums also has an error of sqrt(n) / 40 roundings of the largest
-# element of the result.
+# Such a transform also has an error of sqrt(n) / 40 roundings of the largest element of the result.
 _LARGEST_DIVISOR = 40
-# An angle that is computed in float32 by a product and a quotient has an error of two roundings,
-# which moves all terms of a sum. The unit is _ANGLE_ERROR times a rounding of the largest element,
+# A float32 angle that is computed by a product and a quotient has an error of two roundings. This
+# error moves all terms of a sum. The unit is _ANGLE_ERROR times a rounding of the largest element,
 # so that a tolerance of 16 units is two roundings of the largest element.
 _ANGLE_ERROR = 2 / 16
-# Winograd's interpolation points besides infinity: of F(4, 3) and F(2, 5), whose tiles have 6
-# elements, and of F(6, 3) and F(4, 5), whose tiles have 8. F(m, r) computes m outputs of a kernel
-# of length r.
+# Winograd's interpolation points, except infinity. F(m, r) computes m outputs of a kernel of length
+# r. The first points are those of F(4, 3) and F(2, 5), whose tiles have 6 elements. The second
+# points are those of F(6, 3) and F(4, 5), whose tiles have 8 elements.
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
-# Normalizations whose second operand may be folded with the mean: (x - m) f + b = x f + (b - m f).
+# Normalizations that may fold the scale with the mean: (x - m) f + b = x f + (b - m f).
 _FOLDED_SCALES = frozenset(
     {
         "BatchNormalization",
@@ -61,7 +60,8 @@ _FOLDED_SCALES = frozenset(
         "LayerNormalization",
     }
 )
-#: For each window, the coefficients of the cosines of 0, the angle and, if any, twice the angle.
+#: For each window, the coefficients of the cosines of 0, of the angle and, if any, of twice the
+#: angle.
 WINDOWS = {
     "BlackmanWindow": (0.42, -0.5, 0.08),
     "HammingWindow": (25 / 46, 25 / 46 - 1),
@@ -69,33 +69,34 @@ WINDOWS = {
 }
 # The largest error of a cosine, in roundings of the number 1.
 _COSINE_ERROR = 4
-# The unit is _WINDOW_SHARE times the error of a window, so that a tolerance of 16 units is this
+# The unit is _WINDOW_SHARE times the error of a window, so that a tolerance of 16 units equals the
 # error.
 _WINDOW_SHARE = 1 / 16
-# Binary digits of a float32 number, and its unit roundoff.
+# The number of binary digits of a float32 significand, and the unit roundoff of float32.
 _DIGITS, _SINGLE_ROUNDOFF = 24, 2.0**-24
-# The largest number of output channels of a group for which Winograd's error is computed.
+# Winograd's error is computed for at most this number of output channels of a group.
 _MAX_CHANNELS = 16
-# The number of last axes along which tiles extend; elements along other axes are summed like
-# channels.
+# Tiles extend along at most this number of axes, the last ones. Elements along other axes are
+# summed like channels.
 _TILED_AXES = 2
-# The number of times that the rows and columns of a matrix are balanced. The number is limited,
-# because balancing does not converge if every product of the determinant contains a zero.
+# The rows and columns of a matrix are balanced this number of times. The number is limited, because
+# balancing does not converge if every product of the determinant contains a zero.
 _BALANCING_ROUNDS = 4
-# Reflections mix small rows of a matrix with large rows. An increase of the error of a reflection
-# by a factor of _MAX_MIXING is accepted.
+# Reflections mix small rows of a matrix with large rows. The error of a reflection may exceed the
+# error of elimination by a factor of up to _MAX_MIXING.
 _MAX_MIXING = 64.0
 
 
 def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     """Return the scale of the error of a ``DFT`` or ``STFT``, for each element of its output.
 
-    The scale is a share of the root mean square of a transformed line, or a share of the largest
-    element of the line if that is larger. The largest element leaks into other elements for two
-    reasons. A sequential sum has partial sums of up to 1 / pi of the largest element, and twiddle
-    factors have errors if their angles are computed in float32. The angles are below pi for lengths
-    that are powers of two, and below 2 pi in Bluestein's chirp for other lengths. In addition, a
-    sequential sum of n equal terms has an error of sqrt(n) / 4 roundings of the sum itself.
+    The scale is a share of the root mean square of a transformed line or, if that is larger, a
+    share of the largest element of the line. The largest element leaks into other elements for two
+    reasons. First, a sequential sum has partial sums of up to 1 / pi of the largest element.
+    Second, twiddle factors have errors if their angles are computed in float32. The angles are
+    below pi if the length is a power of two. For other lengths, the angles of Bluestein's chirp are
+    below 2 pi. In addition, a sequential sum of n equal terms has an error of sqrt(n) / 4 roundings
+    of the sum itself.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -108,7 +109,7 @@ def transform_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     share = max(_TRANSFORM_STAGE * sqrt(log2(terms)), sqrt(terms) / _ROOT_MEAN_SQUARE_DIVISOR)
     leaked = sqrt(terms) / _LARGEST_DIVISOR * _largest(power, axis)
     if terms & (terms - 1) == 0:
-        # The first element does not leak: its twiddle factors are exactly 1.
+        # The first element leaks nothing, because its twiddle factors are exactly 1.
         later_power = np.take(power, range(1, output.shape[axis]), axis)
         leaked = np.maximum(leaked, _ANGLE_ERROR * pi * _largest(later_power, axis))
     else:
@@ -127,7 +128,7 @@ def _largest(power: Array, axis: int) -> Array:
 def _transform_length(node: Any, inputs: Sequence[Any], output: Array, axis: int) -> int:
     """Return the length of the transform.
 
-    With ``onesided``, the output has about half the length of the transform.
+    If the attribute ``onesided`` is set, the output has about half the length of the transform.
     """
     if node.op_type == "STFT":
         window, length = [*inputs, None, None][2:4]
@@ -147,7 +148,7 @@ def transformed_axis(node: Any, inputs: Sequence[Any]) -> int:
 
 
 def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
-    """Return the scale of the error of a ``Conv`` or ``ConvTranspose`` by any known algorithm.
+    """Return the scale of the error of a ``Conv`` or ``ConvTranspose``, by any known algorithm.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -177,11 +178,11 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
                 cut = convolution.cut(starts, output.shape[2:]).winograd_error()
                 error = error if cut is None else np.maximum(error, cut)
     if error.shape != output.shape:
-        # The largest error is used, because it is unknown which borders are cut off.
+        # It is unknown which borders are cut off, so the largest error is used.
         error = error.max(tuple(range(2, error.ndim)), keepdims=True)
     fourier_error = convolution.fourier_error()[(...,) + (None,) * rank]
-    # Scales are stored as float32, because the scales of all nodes are in memory at once, and few
-    # digits matter.
+    # Scales are stored as float32: the scales of all nodes are in memory at once, and few digits
+    # matter.
     scale = np.maximum(fourier_error, error).astype(np.float32)
     return np.broadcast_to(scale, output.shape)
 
@@ -189,14 +190,15 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
 def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Array:
     """Return the scale of the error of ``Det``: the root mean square of random determinants.
 
-    If n rows of n elements have independent random directions, the mean of det^2 is n! / n^n times
-    the product of their squared lengths. A sum of n! products with random signs is as large as the
-    root mean square, and so is the error of an expansion by cofactors, in roundings. Factorizations
-    have smaller errors if the rank is low.
+    If n rows of n elements have independent random directions, the mean of det^2 is the product of
+    the squared lengths of the rows, times n! / n^n. An expansion by cofactors adds n! products. If
+    their signs are random, the sum is as large as the root mean square of det. The error of the
+    expansion, in roundings, is equally large. Factorizations have smaller errors if the rank is
+    low.
 
-    The error of elimination and cofactors is relative to the scale of the balanced matrix. The
-    error of reflections is relative to the scale of the original matrix. The scale of the original
-    matrix is limited to 64 times that of the balanced matrix.
+    Elimination and cofactors have errors relative to the scale of the balanced matrix. Reflections
+    have errors relative to the scale of the original matrix. The scale of the original matrix is
+    limited to 64 times that of the balanced matrix.
 
     Args:
         inputs: the matrices, in their last two axes.
@@ -217,7 +219,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns; a row of zeros gets the length of the longest row."""
+    """Return the lengths of rows or columns; a length of 0 becomes the largest length."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 
@@ -225,10 +227,11 @@ def _lengths(size: Array, axis: int) -> Array:
 def window_scale(node: Any, inputs: Sequence[Any], output: Array, roundoff: float) -> Array:
     """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
 
-    The tolerance is the error of the cosines, plus twice the error of all other steps. In float32,
-    the other steps are carried out, because their roundings are often far smaller than the largest
-    possible ones. In double, an angle t is assumed to have an error of 3 roundings, which moves
-    cos(t) by 3 u t sin(t). The sum is assumed to have an error of 2 roundings.
+    The tolerance is the error of the cosines, plus twice the error of all other steps. For float32,
+    the error of the other steps is measured by carrying them out, because actual roundings are
+    often far smaller than the largest possible ones. For double, an angle t is assumed to have an
+    error of 3 roundings, which moves cos(t) by 3 u t sin(t). The sum is assumed to have an error of
+    2 roundings.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -254,7 +257,7 @@ def window_scale(node: Any, inputs: Sequence[Any], output: Array, roundoff: floa
 def _single_window_error(coefficients: Sequence[float], period: int, output: Array) -> Array:
     """Return the largest error of float32 evaluations of a window with correctly rounded cosines.
 
-    Angles are counted from the first element or from the middle of the window.
+    Angles are measured from the first element, and also from the middle of the window.
 
     Args:
         coefficients: the coefficients of the cosines.
@@ -278,7 +281,7 @@ def _single_window_error(coefficients: Sequence[float], period: int, output: Arr
 
 
 def _single_angles(circle: Any, steps: Array, period: Any) -> Iterator[Array]:
-    """Yield the angles circle * steps / period, computed by all orders of operations."""
+    """Yield the angles circle * steps / period, computed in each possible order of operations."""
     reciprocal = 1 / period
     yield circle * steps / period
     yield circle * (steps / period)
@@ -288,9 +291,10 @@ def _single_angles(circle: Any, steps: Array, period: Any) -> Iterator[Array]:
 
 
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a fast algorithm may spread NaN or infinity of a node's operands.
+    """Return whether a fast algorithm may spread a NaN or infinity among a node's operands.
 
-    If a normalization folds its scale with its mean, an infinite scale spreads as well.
+    If a normalization folds its scale with its mean, the algorithm spreads an infinite scale as
+    well.
     """
     if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())
@@ -300,11 +304,11 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 
 
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
-    """Return an output with NaN or infinity in each element to which a fast algorithm spreads it.
+    """Return an output with a special value in each element to which a fast algorithm spreads it.
 
-    A fast algorithm spreads NaN or infinity to all elements that it mixes with an operand that is
-    not finite. An element that is NaN by a direct sum remains NaN. An infinite element may become
-    NaN, but not the infinity of the other sign.
+    A fast algorithm mixes elements. If it mixes an element with an operand that is not finite, the
+    element becomes NaN or infinite. An element that is NaN by a direct sum remains NaN. An infinite
+    element may become NaN, but not the infinity of the other sign.
     """
     size = output.astype(np.float64)
     if node.op_type in {"DFT", "STFT"}:
@@ -332,8 +336,7 @@ def _has_infinite_scale(node: Any, scale: Array, output: Array) -> Array:
     """Return which elements of the output of a normalization have an infinite scale."""
     infinite = np.isinf(scale.astype(np.float64))
     if node.op_type != "LayerNormalization":
-        # There is a scale for each channel or, in GroupNormalization before version 21, for each
-        # group.
+        # Each channel has a scale. In GroupNormalization before version 21, each group has a scale.
         channels = output.shape[1] if output.ndim > 1 else 0
         if infinite.ndim != 1 or not infinite.size or channels % infinite.size:
             return np.zeros(output.shape, bool)
@@ -347,12 +350,12 @@ def _finite(array: Array) -> Array:
 
 
 class PartialSums:
-    """Sums whose terms are added one after another, and the scale of their errors.
+    """Sums whose terms are added one after the other, and the scales of the sums' errors.
 
-    Each addition has a rounding error of at most u times its partial sum. The roundings are
-    independent, so the variance of the error is the sum of the squares of all partial sums, in
-    units of u^2 (running error analysis, Higham 2002, 3.3). If neighbouring terms have the same
-    sign, as those of filters and of signals do, the partial sums may be much larger than the sum.
+    The rounding error of each addition is at most u times the partial sum. If the roundings are
+    independent, the variance of the error is u^2 times the sum of the squares of all partial sums
+    (running error analysis, Higham 2002, 3.3). If neighbouring terms have the same sign, as in
+    filters and signals, the partial sums may be much larger than the sum.
     """
 
     def __init__(self) -> None:
@@ -362,11 +365,11 @@ class PartialSums:
     def add(self, block: Array, terms: int) -> None:
         """Add the next block of terms to each sum.
 
-        The partial sums within a block are assumed to be as large as the sum after the block.
+        Within a block, each partial sum is assumed to be as large as the sum after the block.
 
         Args:
             block: for each sum, the sum of its next block of terms.
-            terms: the number of terms in a block.
+            terms: the number of terms in the block.
         """
         self.total = self.total + block
         self._terms += terms
@@ -376,8 +379,9 @@ class PartialSums:
     def scale(self) -> Array:
         """The scale of the error of each sum; 0 where perturbed operands cause a larger error.
 
-        Operands of n terms are perturbed by sqrt(n) / 4 roundings. One run moves all operands
-        upwards, and therefore the sum by about sqrt(n) / 4 roundings of its own magnitude.
+        The operands of a sum of n terms are perturbed by sqrt(n) / 4 roundings. One run moves all
+        operands upwards, and therefore moves the sum by about sqrt(n) / 4 roundings of its own
+        magnitude.
         """
         error = _STANDARD_DEVIATIONS * np.sqrt(self._variance)
         moved = unbounded_sum_roundings(self._terms) * np.abs(self.total)
@@ -388,11 +392,13 @@ class PartialSums:
 class _Convolution:
     """A convolution with stride 1 that contains all elements of a node's output.
 
-    The convolution may have further elements, for example those that larger strides omit.
+    The convolution may contain further elements, such as those that the node skips if its stride is
+    larger than 1.
 
     Attributes:
-        x: the padded input: batch, channels, space.
-        w: the kernels: output channels, channels of the group, space.
+        x: the padded input; its axes are batch, channels, and the axes of space.
+        w: the kernels; their axes are output channels, channels of the group, and the axes of
+            space.
         group: the number of groups of channels.
         dilations: the dilation along each axis of space.
         tiled: whether Winograd's algorithm may compute the convolution.
@@ -406,7 +412,7 @@ class _Convolution:
 
     @property
     def sizes(self) -> list[int]:
-        """The lengths of the output along each axis of space."""
+        """The length of the output along each axis of space."""
         axes = zip(self.x.shape[2:], self.w.shape[2:], self.dilations, strict=True)
         return [size - (kernel - 1) * dilation for size, kernel, dilation in axes]
 
@@ -418,8 +424,8 @@ class _Convolution:
 
     def output(self) -> Array:
         """Return the output."""
-        # The function is looked up in its module, because a correction that limits the memory of
-        # large convolutions may have replaced it.
+        # Look up the function at each call, because a correction that limits the memory of large
+        # convolutions may have replaced it.
         convolve = reference_modules().op_conv._conv_implementation  # noqa: SLF001
         ones, zeros = [1] * len(self.sizes), [0, 0] * len(self.sizes)
         kernel = self.w.shape[2:]
@@ -432,8 +438,8 @@ class _Convolution:
     def fourier_error(self) -> Array:
         """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
 
-        The errors of both transformed operands are white, with the power of the operands. The
-        errors of the inverse transform have the power of the output.
+        The errors of the two transformed operands are white noise with the power of the operands.
+        The errors of the inverse transform have the power of the output.
         """
         space = tuple(range(2, self.x.ndim))
         norms = _by_group(np.sum(self.w**2, axis=space), self.group)
@@ -446,9 +452,9 @@ class _Convolution:
     def direct_error(self, strides: Sequence[int]) -> Array:
         """Return the scale of the error by a direct sum, for each element of a strided output.
 
-        All terms of one place of the kernels are added before those of the next place, as in
-        implementations for images whose channels are the last axis. At each place, the terms of the
-        channels are added in blocks.
+        The terms of all channels at one place of the kernels are added before those of the next
+        place. Implementations that store the channels of images along the last axis add in this
+        order. At each place, the terms of the channels are added in blocks.
         """
         channels = self.w.shape[1]
         blocks = ceil(_PARTIAL_SUMS / prod(self.w.shape[2:]))
@@ -467,9 +473,9 @@ class _Convolution:
     def winograd_error(self) -> Array | None:
         """Return the scale of the error by Winograd's algorithm, for each element.
 
-        If there are many output channels, only the errors of some channels are computed, for
-        normalized kernels. The error of every channel is then the largest computed error times the
-        norm of the channel's kernel.
+        If there are many output channels, the errors of only some channels are computed, with
+        normalized kernels. The error of every channel is then the largest computed error, times the
+        norm of the kernel of the channel.
 
         Returns:
             The scale, or None if no known implementation tiles a kernel of this size.
@@ -483,12 +489,13 @@ class _Convolution:
         channels = np.unique(np.linspace(0, w.shape[1] - 1, _MAX_CHANNELS).astype(int))
         if len(channels) < w.shape[1]:
             w = w[:, channels]
-        # float32 is sufficient, because few digits matter and normalized squares stay in its range.
+        # float32 suffices: few digits matter, and the squares of normalized numbers stay in its
+        # range.
         largest = np.abs(self.x).max(initial=0.0) or 1.0
         x, w = (self.x / largest).astype(np.float32), w.reshape(-1, *self.w.shape[1:])
         w = w.astype(np.float32)
         for _ in self.sizes[:-_TILED_AXES]:
-            # Treat each place along the axis as a batch, each term as a channel.
+            # Treat each place along the axis as a batch, and each term as a channel.
             terms = np.moveaxis(sliding_window_view(x, w.shape[2], 2), (2, -1), (1, 3))
             x = terms.reshape(-1, w.shape[2] * x.shape[1], *x.shape[3:])
             w = w.reshape(len(w), -1, *w.shape[3:])
@@ -513,7 +520,7 @@ class _Convolution:
 
 
 def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
-    """Return the convolution with stride 1 that includes all elements of a ``Conv``."""
+    """Return the convolution with stride 1 that contains all elements of a ``Conv``."""
     rank = x.ndim - 2
     strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
     mode = attributes["auto_pad"].s.decode() if "auto_pad" in attributes else "NOTSET"
@@ -532,7 +539,7 @@ def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
 
 
 def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
-    """Return the convolution with stride 1 that includes all elements of a ``ConvTranspose``."""
+    """Return the convolution with stride 1 that contains all elements of a ``ConvTranspose``."""
     rank = x.ndim - 2
     strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
     group = attributes["group"].i if "group" in attributes else 1
@@ -567,10 +574,10 @@ class _Axis:
     """The matrices of Winograd's algorithm along an axis.
 
     Attributes:
-        inverse: transforms the products back: A^T, with a row for each output of a tile.
-        kernel: transforms a kernel: G.
-        tile: transforms a tile of the input: B^T.
-        grain: a power of two that divides all elements of ``tile``.
+        inverse: A^T, which transforms the products back, with a row for each output of a tile.
+        kernel: G, which transforms a kernel.
+        tile: B^T, which transforms a tile of the input.
+        grain: a power of two; each element of ``tile`` is a multiple of ``grain``.
     """
 
     inverse: Array
@@ -585,12 +592,12 @@ class _Axis:
 
 
 def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
-    """Return whether an input has few enough binary digits for its tiles to transform exactly."""
+    """Return whether all tiles transform exactly, because the input has few binary digits."""
     growth = prod(float(np.abs(axis.tile).sum(axis=1).max()) for axis in axes)
     largest = growth * float(np.abs(x).max(initial=0.0))
     if not 0 < largest < np.inf:
         return not largest
-    # float32 represents the multiples of a unit exactly up to 2^24 units.
+    # float32 represents every multiple of a unit exactly, up to 2^24 units.
     unit = 2.0 ** ceil(log2(largest) - _DIGITS) / prod(axis.grain for axis in axes)
     return bool(unit > 0 and (x % unit == 0).all())
 
@@ -599,8 +606,9 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
     """Return the variance of the error of each output, in units of u^2.
 
     Args:
-        x: the input: batch, channels, space.
-        w: the kernels: output channels, channels of the group, space.
+        x: the input; its axes are batch, channels, and the axes of space.
+        w: the kernels; their axes are output channels, channels of the group, and the axes of
+            space.
         group: the number of groups of channels.
         axes: the matrices along the axes of space.
         exact: whether tiles of the input transform exactly.
@@ -615,7 +623,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
     tiles = sliding_window_view(x, reach, tuple(range(2, x.ndim)))
     tiles = tiles[(slice(None), slice(None), *(slice(None, None, axis.outputs) for axis in axes))]
 
-    # The elements of a tile come first, then group, channels and all tiles.
+    # The first axes are those within a tile. Group, channels and the axis of all tiles follow.
     tile_axes = tuple(range(rank))
     tiles = np.moveaxis(tiles, range(-rank, 0), tile_axes).swapaxes(rank, rank + 1)
     v, v_variance = (
@@ -634,8 +642,8 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
         [axis.inverse for axis in axes],
         *(array.reshape(*reach, outputs, batch, *counts) for array in (u @ v, variance)),
     )
-    # Order the axes: batch, output channel, then for each axis of space the tile and the place
-    # within the tile.
+    # Order the axes: first batch and output channel. Then, for each axis of space, the axis of the
+    # tiles and the axis within a tile.
     order = [1 + rank, rank, *(at for axis in tile_axes for at in (2 + rank + axis, axis))]
     variance = variance.transpose(order).reshape(batch, outputs, *tiled_sizes)
     return _part(variance, [0] * rank, sizes)
@@ -646,13 +654,14 @@ def _transformed(
 ) -> tuple[Array, Array]:
     """Multiply each of the first axes by a matrix; return the result and the variance of its error.
 
-    Each term of a sum is assumed to have one rounding, of u times its magnitude.
+    Each term of a sum is assumed to be rounded once. The error is u times the magnitude of the
+    term.
     """
     variance = np.zeros_like(value) if variance is None else variance
     last = len(matrices) - 1
     for matrix in reversed(matrices):
-        # Each contraction puts its axis first; after the last contraction the axes are in order
-        # again.
+        # Each contraction moves its axis to the front. After the last contraction, the axes are in
+        # order again.
         if matrix.size == 1:
             value, variance = np.moveaxis(value, last, 0), np.moveaxis(variance, last, 0)
         else:
@@ -665,9 +674,10 @@ def _transformed(
 def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
     """Return the matrices of Winograd's algorithm with given interpolation points and infinity.
 
-    For point p_i, row i of the tile's matrix has the coefficients of the product of (x - p_j) over
-    j != i. Row i of the kernel's matrix has the powers of p_i, divided by the product of
-    (p_i - p_j). Column i of the inverse has the powers of p_i.
+    Row i of each matrix belongs to the interpolation point p_i. In the tile's matrix, row i has the
+    coefficients of the product of (x - p_j) over j != i. In the kernel's matrix, row i has the
+    powers of p_i, divided by the product of (p_i - p_j) over j != i. Column i of the inverse has
+    the powers of p_i.
     """
     if kernel == 1:
         identity = np.ones((1, 1), np.float32)
@@ -685,7 +695,7 @@ def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
         kernels[index] /= prod(place - root for root in roots)
         rows.append([*_coefficients(roots), Fraction(0)])
     rows.append(_coefficients(places))
-    # Denominators are powers of two, like the denominators of the points.
+    # All denominators are powers of two, because those of the points are.
     grain = 1 / max(coefficient.denominator for row in rows for coefficient in row)
     inverse, kernels, tile = (
         np.array(matrix).astype(np.float32) for matrix in (inverse.T, kernels, rows)

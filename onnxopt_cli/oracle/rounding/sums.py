@@ -1,21 +1,22 @@
 """Sums of products: their error bound, their overflow, and terms that devices flush to zero.
 
-*Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums, and a partial sum never
-exceeds the sum of all positive terms or that of all negative terms. The usual tolerance, 16 times
-the effect of one rounding, exceeds the error of a short sum. The tolerance of a node that rounds
-few times is therefore limited to the error of its most inaccurate direct evaluation.
+*Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums. The magnitude of a partial
+sum is at most the sum of all positive terms, or the magnitude of the sum of all negative terms. The
+usual tolerance is 16 times the effect of one rounding, which exceeds the error of a short sum. If a
+node rounds few times, its tolerance is therefore limited to the error of its most inaccurate direct
+evaluation.
 
-*Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 from left to right, and infinite if the
-positive terms are added first. The specification of ONNX prescribes no order. Therefore an infinity
-is correct if the sum of the terms of its sign exceeds the range of the type. NaN is correct if both
+*Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 if added from left to right, and infinite if
+the positive terms are added first. ONNX's specification prescribes no order. Therefore an infinity
+is correct if the sum of all terms of its sign exceeds the range of the type. NaN is correct if both
 the sum of the positive terms and the sum of the negative terms exceed the range. A fast algorithm
-adds elements of a whole image or line; this sum may exceed the range although no output element
-does.
+adds elements of a whole image or line. The sum of these elements may exceed the range although no
+output element does.
 
-*Flushed terms.* A device that flushes subnormal numbers replaces each product, and each partial
-sum, whose magnitude is below the smallest normal number by zero. A sum of n flushed terms has an
-error of up to n times the smallest normal number, although the sum itself may be normal. If the sum
-of the magnitudes is itself subnormal, the device returns zero.
+*Flushed terms.* A device may replace subnormal numbers by zero: each product, and each partial sum,
+whose magnitude is below the smallest normal number. In a sum of n terms, these replacements cause
+an error of up to n times the smallest normal number, although the sum itself may be normal. If the
+sum of the magnitudes is subnormal, the device returns zero.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-# For each operator that sums terms or products, the number of roundings of a term. The roundings of
-# the additions are not counted. A product or scale rounds once. Gemm also rounds when it multiplies
-# by alpha and beta, and when it adds C. A mean over axes may be updated at each term. An update
-# rounds a difference and a quotient, which contain the previous mean. Two roundings of each term
-# suffice, because the roundings of all updates are never the largest possible ones.
+# For each operator that sums terms or products, the number of roundings of each term. The roundings
+# of the additions are not counted. A product or a scale is one rounding. Gemm also rounds when it
+# multiplies by alpha and beta, and when it adds C. A mean over axes may be updated at each term. An
+# update rounds a difference and a quotient, and both contain the previous mean. Two roundings of
+# each term cover all updates, because their roundings are never all as large as possible.
 _TERM_ROUNDINGS = {
     "AveragePool": 1,
     "CausalConvWithState": 2,
@@ -59,29 +60,28 @@ _TERM_ROUNDINGS = {
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
-# The number of roundings of a sum that is divided by the number of its terms, or multiplied by the
-# reciprocal of this number.
+# A sum rounds this number of times if it is divided by the number of its terms, or multiplied by
+# the reciprocal of this number.
 _QUOTIENT_ROUNDINGS = 2
-# The largest number of terms of a sum whose error is bounded directly. The error of longer sums
-# grows with the square root of the number of terms, and perturbed runs estimate this error more
-# accurately.
+# The error of sums with at most this number of terms is bounded directly. The error of longer sums
+# grows with the square root of the number of terms, and perturbed runs estimate it more accurately.
 _MAX_TERMS = 16
 _BATCH_OPERANDS = 5
 # The unit is _CUMULATIVE_SHARE times the error of a sequential algorithm, so that a tolerance of 16
-# units is twice the error.
+# units is twice that error.
 _CUMULATIVE_SHARE = 2 / 16
-# The unit of a product is _FACTOR_SHARE roundings for each factor, so that a tolerance
-# of 16 units is one rounding for each factor.
+# The unit of a product is _FACTOR_SHARE roundings for each factor, so that a tolerance of 16 units
+# is one rounding for each factor.
 _FACTOR_SHARE = 1 / 16
 # Gemm multiplies the first two operands, and may add a third one.
 _GEMM_FACTORS = 2
 _ACTIVATION_ROUNDINGS, _GRID_ROUNDINGS = 8.0, 8.0
 _DEFAULT_EPSILON = 1e-5
-#: Operators that divide the sum of their terms by their number.
+#: Operators that divide the sum of their terms by the number of terms.
 MEANS = frozenset({"AveragePool", "GlobalAveragePool", "Mean", "ReduceMean"})
 _DIRECT_KINDS = frozenset({NodeKind.COMBINE, NodeKind.MIX})
-# Winograd's transforms of tiles of 8 x 8 elements multiply an element by at most 10 along each of
-# the two axes.
+# A bound on the growth in Winograd's algorithm. Its transforms of tiles of 8 x 8 elements multiply
+# an element by at most 10 along each of the two axes.
 _TILE_GROWTH = 100.0
 # Operators that sum powers of the elements.
 _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "ReduceSumSquare"})
@@ -89,7 +89,7 @@ _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "R
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 # Kinds of nodes that multiply each element by a computed coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
-# The least magnitude that a computed coefficient is assumed to have.
+# Computed coefficients are assumed to have at least this magnitude.
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.COMBINE,
@@ -98,8 +98,8 @@ _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.MIX,
 }
 _DEFAULT_POWER = 2
-# At most _MAX_LOST_SHARE of the sum of powers in a norm is treated as lost. If a norm loses this
-# share, a quotient with the norm as divisor is inconclusive.
+# At most this share of the sum of powers in a norm is treated as lost. If a norm loses this share,
+# the quotient of an element and the norm is inconclusive.
 _MAX_LOST_SHARE = 0.99
 
 
@@ -116,7 +116,7 @@ def direct_bound(
         output: its first output.
 
     Returns:
-        The bound of each element, or None if the node rounds more often than a direct evaluation.
+        The bound of each element; None if the node may round more often than a direct evaluation.
     """
     if not is_wide(output):
         return None
@@ -136,9 +136,9 @@ def direct_bound(
     magnitudes = _sum_of_magnitudes(node, compute, operands)
     further = _TERM_ROUNDINGS[node.op_type]
     if node.op_type == "CausalConvWithState":
-        # compute() returns SiLU(m), where m is the sum of magnitudes, and SiLU(m) is at least m /
-        # 2. The derivative of SiLU is at most 1.1, so the error is at most 2 * 1.1 times that of
-        # the sum. SiLU itself also rounds.
+        # compute() returns SiLU(m), where m is the sum of the magnitudes. SiLU(m) is at least
+        # m / 2. The derivative of SiLU is at most 1.1, so the error of the result is at most
+        # 2 * 1.1 times the error of the sum. SiLU itself also rounds.
         bound = 2.2 * (terms + further) * magnitudes + _ACTIVATION_ROUNDINGS * np.abs(output)
         return np.asarray(bound)
     # A partial sum lies between the sum of the negative terms and that of the positive terms.
@@ -150,7 +150,7 @@ def direct_bound(
 
 
 def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
-    """Return the scale of the error of a long sum of products that is added from first to last.
+    """Return the scale of the error of a long sum of products, added from the first to the last.
 
     Args:
         node: a ``Gemm`` or ``MatMul``, as the evaluator prepares it.
@@ -180,11 +180,11 @@ def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
 def cumulative_sum_scale(node: Any, operands: Sequence[Any], _output: Array) -> Any:
     """Return the scale of the errors of cumulative sums.
 
-    Parallel algorithms add the sums of preceding blocks to the sums within a block, so that an
-    element may have the error of any preceding element. If the terms are similar or sorted, the
-    roundings of a sequential algorithm have the same sign for many elements, and the error of a
-    single element may be small by accident. The scale is therefore the largest error of a
-    sequential float32 algorithm in an element and all preceding elements.
+    Parallel algorithms add the sums of all preceding blocks to the sums within a block. An element
+    may therefore have the error of any preceding element. If the terms are similar or sorted, a
+    sequential algorithm may round many elements in the same direction, and the error of a single
+    element may be small by accident. The scale of an element is therefore the largest error of a
+    sequential float32 algorithm in the element and all preceding elements.
 
     Args:
         node: a ``CumSum``, as the evaluator prepares it.
@@ -208,9 +208,9 @@ def cumulative_sum_scale(node: Any, operands: Sequence[Any], _output: Array) -> 
 
 
 def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
-    """Return the scale of the errors of cumulative products: a rounding for each factor.
+    """Return the scale of the errors of cumulative products: one rounding for each factor.
 
-    If the factors are equal, the roundings of blocks of equal length are equal, too.
+    If the factors are equal, the roundings of blocks of equal length are equal as well.
 
     Args:
         node: a ``CumProd``, as the evaluator prepares it.
@@ -228,9 +228,10 @@ def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) 
 def product_of_factors_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
     """Return the scale of the errors of ``ReduceProd``, which grow with equal factors.
 
-    If all factors are equal, the roundings of blocks of equal length are equal, too, so that there
-    is a rounding for each factor. In general, c equal factors contribute c roundings. Contributions
-    of different factors are independent, so the root of the sum of their squares is used.
+    If all factors are equal, the roundings of blocks of equal length are equal as well, so that the
+    error is one rounding for each factor. In general, c equal factors contribute c roundings. The
+    contributions of different factors are independent, so the root of the sum of their squares is
+    used.
     """
     x, axes, *_ = (*operands, None)
     for item in node.onnx_node.attribute:
@@ -254,8 +255,8 @@ def _cumulated_axis(operands: Sequence[Any]) -> int:
 def _sum_of_magnitudes(node: Any, compute: Compute, operands: Sequence[Any]) -> Array:
     """Return the first output of a node that sums terms, with each term replaced by its magnitude.
 
-    ``Gemm`` subtracts C from the products if exactly one of alpha and beta is negative; then C is
-    replaced by -|C|.
+    If exactly one of alpha and beta is negative, ``Gemm`` subtracts C from the products. In this
+    case, -|C| replaces C.
     """
     magnitudes = [np.abs(operand) if is_wide(operand) else operand for operand in operands]
     if node.op_type == "Gemm" and is_wide(magnitudes[-1]):
@@ -288,7 +289,7 @@ def _most_terms(node: Any, operands: Sequence[Any], output: Array) -> int:
 
 
 def _grid_bound(theta: Array, output: Array) -> Array:
-    """Return the error bound of an AffineGrid: 5 roundings of each coordinate, and 3 of the sum."""
+    """Return the error bound of AffineGrid: 5 roundings of each coordinate, and 3 of the sum."""
     bound = _GRID_ROUNDINGS * np.abs(theta).sum(axis=-1)
     shape = (len(theta), *[1] * (output.ndim - 2), theta.shape[1])
     return np.broadcast_to(bound.reshape(shape), output.shape)
@@ -297,9 +298,9 @@ def _grid_bound(theta: Array, output: Array) -> Array:
 def _normalization_bound(node: Any, operands: Sequence[Any], output: Array) -> Array:
     """Return the bound of a normalization by given statistics: f (x - m) + b or f x + (b - f m).
 
-    The factor f has an error of up to 4.5 roundings, which is the same in both terms of f x + (b -
-    f m). The other roundings of f x + (b - f m) are relative to f x, f m and b. The bound is twice
-    the sum of all these errors.
+    The factor f has an error of up to 4.5 roundings. In the second form, this error is the same in
+    both terms. The other roundings of the second form are relative to f x, f m and b. The bound is
+    twice the sum of all these errors.
     """
     shape = (1, -1, *[1] * (output.ndim - 2))
     x = operands[0]
@@ -335,15 +336,15 @@ def with_overflow(
     output: Any,
     special: float,
 ) -> Any:
-    """Return an output with an infinity or NaN where some order of the terms yields that value.
+    """Return an output with a special value where some order of the terms yields that value.
 
     Args:
         node: the node, as the evaluator prepares it.
         node_class: its kind, and the number of terms of its sums.
-        compute: runs it with other inputs.
+        compute: computes the node.
         operands: its inputs.
         output: its output in the model's own types.
-        special: the infinity or NaN.
+        special: the special value: an infinity or NaN.
     """
     if not isinstance(output, np.ndarray) or output.dtype not in ROUNDOFF or not output.size:
         return output
@@ -391,10 +392,10 @@ def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
 
 
 def _limit(op_type: str, tensors: Sequence[Array]) -> float:
-    """Return the largest number of the type in which an operator adds tensors.
+    """Return the largest finite number of the type in which an operator adds tensors.
 
-    16-bit tensors are added in float32, except by operators that add whole tensors one after
-    another.
+    16-bit tensors are added in float32. The exceptions are operators that add whole tensors one
+    after the other, which add in 16 bits.
     """
     if op_type in CHAINED:
         return max(largest_finite(tensor.dtype) for tensor in tensors)
@@ -410,12 +411,12 @@ def flushed_error(
     output: Array,
     tiny: float,
 ) -> Any:
-    """Return the largest error of each element of an output if its terms are flushed to zero.
+    """Return the largest error of each element of an output if terms are flushed to zero.
 
     Args:
         node: the node, as the evaluator prepares it.
         node_class: its kind, and the number of terms of its sums.
-        compute: runs it with other inputs.
+        compute: computes the node.
         operands: its inputs, floats as doubles.
         output: its output.
         tiny: the smallest normal number of the type in which the node computes.
@@ -440,9 +441,9 @@ def flushed_error(
 
 
 def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
-    """Return an output with zeros where the sum of powers under a root is subnormal.
+    """Return an output with zeros where a root is taken of a subnormal sum of powers.
 
-    A subnormal sum is flushed to zero, and ``LpNormalization`` returns zeros if the norm is zero.
+    A device may flush the sum to zero. ``LpNormalization`` returns zeros if the norm is zero.
     """
     if not isinstance(output, np.ndarray) or node.op_type not in {*_ROOTS, "LpNormalization"}:
         return output
@@ -473,7 +474,7 @@ def _axis_of(node: Any) -> int:
 
 
 def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> float:
-    """Return a lower bound of the magnitudes of terms that are not zero."""
+    """Return a lower bound of the magnitudes of all terms that are not zero."""
     smallest = sorted(
         float(np.min(size, initial=np.inf, where=size > 0))
         for size in (np.abs(operand) for operand in operands if is_wide(operand))
