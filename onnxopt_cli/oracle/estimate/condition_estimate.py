@@ -1,28 +1,29 @@
 """The condition estimate: exact values of a model's outputs, and tolerances for them.
 
-A model without a formula runs on onnx's reference: once in double, which gives the exact value y of
-each element, and eight times in double with roundings of the model's own types injected
-(:mod:`~onnxopt_cli.oracle.rounding.injection`), which gives the values y_r. Other
-correct computations of the model, its reformulations, give the values z. They compute in the
-model's own types, replace operators by the function bodies that ONNX publishes, or sum
+A model without a formula runs on onnx's reference in double: once exactly, and eight times with
+roundings of the model's own types injected (:mod:`~onnxopt_cli.oracle.rounding.injection`). For
+each element, the exact run gives the value y, and the perturbed runs give the values y_r. Other
+correct computations of the model, its reformulations, give the values z. A reformulation computes
+in the model's own types, replaces operators by the function bodies that ONNX publishes, or adds
 sequentially. For each element
 
     unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
 
-where u is the unit roundoff, and lambda the smallest normal number of the type if the element may
-be flushed to zero, else 0. The unit is the movement of an element by one rounding, that is, its
-condition times u. An output that no rounding moves has the unit 0: it must be exact. A model of
-doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
+Here, u is the unit roundoff. lambda is the smallest normal number of the type if the element may be
+flushed to zero; otherwise, lambda is 0. The unit is the movement of an element by one rounding,
+that is, its condition times u. An output that no rounding moves has the unit 0 and must be exact. A
+model of doubles is perturbed by 2^27 roundings, and its movements are divided by 2^27.
 
-A difference that is not proportional to the roundings does not widen the tolerance. If z overflows,
-if a perturbation crosses a discontinuity, or if the operand of a root becomes negative, the value
-of that run is an alternative. An alternative is accepted for its element beside y, with a tolerance
-of its own. ``docs/conditioned.md`` gives the reason for each rule.
+Three differences are not proportional to the roundings: z overflows, a perturbation crosses a
+discontinuity, or the operand of a root becomes negative. These differences do not widen the
+tolerance. Instead, the value of that run becomes an alternative: it is accepted for its element
+beside y, with a tolerance of its own. ``docs/conditioned.md`` gives the reason for each rule.
 
-:mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations, and
+:mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations.
 :mod:`~onnxopt_cli.oracle.estimate.conditioned_outputs` derives units and tolerances from the values
-of these runs. This module chooses the readings and reformulations of a model.
+of these runs. This module chooses the readings of a model's contested questions, and the
+reformulations of the model.
 """
 
 from __future__ import annotations
@@ -97,28 +98,28 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-#: The reason for a missing estimate begins with this text if onnx's corrected reference rejects the
-#: operands of a node.
+#: If onnx's corrected reference rejects the operands of a node, the reason for the missing estimate
+#: begins with this text.
 REJECTED = "onnx's corrected reference rejects the operands"
-# Matches the messages of NumPy about arrays that exceed a limit of NumPy. Such arrays are valid.
+# Matches NumPy's messages about arrays that exceed one of NumPy's limits. Such arrays are valid.
 _BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
 _FLUSHED = "the result with zeros for subnormal numbers"
-# If a model has at most this number of contested questions, combinations of their second readings
-# are also tried; otherwise, each second reading is tried alone.
+# If a model has at most this number of contested questions, combinations of second readings are
+# also tried. Otherwise, each second reading is tried alone.
 _MAX_COMBINED_QUESTIONS = 2
-# Names of the reformulations of a graph.
+# The names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The expected values of all outputs by one reading of each contested question.
+    """The expected values of all outputs, given one reading of each contested question.
 
     Attributes:
         second: the names of the questions whose second reading applies.
         conditioned_outputs: the expected values, one entry per output.
-        identities_used: the identities by which operators may be computed, if they change the
-            accepted outputs.
+        identities_used: the identities by which operators may be computed; empty if they do not
+            change the accepted outputs.
     """
 
     second: tuple[str, ...]
@@ -129,17 +130,17 @@ class Reading:
 def all_readings(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[Reading]:
-    """Estimate the condition of a model by each reading of its contested questions.
+    """Estimate the condition of a model for each reading of its contested questions.
 
     Args:
         model: a model whose operators onnx's reference implements.
-        inputs: a value for each input of the graph that must be fed.
+        inputs: a value for each graph input that must be fed.
         math: the arithmetic that a backend declares, a key of
-            :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; or empty.
+            :data:`~onnxopt_cli.oracle.rounding.injection.MATH`; empty if it declares none.
 
     Returns:
-        The result by the first readings of all questions, followed by each result by other readings
-        that differs from all earlier results.
+        First the result for the first readings of all questions. Then, for other readings, each
+        result that differs from all earlier results.
 
     Raises:
         NoReferenceError: if the condition cannot be estimated.
@@ -150,7 +151,7 @@ def all_readings(
     most_at_once = len(names) if len(names) <= _MAX_COMBINED_QUESTIONS else 1
     for count in range(1, most_at_once + 1):
         for second in combinations(names, count):
-            # With a second reading, the reference may be unable to run the model.
+            # The reference may be unable to run the model with a second reading.
             with suppress(NoReferenceError):
                 reading = _reading(model, inputs, math, second)
                 if not any(_same_reading(reading, earlier) for earlier in readings):
@@ -161,7 +162,7 @@ def all_readings(
 def _with_confirmed_derivatives(
     model: onnx.ModelProto, inputs: Mapping[str, Value], readings: list[Reading]
 ) -> list[Reading]:
-    """Return readings in which the unconfirmed elements of derivatives are inconclusive."""
+    """Return the readings, with unconfirmed elements of derivatives marked as inconclusive."""
     if not has_gradient(model):
         return readings
     try:
@@ -193,12 +194,12 @@ def _confirmed_output(output: ConditionedOutput, unconfirmed: Array) -> Conditio
 
 
 def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return why onnx's reference rejects an operand of a node of a model, or an empty string.
+    """Return why onnx's reference rejects an operand of any node of a model, or an empty string.
 
-    NumPy and the reference raise ValueError or IndexError if shapes do not fit together or an index
-    is out of bounds. The model runs in its own types, because a failure in double can have other
-    causes. The result is empty if an operand of the node has no elements, because NumPy raises
-    ValueError for some valid operations on empty arrays.
+    NumPy and the reference raise ValueError or IndexError if shapes do not fit together, or if an
+    index is out of bounds. The model runs in its own types, because a run in double can fail for
+    other reasons. If an operand of the node has no elements, the result is empty, because NumPy
+    raises ValueError for some valid operations on empty arrays.
     """
     operands_of_node: Sequence[Any] = ()
 
@@ -222,7 +223,7 @@ def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
-    """Estimate the condition by the first reading of each question; see :func:`all_readings`."""
+    """Estimate the condition for the first reading of each question; see :func:`all_readings`."""
     return _reading(model, inputs, math).conditioned_outputs
 
 
@@ -247,14 +248,14 @@ def _reading(
 
 
 def _as_doubles(value: Value) -> Value:
-    """Return integers as doubles, because the estimate injects roundings into floats only."""
+    """Return integers as doubles, because roundings are injected into floats only."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return value.astype(np.float64)
     return value
 
 
 def _same_reading(first: Reading, second: Reading) -> bool:
-    """Return whether two readings accept the same outputs, bitwise."""
+    """Return whether two readings accept bitwise the same outputs."""
     return all(
         a.reason == b.reason
         and _same_values(a.right, b.right)
@@ -266,7 +267,7 @@ def _same_reading(first: Reading, second: Reading) -> bool:
 def _same_values(
     first: Sequence[tuple[Array, Array]], second: Sequence[tuple[Array, Array]]
 ) -> bool:
-    """Return whether correct values and their tolerances are bitwise equal."""
+    """Return whether correct values and their tolerances are equal."""
     return len(first) == len(second) and all(
         np.array_equal(a, b, equal_nan=a.dtype != object)
         for pairs in zip(first, second, strict=True)
@@ -283,7 +284,7 @@ def _estimate(
         model: the model.
         inputs: its inputs.
         math: the declared arithmetic.
-        encountered: receives the contested questions that nodes of the model raise.
+        encountered: receives the contested questions that the nodes of the model raise.
     """
     nodes = list(all_nodes(model))
     shared = SharedState(math, encountered, _shared_prefix(model))
@@ -301,8 +302,8 @@ def _estimate(
         raise
     except Exception as error:
         if any(map(is_short, inputs.values())) and len(nodes) == 1:
-            # Some published bodies combine constants of float32 with operands of any type, which is
-            # an error for 16-bit operands.
+            # Some published bodies combine float32 constants with operands of any type, which is an
+            # error for 16-bit operands.
             return _estimate_in_single(model, inputs, math, encountered)
         raise NoReferenceError(
             _rejection(model, inputs) or reference_failure(error, " in double")
@@ -322,7 +323,7 @@ def _estimate(
 
 
 def _shared_prefix(model: onnx.ModelProto) -> SharedPrefix:
-    """Return the nodes that a graph has in common with its reformulations."""
+    """Return the store of results that a graph shares with its reformulations."""
     if len(model.graph.node) == 1:
         return SharedPrefix({})
     by_identity = {
@@ -335,7 +336,7 @@ def _shared_prefix(model: onnx.ModelProto) -> SharedPrefix:
 
 
 def _defined_output(output: Any) -> ConditionedOutput:
-    """Return the expected values of an output whose operators have exactly one correct result."""
+    """Return the expected values of an output whose operators define exactly one correct result."""
     if not isinstance(output, np.ndarray):
         return ConditionedOutput(reason="it is not a tensor", structure=structure_of(output))
     exact, flushed = np.zeros(output.shape), np.asarray(flushed_value(output))
@@ -350,13 +351,12 @@ def _moved_outputs(
 ) -> list[ConditionedOutput]:
     """Return the expected values of the outputs of a node that is known to move data.
 
-    No rounding moves the output of a node that moves data, so that a single run in the model's own
-    types is enough.
+    Roundings do not change moved data, so a single run in the model's own types suffices.
 
     Returns:
-        One expected value per output. The list is empty if the node may round, or if a value has 16
-        bits or is infinite, NaN or subnormal, because an output may then have several accepted
-        values.
+        One expected value per output. The list is empty if the node may round. It is also empty if
+        a value has 16 bits or is infinite, NaN or subnormal, because an output may then have
+        several accepted values.
     """
     (node,) = model.graph.node or [None]
     is_exact = node is not None and listed_kind(node.op_type) is NodeKind.EXACT
@@ -394,12 +394,12 @@ def _evaluate_bodies(
     shared: SharedState,
     evaluations: Sequence[Evaluation],
 ) -> list[Evaluation]:
-    """Evaluate the function bodies that ONNX publishes for a model's nodes.
+    """Evaluate a model with the function bodies that ONNX publishes for its nodes.
 
     Args:
         model: the model.
         inputs: its inputs.
-        shared: the state that evaluations share.
+        shared: the state that all evaluations share.
         evaluations: the evaluations of the model itself, one per output.
 
     Returns:
@@ -418,9 +418,9 @@ def _evaluate_stable_bodies(
     shared: SharedState,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[Evaluation]:
-    """Evaluate stable published bodies; return an empty list if no operator has one."""
+    """Evaluate published bodies that are stable; return an empty list if there are none."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
-        # The error scale of a window operator already covers the roundings of its published body.
+        # The error scale of a window operator already includes the roundings of the published body.
         return []
     try:
         if accumulation:
@@ -430,7 +430,7 @@ def _evaluate_stable_bodies(
         expanded = subtracting_operators(model)
         return evaluate_model(model, inputs, shared, expanded, name=_BODIES) if expanded else []
     except MemoryError:
-        # A tolerance that ignores the published body would be too narrow.
+        # Without the published body, the tolerance would be too narrow.
         raise
     except Exception:  # noqa: BLE001 - onnx's reference may lack an operator of the body
         return []
@@ -439,10 +439,9 @@ def _evaluate_stable_bodies(
 def _without_overflow(body: Evaluation, exact: Any) -> Evaluation:
     """Return the evaluation of a body, with exact values where only the body overflows.
 
-    The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from 89 on. A body that
-    overflows loses all digits of a result that onnx's reference computes, so the body is not an
-    accepted reformulation where it overflows. An overflow of the reference itself in the model's
-    own types is accepted.
+    The body of ``Softplus``, log(exp(x) + 1), is infinite in float32 from x = 89 on, although
+    onnx's reference computes a finite result. Where only the body overflows, it is not an accepted
+    reformulation. An overflow of the reference itself, in the model's own types, is accepted.
 
     Args:
         body: the evaluation of an output by the published body.
@@ -471,14 +470,14 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = evaluate_model(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # A 16-bit model is allowed as many float32 roundings as a float32 model.
+            # A 16-bit model may have as many float32 roundings as a float32 model.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)
     evaluations = evaluate_model(body, inputs, shared, CALLED) if body else []
     for evaluation in evaluations:
-        # The node computes in float32, so an overflow of its body in 16 bits does not show that the
-        # node overflows.
+        # The node computes in float32. An overflow of its body in 16 bits therefore does not show
+        # that the node overflows.
         evaluation.native, evaluation.out_of_range = evaluation.exact, []
     return evaluations
 
@@ -509,9 +508,9 @@ def _evaluate_identities(
 def _with_either_integer(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
 ) -> list[ConditionedOutput]:
-    """Accept both integers next to a number that is interpolated between integers.
+    """Accept both integers beside a number that is interpolated between integers.
 
-    A rounding of the coordinates may move an interpolated number across a nearby integer.
+    A rounding of the coordinates may move the interpolated number across an integer.
     """
     neighbours = []
     for toward, away in ((np.floor, -1.0), (np.ceil, 1.0)):
@@ -534,15 +533,15 @@ def _with_either_integer(
 def _beyond_integers(
     model: onnx.ModelProto, inputs: Mapping[str, Value], toward: Any, away: float
 ) -> list[list[Any]]:
-    """Return outputs that are rounded down or up after errors are added to the coordinates.
+    """Return the outputs rounded down or up, after errors are added to the coordinates.
 
     The result is empty if no coordinate has an error.
 
     Args:
         model: a model that interpolates between integers.
         inputs: its inputs.
-        toward: the function that rounds, ``np.floor`` or ``np.ceil``.
-        away: the sign of an error that moves a number across an integer in that direction.
+        toward: the rounding function, ``np.floor`` or ``np.ceil``.
+        away: the sign of an error that moves a number across an integer in the rounding direction.
     """
     is_rounded = False
 

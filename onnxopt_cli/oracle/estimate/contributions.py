@@ -1,16 +1,17 @@
 """The share of each node in the tolerance or the error of a model's outputs.
 
-To first order, roundings move an output by the sum of c_i, where c_i is the movement that the
-roundings of node i alone cause. Run k multiplies the roundings of node i by a random sign s_ik, so
-that the output moves by
+To first order, roundings move an output by the sum of c_i over all nodes i, where c_i is the
+movement that the roundings of node i alone cause. Run k multiplies the roundings of node i by a
+random sign s_ik. The output then moves by
 
-    y_k = sum_i s_ik c_i        and        mean over k != l of s_ik s_il <y_k, y_l>
+    y_k = sum_i s_ik c_i
 
-estimates |c_i|^2 for all nodes at once. For each of the nodes with the largest estimates, a further
-run with the roundings of that node alone measures c_i. The share of a node is
-|c_i|^2 / sum_j |c_j|^2.
+The mean over k != l of s_ik s_il <y_k, y_l> estimates |c_i|^2, for all nodes from the same runs. For
+each node with one of the largest estimates, a further run injects the roundings of this node alone
+and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
 
-For the error of a backend, c_i is the movement that the backend's error in node i alone causes.
+For the error of a backend, c_i is the movement that the error of the backend in node i alone
+causes.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from onnxopt_cli.oracle.widen import is_wide, widened_value
 
 # The number of runs. The standard deviation of an estimate is sqrt(2) / 12 of the total.
 _RUNS = 12
-# The largest number of nodes, for all outputs together, whose roundings are injected alone in a
-# further run.
+# The largest number of nodes whose roundings are injected alone in a further run, for all outputs
+# together.
 _MAX_ALONE = 4
 _SEED = 42
 
@@ -50,8 +51,8 @@ class Contribution:
 
     Attributes:
         output: the output.
-        node: the name of the node or, if it has none, of its first output.
-        share: the share of the squared movement of the output, from 0 to 1.
+        node: the name of the node; if it has none, the name of its first output.
+        share: the share of the node in the squared movement of the output, from 0 to 1.
     """
 
     output: str
@@ -60,14 +61,15 @@ class Contribution:
 
 
 class _SignedInjector(Injector):
-    """Injects the same roundings in each run, multiplied by a factor for each node.
+    """Injects the same roundings in each run, multiplied by a factor for each node and run.
 
     Args:
         sites: the nodes of the exact run.
-        step: the size of the roundings, in roundings of the model's types.
+        step: the size of an injected rounding, in roundings of the model's types.
         factors: the factor of each node in each run, one row per run.
-        firsts: for each node, the number of elements that earlier nodes move; the first run of the
-            model fills this list, so that a node has the same roundings in all runs.
+        firsts: for each node, the number of elements that earlier nodes move. The first run of the
+            model fills this list. In all later runs, each node has the same roundings as in the
+            first run.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ def node_error_contributions(
     Args:
         model: the model.
         inputs: its inputs.
-        returned: outputs of nodes that a backend ran alone, by name.
+        returned: by name, outputs of nodes that a backend ran alone.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
@@ -187,18 +189,18 @@ def _error_contributions(
 ) -> list[Contribution]:
     """Return the largest contributions to the error of each output, largest first.
 
-    A backend ran each node alone, with operands rounded to the model's types. The error of the node
+    A backend ran each node alone, with operands rounded to the model's types. The error of a node
     is the difference between its outputs and its outputs in double for the same operands. The share
-    of a node is the part of an output's movement that the error of the node causes.
+    of the node is the part of an output's movement that this error causes.
 
     Args:
         model: the model, as the reference runs it.
         inputs: its inputs.
-        returned: outputs of nodes that a backend ran alone, by name.
+        returned: by name, outputs of nodes that a backend ran alone.
 
     Returns:
-        The contributions; empty if a returned output belongs to no node that onnx's reference runs,
-        because other operators have replaced the operator of its node.
+        The contributions. Empty if a returned output belongs to a node that the reference does not
+        run, because other operators have replaced it.
     """
     wide_model = ReferenceModel(model, wide=True)
     doubles = {name: widened_value(value) for name, value in inputs.items()}
@@ -252,7 +254,7 @@ def _error_contributions(
 
 
 def _name_of(node: Any) -> str:
-    """Return the name of a visited node or, if it has none, of its first output."""
+    """Return the name of a visited node; if it has none, the name of its first output."""
     return str(node.onnx_node.name or next(filter(None, node.output), node.op_type))
 
 
@@ -268,8 +270,8 @@ def _largest_shares(
         model: the model.
         names: the names of its nodes in the order of visits.
         candidates: the indices of nodes that move the outputs.
-        movements: takes factors, one row per run and one column per node; returns the movement of
-            the outputs in each run if the error of each node is multiplied by its factor.
+        movements: takes a factor for each run and node, with one row per run. Returns the movements
+            of the outputs in each run if the error of each node is multiplied by its factor.
     """
     if not candidates:
         return []
@@ -300,10 +302,10 @@ def _largest_shares(
 
 
 def _movement(moved: Any, exact: Any) -> Array | None:
-    """Return a vector of the differences between the elements of a moved and an exact output.
+    """Return the differences between the elements of a moved and an exact output, as a vector.
 
-    A complex difference is represented by its magnitude and the sign of its real part. The result
-    is None if the output is discrete or empty, or if its shape has changed.
+    A complex difference is replaced by its magnitude with the sign of its real part. The result is
+    None if the output is discrete or empty, or if its shape has changed.
     """
     if not is_wide(exact) or np.shape(moved) != exact.shape or not exact.size:
         return None

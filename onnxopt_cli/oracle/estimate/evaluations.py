@@ -52,17 +52,17 @@ from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
 
 _MAX_VISITS = 20_000
-# Events in which an intermediate result of a model leaves the range of its type. NumPy reports
-# overflow and underflow by these names.
+# Events in which an intermediate result of a model leaves the range of its type. The first two
+# names are those by which NumPy reports the events.
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
-# The event that NaN or infinity is among the operands that a fast algorithm mixes.
+# The event that a fast algorithm mixes NaN or infinity with other elements.
 _SPREADS = "spreads"
-# The event that a sum may overflow in another order of its terms.
+# The event that a sum may overflow if its terms are added in another order.
 _REORDERED = "reordered"
-# The question that is recorded if a node of the model interpolates between integers.
+# The question that is recorded if a node interpolates between integers.
 INTEGERS = "integers"
-# Normalizations with the attribute ``stash_type``, whose default is float32, and the opset version
-# that introduced the attribute.
+# Normalizations with the attribute ``stash_type``, each with the opset version that introduced the
+# attribute. The default of ``stash_type`` is float32.
 _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 _SPECIALS = (np.nan, np.inf, -np.inf)
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
@@ -70,15 +70,15 @@ _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """The state that the evaluations of a model and of its reformulations share.
+    """The state that the evaluations of a model and its reformulations share.
 
     Attributes:
-        math: the declared arithmetic.
-        encountered: receives the contested questions that nodes of the model raise.
-        prefix: the nodes before the first reformulated node.
-        classes: the classes of nodes that ran, by node and types of operands.
-        unchanged: the reference models without replaced operators: for each, the ONNX model,
-            whether it runs in double, and the reference model.
+        math: the declared arithmetic; empty if none.
+        encountered: receives the contested questions that the nodes of the model raise.
+        prefix: the results of the nodes before the first reformulated node.
+        classes: the classes of the nodes that ran, by node and types of the operands.
+        unchanged: all reference models without replaced operators. Each entry has the ONNX model,
+            whether the reference model runs in double, and the reference model.
     """
 
     math: str
@@ -95,7 +95,7 @@ class SharedState:
         *,
         wide: bool = False,
     ) -> ReferenceModel:
-        """Return a reference model that shares initializers and nodes with earlier models.
+        """Return a reference model that shares initializers and nodes with earlier ones.
 
         See :class:`~onnxopt_cli.oracle.evaluator.ReferenceModel` for the arguments.
         """
@@ -109,18 +109,18 @@ class SharedState:
 
 @dataclass
 class FirstRun:
-    """The visitor of the first run of a model. The run computes in the model's own types.
+    """The visitor of the first run of a model, in the model's own types.
 
     Attributes:
-        shared: the state that evaluations of the model and of its reformulations share.
-        is_model: whether the run is that of the model itself, not of a reformulation.
+        shared: the state that the evaluations of the model and its reformulations share.
+        is_model: whether the model itself runs, not a reformulation.
         is_node: whether the model consists of one node.
         visited: the nodes that ran.
-        types: for each of these nodes, the dtypes of its outputs.
-        range_events: the events by which intermediate results leave the range of their types.
-        special_events: other events by which outputs may become NaN or infinite: a fast algorithm
-            mixes such a value with other elements, or a sum overflows in another order of its
-            terms.
+        types: the dtypes of the outputs of each of these nodes.
+        range_events: the ways in which intermediate results leave the range of their types.
+        special_events: other ways in which outputs may become NaN or infinite. A fast algorithm may
+            mix NaN or infinity with other elements, or a sum may overflow if its terms are added in
+            another order.
     """
 
     shared: SharedState
@@ -172,10 +172,10 @@ def evaluate_model(
     Args:
         model: the model.
         inputs: its inputs.
-        shared: the state that evaluations of the model and of its reformulations share.
+        shared: the state that the evaluations of the model and its reformulations share.
         expanded: operators that are replaced by their published function bodies.
         functions: functions that replace operators.
-        name: the name of the reformulation; empty for the model itself.
+        name: the name of a reformulation of the graph; empty for the model itself.
 
     Returns:
         One evaluation per output.
@@ -209,14 +209,14 @@ def evaluate_model(
     perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
     columns = zip(native, exact, perturbed, strict=True)
     evaluations = [Evaluation(*column, step=recorder.step) for column in columns]
-    # Subnormal numbers are rounded to a few values, which act as discontinuities.
+    # Subnormal numbers are rounded to few distinct values, which act like discontinuities.
     rounds_coarsely = not range_events.isdisjoint({_UNDERFLOW, _SUBNORMAL})
     if (recorder.may_jump or rounds_coarsely) and any(map(may_have_jumped, evaluations)):
         finely_perturbed = perturbed_outputs(recorder.step / FINER)
         for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
             evaluation.finely_perturbed = outputs
     sequential = []
-    # Where a model accumulates sums in a 16-bit type, sequential sums in float32 are irrelevant.
+    # If a model accumulates sums in a 16-bit type, sequential sums in float32 are irrelevant.
     accumulating_sites = [
         site
         for site in recorder.sites
@@ -241,7 +241,7 @@ def evaluate_model(
         evaluation.overflows = _OVERFLOW in range_events
         evaluation.underflows = _UNDERFLOW in range_events
         evaluation.out_of_range = [outputs[index] for outputs in out_of_range]
-        # 16-bit outputs are computed in float32, and rounded a few times.
+        # 16-bit outputs are computed in float32 and rounded a few times.
         if (
             coarsest_roundoff([evaluation.native]) > SINGLE_ROUNDOFF
             and shared.math != "float16-sums"
@@ -251,21 +251,21 @@ def evaluate_model(
 
 
 def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
-    """Return a node that ran in the model's own types, with the unit roundoff of these types."""
+    """Describe a node that ran in the model's own types, with the unit roundoff of these types."""
     before, after = coarsest_roundoff(operands), coarsest_roundoff(outputs)
-    # The input R of a training operator, and values that depend on R alone, may be float32 while
+    # The input R of a training operator, and values that depend on R alone, may be float32 although
     # the tensors are doubles.
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
     if node.op_type in GRIDS:
-        # If positions move by roundings of float32, roundings of double have no visible effect.
+        # Beside float32 roundings of the positions, roundings of double have no visible effect.
         roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)
     if node.onnx_node.name == WITHIN:
         roundoff = min(roundoff, SINGLE_ROUNDOFF)
-    # Positions from a grid may be computed in the type of the grid. Positions that do not come from
-    # a grid follow from scales, which are float32.
+    # Positions that are read from a grid may be computed in the type of the grid. Other positions
+    # follow from scales, which are float32.
     position_roundoff = (
         max(before, after) if node.op_type in GRIDS else min(roundoff, SINGLE_ROUNDOFF)
     )
@@ -273,7 +273,7 @@ def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> 
 
 
 def _normalizes_in_single(node: Any) -> bool:
-    """Return whether the ``stash_type`` of a node asks for statistics in float32."""
+    """Return whether the ``stash_type`` of a node requests statistics in float32."""
     if node.opset < _STASHING.get(node.op_type, node.opset + 1):
         return False
     stated = [item.i for item in node.onnx_node.attribute if item.name == "stash_type"]
@@ -281,7 +281,7 @@ def _normalizes_in_single(node: Any) -> bool:
 
 
 def coarsest_roundoff(values: Sequence[Any]) -> float:
-    """Return the largest unit roundoff of some values; 0 if they are all discrete."""
+    """Return the largest unit roundoff of the types of values; 0 if all values are discrete."""
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     return max((ROUNDOFF.get(array.dtype, 0.0) for array in arrays), default=0.0)
 
@@ -307,7 +307,7 @@ def _perturbed_outputs(
 def _sequential_algorithms(
     sites: Sequence[RoundingSite],
 ) -> dict[str, AbstractContextManager[None]]:
-    """Return, by algorithm, context managers that make sums sequential; none without long sums."""
+    """Return context managers that make sums sequential, by algorithm; none without long sums."""
     if not any(map(has_long_sums, sites)):
         return {}
     operators = {site.op_type for site in sites}
@@ -326,16 +326,16 @@ def _sequential_algorithms(
 
 
 def _numpy_range_events(events: set[str]) -> AbstractContextManager[Any]:
-    """Return a context manager that records overflow and underflow that NumPy reports."""
+    """Return a context manager that records the overflows and underflows that NumPy reports."""
     return np.errstate(over="call", under="call", call=lambda event, _: events.add(event))
 
 
 def _range_events(operands: Sequence[Any], outputs: Sequence[Any]) -> Iterator[str]:
-    """Yield the events by which a node's outputs leave the range of their types."""
+    """Yield the ways in which a node's outputs leave the range of their types."""
     tensors = _float_tensors(outputs)
     if any(flushed_value(tensor) is not tensor for tensor in tensors):
         yield _SUBNORMAL
-    # The outputs are examined before the operands, because outputs are seldom infinite.
+    # Examine the outputs first, because outputs are seldom infinite.
     if any(np.isinf(tensor).any() for tensor in tensors) and all(
         np.isfinite(operand).all() for operand in _float_tensors(operands)
     ):
@@ -349,7 +349,7 @@ def _float_tensors(values: Sequence[Any]) -> list[Array]:
 def _run_with_range_events(
     native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
 ) -> list[Any]:
-    """Run a model with a visitor, and replace the events recorded in earlier runs."""
+    """Run a model with a visitor, and replace the events of earlier runs by those of this run."""
     events.clear()
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
@@ -368,7 +368,7 @@ def _out_of_range_outputs(
     events: set[str],
     visitor: Visitor,
 ) -> list[list[Any]]:
-    """Return further outputs of a model if an intermediate result leaves the range of its type."""
+    """Return further outputs of a model if intermediate results may leave their range."""
     small = not events.isdisjoint({_SUBNORMAL, _UNDERFLOW})
     results = [native] if small or _OVERFLOW in events else []
     if small:
@@ -390,7 +390,7 @@ def _flushing(visitor: Visitor) -> Visitor:
 
 
 def flushed_value(value: Value) -> Value:
-    """Return a tensor with zeros for subnormal numbers; the same tensor if it has none."""
+    """Return a tensor with zeros in place of subnormal numbers; the same tensor if it has none."""
     if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
         return value
     small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
@@ -398,7 +398,7 @@ def flushed_value(value: Value) -> Value:
 
 
 def _spreading(visitor: Visitor, special: float) -> Visitor:
-    """Return a visitor whose outputs contain a special value where NaN or infinity spreads."""
+    """Return a visitor that inserts a special value wherever NaN or infinity may spread."""
 
     def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
         outputs = visitor(node, compute, operands, index)
@@ -410,7 +410,7 @@ def _spreading(visitor: Visitor, special: float) -> Visitor:
 
 
 def _overflowing(visitor: Visitor, sites: Sequence[RoundingSite], special: float) -> Visitor:
-    """Return a visitor that replaces the results of sums that may overflow by a special value."""
+    """Return a visitor that replaces each sum that may overflow by a special value."""
 
     def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
         outputs = visitor(node, compute, operands, index)
@@ -425,7 +425,7 @@ def _overflowing(visitor: Visitor, sites: Sequence[RoundingSite], special: float
 
 
 def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Return whether two lists of outputs have equal tensors; other values are ignored."""
+    """Return whether two lists of outputs have equal tensors, ignoring other values."""
     return all(
         np.array_equal(a, b, equal_nan=a.dtype in ROUNDOFF)
         for a, b in zip(first, second, strict=True)

@@ -1,16 +1,16 @@
 """Roundings injected at the nodes of a model that runs in double.
 
-:class:`SiteRecorder` visits the exact run and records a :class:`RoundingSite` for each node: the
-kind of the node, the unit roundoff u of its types and the scale s of its absolute error.
-:class:`Injector` visits a perturbed run and moves the operands x and the outputs y of each site:
+:class:`SiteRecorder` visits the exact run and records a :class:`RoundingSite` for each node. A site
+holds the kind of the node, the unit roundoff u of its types, and the scale s of its absolute error.
+:class:`Injector` visits a perturbed run. At each site, it moves the operands x and the outputs y:
 
     x (1 + theta u_x),    u_x = u max(1, sqrt(n) / 4) in sums of n terms
     y + theta u (|y| + s)
 
-where n is the number of terms of a sum. theta, between -1 and 1, is the rounding of an element in
-this run, see :mod:`~onnxopt_cli.oracle.rounding.perturbations`. The scale s is 0 unless the error
-of an element is relative to other elements, as in fast algorithms. ``docs/conditioned.md`` has the
-table of kinds and the reason of each rule.
+Here, n is the number of terms of a sum, and theta is the rounding of an element in this run,
+between -1 and 1 (:mod:`~onnxopt_cli.oracle.rounding.perturbations`). The scale s is 0 unless the
+error of an element depends on the size of other elements, as in fast algorithms.
+``docs/conditioned.md`` lists the kinds of nodes, and the reason for each rule.
 """
 
 from __future__ import annotations
@@ -86,56 +86,55 @@ from onnxopt_cli.oracle.stacked import (
 )
 from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 
-#: The unit roundoff by declared arithmetic. The unit roundoff of tf32 and bf16 applies to the
-#: operands of products, and the unit roundoff of float16-sums to sums.
+#: For each arithmetic that a backend may declare, its unit roundoff. The unit roundoff of tf32 and
+#: bf16 applies to the operands of products, and the unit roundoff of float16-sums applies to sums.
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
-#: The tolerance in units, where a unit is the movement by one rounding.
+#: The tolerance in units. One unit is the largest movement of an element by a rounding.
 UNITS = 16.0
-#: The tolerance in units for outputs of 16 bits. The tolerance is smaller than for float32, because
-#: 16-bit outputs are computed in float32 and rounded to 16 bits once.
+#: The tolerance of 16-bit outputs in units. It is smaller than for float32, because 16-bit outputs
+#: are computed in float32 and rounded to 16 bits once.
 SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 
-# A model of doubles is perturbed by 2^27 roundings of double, that is, by 2^-26. The roundings of
-# the runs themselves would hide the effect of a single rounding of double.
+# A model of doubles is perturbed by 2^27 roundings of double, that is, by 2^-26. The effect of a
+# single rounding of double would be lost among the roundings of the runs themselves.
 _DOUBLE_STEP = 2.0**27
-# If a tolerance of 16 roundings would be too wide, the unit is one of the following shares of a
-# rounding.
+# If a tolerance of 16 roundings would be too wide, the unit is a share of a rounding, as follows.
 #
-# The mean and the variance of terms have a tolerance of 16 units, which is 8 roundings. The errors
-# of all observed reformulations are below 4 roundings.
+# The tolerance of a mean or variance is 16 units, that is, 8 roundings. In all observed
+# reformulations, the errors of these statistics are below 4 roundings.
 _STATISTICS_SHARE = 1 / 2
-# A coordinate is computed in at most 6 steps, and the interpolation between two terms along each
-# axis takes at most 8 steps. The tolerance of 16 units is 8 roundings.
+# A coordinate is computed in at most 6 steps. The interpolation between two terms takes at most 8
+# steps along each axis. The tolerance of 16 units is 8 roundings.
 _COORDINATES_SHARE = 1 / 2
-# The error of a gate is relative to the range of its activation. The tolerance of 16 units is 4
-# roundings.
+# The error of a gate is relative to the range of its activation function. The tolerance of 16 units
+# is 4 roundings.
 _GATES_SHARE = 1 / 4
-# The logarithm of a sum of exponentials is added to the largest operand, which determines the size
-# of the rounding. The tolerance of 16 units is 4 roundings.
+# The logarithm of a sum of exponentials is added to the largest operand, and the size of this
+# operand determines the size of the rounding. The tolerance of 16 units is 4 roundings.
 _LARGEST_SHARE = 1 / 4
-# The largest total number of elements of the inputs and outputs of exact nodes that are kept. The
-# number is limited because a loop may have many iterations.
+# The inputs and outputs of exact nodes are kept up to this total number of elements. The number is
+# limited, because a loop may have many iterations.
 _MAX_KEPT_ELEMENTS = 1 << 24
-# The largest rounding error of a subnormal number, by the unit roundoff of its type.
+# For each unit roundoff, the largest rounding error of a subnormal number of the type.
 _SUBNORMAL_ERRORS = {
     roundoff: float(ml_dtypes.finfo(dtype).smallest_subnormal) / 2  # type: ignore[no-untyped-call]
     for dtype, roundoff in ROUNDOFF.items()
 }
-# The smallest normal number of the type in which a node computes, by the unit roundoff of the type.
+# For each unit roundoff, the smallest normal number of the type in which a node computes.
 _SMALLEST_NORMAL = {
     roundoff: smallest_normal(np.dtype(dtype))
     for roundoff, dtype in ((SINGLE_ROUNDOFF, np.float32), (DOUBLE_ROUNDOFF, np.float64))
 }
-# The factor by which a number must exceed the rounding error of a subnormal number for this error
-# to be negligible.
+# The rounding error of a subnormal number is negligible beside numbers that are larger than the
+# error by this factor.
 _VISIBLE = 2.0**60
-# Batch, channel, row and column.
+# The axes of an image: batch, channel, row and column.
 _IMAGE_RANK = 4
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
-# The values of post_transform for the logistic function. In TreeEnsemble, post_transform is a
-# number.
+# The values of the attribute post_transform that select the logistic function. TreeEnsemble uses
+# numbers for this attribute.
 _LOGISTIC = (b"LOGISTIC", 2)
 _SCALES_OF_OPERATORS = {
     "CumProd": cumulative_product_scale,
@@ -152,7 +151,7 @@ _SCALES_OF_KINDS = {
 
 
 class DifferingRunsError(Exception):
-    """Raised if runs that visit the nodes together differ in the number of their roundings."""
+    """Raised if runs that visit the nodes together inject different numbers of roundings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +161,8 @@ class VisitedNode:
     Attributes:
         op_type: its operator.
         roundoff: the unit roundoff of its outputs, or of its inputs if its outputs are discrete.
-        position_roundoff: the unit roundoff of the positions at which it interpolates.
-        narrows: whether the type of its outputs is coarser than that of its inputs.
+        position_roundoff: the unit roundoff of the positions at which the node interpolates.
+        narrows: whether the type of its outputs is coarser than the type of its inputs.
     """
 
     op_type: str
@@ -180,14 +179,16 @@ class RoundingSite:
         op_type: its operator.
         node_class: its kind, and the number of terms that its outputs combine.
         roundoff: the unit roundoff of its outputs; 0 if the node is exact.
-        position_roundoff: the unit roundoff of the positions at which it interpolates.
+        position_roundoff: the unit roundoff of the positions at which the node interpolates.
         operand_roundoff: the unit roundoff by which its operands are perturbed.
         scales: for each output, the scale of its absolute error; empty if each perturbed run
-            derives it from the output.
-        flushed: for each output, the scale of its error if subnormal terms are flushed to zero.
-        average_errors: the errors of sequential algorithms for the statistics of a normalization.
-        exact_run: inputs and outputs of an exact node, whose outputs are reused while its inputs do
-            not move; None if the node rounds, or if too many elements are kept already.
+            derives the scales from its own outputs.
+        flushed: for each output, the scale of its error on a device that flushes subnormal terms to
+            zero.
+        average_errors: for a normalization, the errors of its statistics by sequential algorithms.
+        exact_run: the inputs and outputs of an exact node. A perturbed run reuses the outputs if
+            the inputs do not move. None if the node rounds, or if too many elements are kept
+            already.
     """
 
     op_type: str
@@ -205,10 +206,10 @@ class SiteRecorder:
     """The visitor of the exact run, which records a rounding site for each node.
 
     Args:
-        visited: the nodes, as they ran in the model's own types.
-        math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; or empty.
-        classes: the known classes of nodes, to which new classes are added; the reformulations of a
-            model share this dict.
+        visited: the nodes that ran in the model's own types.
+        math: the declared arithmetic, see :data:`MATH` and :data:`DEVICE_FUNCTIONS`; empty if none.
+        classes: the classes of nodes that are known already; new classes are added. The
+            reformulations of a model share this dict.
     """
 
     def __init__(
@@ -223,12 +224,12 @@ class SiteRecorder:
         #: The size of an injected rounding, in roundings of the model's types.
         self.step = _DOUBLE_STEP if self._coarsest == DOUBLE_ROUNDOFF else 1.0
         self.sites: list[RoundingSite] = []
-        #: The largest error of direct evaluations of a single float32 or double node, in units of
-        #: its unit roundoff; None if it is not bounded.
+        #: If the model is a single float32 or double node, the largest error of its direct
+        #: evaluations, in units of its unit roundoff. None if this error is not bounded.
         self.direct_bound: Array | None = None
-        #: Whether any node is discontinuous, which makes jumps of outputs possible.
+        #: Whether any node is discontinuous, so that outputs may jump.
         self.may_jump = False
-        #: The largest number of bytes of a node's operands and outputs.
+        #: The number of bytes of the operands and outputs of the largest node.
         self.largest_node_bytes = 0
         self._classes = {} if classes is None else classes
         self._kept_elements = 0
@@ -246,21 +247,21 @@ class SiteRecorder:
 
     @property
     def accumulation(self) -> tuple[str, NodeKind] | None:
-        """The operator and kind of the only node, if it accumulates in float32; else None."""
+        """The operator and kind of a model's only node if it accumulates in float32; else None."""
         nodes = [(site.op_type, site.node_class.kind) for site in self.sites]
         single = len(self._visited) == 1 and accumulates_in_single(*nodes[0])
         return nodes[0] if single else None
 
     @property
     def has_movements(self) -> bool:
-        """Whether perturbed runs would differ from the exact run."""
+        """Whether any perturbed run would differ from the exact run."""
         return not self.elementwise and any(site.roundoff for site in self.sites)
 
     def native_visitor(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
-        """Return a visitor for the model's own types that computes 16-bit sums in float32.
+        """Return a visitor for runs in the model's own types; it computes 16-bit sums in float32.
 
         Args:
-            types: for each visited node, the dtypes of its outputs.
+            types: the dtypes of the outputs of each visited node.
         """
         if self._coarsest <= SINGLE_ROUNDOFF or self._math == "float16-sums":
             return compute_only
@@ -283,11 +284,11 @@ class SiteRecorder:
         return outputs
 
     def state(self) -> Any:
-        """Return the sites of the nodes that were visited."""
+        """Return the sites of the visited nodes, and the totals over all visited nodes."""
         return [*self.sites], self.may_jump, self.largest_node_bytes, self._kept_elements
 
     def resume(self, state: Any) -> None:
-        """Take over the nodes that another recorder has visited."""
+        """Continue after the nodes that another recorder has visited, given its state."""
         sites, self.may_jump, self.largest_node_bytes, self._kept_elements = state
         self.sites = [*sites]
 
@@ -299,8 +300,8 @@ class SiteRecorder:
         outputs: Sequence[Any],
         index: int,
     ) -> RoundingSite:
-        # Control flow may depend on the types, so a different node may have run at this index in
-        # the model's own types.
+        # Control flow may depend on the types. A different node may therefore have run at this
+        # index in the model's own types.
         same_node = index < len(self._visited) and self._visited[index].op_type == node.op_type
         visited = self._visited[index] if same_node else None
         roundoff = visited.roundoff if visited else self._coarsest
@@ -344,7 +345,7 @@ class SiteRecorder:
     def _node_class(
         self, node: Any, compute: Compute, operands: Sequence[Any], outputs: Sequence[Any]
     ) -> NodeClass:
-        """Return the class of a node, which is determined once for equal nodes and types."""
+        """Return the class of a node; equal nodes with equal types are classified once."""
         if listed_kind(node.op_type) in (NodeKind.EXACT, NodeKind.ELEMENTWISE):
             return classify(node, compute, operands, outputs)
         key = (node.onnx_node.SerializeToString(), node.opset, *map(describe, operands))
@@ -361,11 +362,11 @@ class SiteRecorder:
         outputs: Sequence[Any],
         roundoff: float,
     ) -> Sequence[Any]:
-        """Return the scale of each output's error; empty if perturbed runs determine the errors."""
+        """Return the scale of each output's error; empty if each perturbed run determines it."""
         kind = node_class.kind
         if _is_logistic(node):
-            # The output for a negative score is 1 - z with z near 1. As for gates, its error is
-            # relative to 1.
+            # For a negative score, the output is 1 - z with z near 1. Its error is relative to 1,
+            # as for gates.
             return [np.full(np.shape(output), _GATES_SHARE) for output in outputs]
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])
@@ -382,8 +383,8 @@ class SiteRecorder:
             scale = partial(window_scale, roundoff=roundoff)
         if scale is None or not outputs[0].size or not is_wide(outputs[0]):
             return ()
-        # The injector multiplies a scale by the number of roundings of the output, so the scale is
-        # first divided by this number.
+        # The injector multiplies the scale by the number of roundings of the output. Divide the
+        # scale by this number here.
         share = 1 / _output_roundings(node_class, roundoff, in_graph=len(self._visited) > 1)
         if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
             # 16-bit operands are accumulated in float32.
@@ -394,13 +395,13 @@ class SiteRecorder:
 class Injector:
     """The visitor of perturbed runs, which injects a rounding at each site.
 
-    Several runs visit the nodes together, with stacked values, see
-    :mod:`~onnxopt_cli.oracle.stacked`. A single run has ordinary values.
+    Several runs may visit the nodes together, with stacked values
+    (:mod:`~onnxopt_cli.oracle.stacked`). A single run has ordinary values.
 
     Args:
         sites: the nodes of the exact run.
-        step: the size of the roundings, in roundings of the model's types.
-        runs: the indices of the runs in the design.
+        step: the size of an injected rounding, in roundings of the model's types.
+        runs: the indices of the runs in the design of the perturbed runs.
     """
 
     def __init__(self, sites: Sequence[RoundingSite], step: float, runs: Sequence[int]) -> None:
@@ -424,17 +425,17 @@ class Injector:
         return outputs if count > 1 else [value_of_run(output, 0) for output in outputs]
 
     def state(self) -> int:
-        """Return the number of elements that each run has moved."""
+        """Return the number of elements that each run has moved so far."""
         return self._moved_elements
 
     def resume(self, state: int) -> None:
-        """Continue the count of moved elements of another injector."""
+        """Continue with the number of moved elements of another injector."""
         self._moved_elements = state
 
     def _perturbed(
         self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite
     ) -> Sequence[Any]:
-        """Return a node's outputs, with roundings of operands, intermediate values and outputs."""
+        """Return the outputs of a node, with rounded operands, intermediate values and outputs."""
         kind, roundoff = site.node_class.kind, site.roundoff * self._step
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):
@@ -509,13 +510,13 @@ class Injector:
         operands: Sequence[Any],
         perturb: Callable[[Callable[[Array], Array]], AbstractContextManager[None]],
     ) -> list[Any]:
-        """Compute a node with roundings of intermediate results, one run after the other.
+        """Compute a node in one run after the other, with roundings of intermediate results.
 
         Args:
             compute: computes the node.
             operands: its operands.
-            perturb: given a function that returns the next roundings of a run, returns a context
-                manager that injects them.
+            perturb: returns a context manager that injects roundings. Its argument is a function
+                that returns the next roundings of a run.
         """
         first, results = self._moved_elements, []
         ends = set()
@@ -535,7 +536,7 @@ class Injector:
         arrays = [*map(array_of, operands)]
         for place in movable_operands(node.op_type, arrays):
             operand = arrays[place]
-            # 16-bit scales and biases are perturbed by a rounding of their own type. Operands that
+            # A scale or bias of 16 bits is perturbed by a rounding of its own type. Operands that
             # are accumulated in float32 are perturbed by roundings of float32.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
             if parameter and site.roundoff > SINGLE_ROUNDOFF:
@@ -544,7 +545,7 @@ class Injector:
                 operand_roundoff = max(site.operand_roundoff, site.position_roundoff) * self._step
             else:
                 operand_roundoff = site.operand_roundoff * self._step
-            # Large arrays are changed in place, because allocation takes longer than arithmetic.
+            # Change large arrays in place, because allocation takes longer than the arithmetic.
             errors = self._roundings(operands[place])
             if node.op_type == "DeformConv" and place == OFFSETS:
                 weights, offsets = (value_of_run(operands[i], 0) for i in (1, OFFSETS))
@@ -567,7 +568,7 @@ class Injector:
     ) -> Array:
         """Return the largest errors of the offsets of DeformConv.
 
-        The sum of an offset and a regular coordinate is rounded relative to the sum.
+        The sum of an offset and a regular coordinate has a rounding error relative to the sum.
         """
         attributes = {
             item.name: helper.get_attribute_value(item) for item in node.onnx_node.attribute
@@ -598,7 +599,7 @@ class Injector:
         )
 
     def _mixing_scales(self, node: Any, kind: NodeKind, output: Any, roundoff: float) -> Any:
-        """Return the scale of an output's error in all runs, see :func:`_mixing_scale`."""
+        """Return the scale of an output's error in each run, see :func:`_mixing_scale`."""
         if kind not in (NodeKind.GATES, NodeKind.MIX) or not isinstance(output, Stacked):
             return _mixing_scale(node, kind, output, roundoff)
         scales = [
@@ -614,7 +615,7 @@ class Injector:
         """Return the next roundings of all runs, with the runs along the first axis.
 
         Args:
-            value: the tensor whose elements are rounded, stacked or equal in all runs.
+            value: the tensor whose elements are rounded; stacked, or equal in all runs.
         """
         shape = value.shape
         size = prod(shape)
@@ -633,10 +634,10 @@ class Injector:
 
 
 def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
-    """Return the error of a chain of additions of tensors, in units of the unit roundoff.
+    """Return the error of a chain of additions of n tensors, in units of the unit roundoff.
 
-    Before the output is rounded, each of the n - 2 earlier partial sums is rounded; its magnitude
-    is at most the sum of the magnitudes. For large n, the error is proportional to sqrt(n).
+    The n - 2 partial sums before the output are rounded. The magnitude of each is at most the sum
+    of the magnitudes. For large n, the error is taken to be proportional to sqrt(n).
     """
     count = len(operands)
     partial_sums = min(max(0, count - 2), UNITS * sum_roundings(count))
@@ -645,15 +646,15 @@ def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array
 
 
 def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:
-    """Return the relative perturbation of a node's operands."""
+    """Return the size of the relative perturbation of a node's operands."""
     if node_class.kind is NodeKind.NORMALIZE:
-        # 16-bit tensors are normalized in float32, so implementations differ by roundings of
+        # 16-bit tensors are normalized in float32, so implementations differ only by roundings of
         # float32.
         wider = SINGLE_ROUNDOFF * UNITS / SHORT_UNITS
         computed = wider if roundoff > SINGLE_ROUNDOFF else roundoff
         in_short = math == "float16-sums" and roundoff > DOUBLE_ROUNDOFF
         declared = MATH[math] if in_short else 0.0
-        # If the statistics are inputs of the node, the node computes no averages.
+        # A node that takes its statistics as inputs computes no averages.
         averages = node_class.terms > 1 and roundoff <= SINGLE_ROUNDOFF
         return max(computed, declared) * (_STATISTICS_SHARE if averages else 1.0)
     if math == "float16-sums" and node_class.terms > 1 and roundoff > DOUBLE_ROUNDOFF:
@@ -662,8 +663,9 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
         return SINGLE_ROUNDOFF * _accumulated(node_class, SINGLE_ROUNDOFF) * UNITS / SHORT_UNITS
     if node_class.kind is NodeKind.COORDINATES:
         return roundoff * _COORDINATES_SHARE
-    # An operand of an exponential is rounded once, when it is scaled to compute a power of two. The
-    # error of the sum is not attributed to operands: exponentials are positive and do not cancel.
+    # An operand of an exponential is rounded once, because it is scaled to compute a power of two.
+    # The error of the sum is not attributed to the operands, because exponentials are positive and
+    # do not cancel.
     sums = node_class.kind is not NodeKind.EXPONENTIALS
     computed = roundoff * (_accumulated(node_class, roundoff) if sums else 1.0)
     products = math in MATH and op_type in PRODUCTS and roundoff == SINGLE_ROUNDOFF
@@ -671,14 +673,14 @@ def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math
 
 
 def _accumulated(node_class: NodeClass, roundoff: float) -> float:
-    """Return the error of a node's sums, in roundings; the error is 1 for 16-bit outputs."""
+    """Return the error of a node's sums, in roundings; 1 for 16-bit outputs."""
     return 1.0 if roundoff > SINGLE_ROUNDOFF else sum_roundings(node_class.terms)
 
 
 def _output_roundings(node_class: NodeClass, roundoff: float, *, in_graph: bool) -> float:
     """Return the error of a node's outputs, in roundings."""
     kind = node_class.kind
-    # Two long sums in a graph have independent errors even if both have the same terms.
+    # In a graph, two long sums have independent errors even if both have the same terms.
     independent_sums = in_graph and kind is NodeKind.COMBINE
     if independent_sums or kind in (NodeKind.PRODUCT, NodeKind.EXPONENTIALS):
         return _accumulated(node_class, roundoff)
@@ -686,9 +688,9 @@ def _output_roundings(node_class: NodeClass, roundoff: float, *, in_graph: bool)
 
 
 def has_long_sums(site: RoundingSite) -> bool:
-    """Return whether sequential sums of a site may have an error of more than one rounding.
+    """Return whether the error of a site's sequential sums may be more than one rounding.
 
-    Sums of 16-bit operands are accumulated in float32, so the roundings are those of float32.
+    Sums of 16-bit operands are accumulated in float32, and their error is in roundings of float32.
     """
     return bool(site.roundoff) and sum_roundings(site.node_class.terms) > 1
 
@@ -701,7 +703,7 @@ def _flushed_scale(
     output: Any,
     roundoff: float,
 ) -> Any:
-    """Return the scale of an output's error if subnormal terms are flushed to zero."""
+    """Return the scale of an output's error on a device that flushes subnormal terms to zero."""
     if not roundoff or not is_wide(output) or not output.size:
         return 0.0
     units = UNITS if roundoff <= SINGLE_ROUNDOFF else SHORT_UNITS
@@ -720,29 +722,29 @@ def _rounded(
     subnormal_error: float,
     step: float,
 ) -> Array:
-    """Return an output with each element perturbed; a subnormal element does not cross zero.
+    """Return an output with each element perturbed. A subnormal element does not cross zero.
 
     Args:
         output: the output.
         moves: the roundings, between -1 and 1; overwritten.
-        roundoff: the size of a rounding.
+        roundoff: the relative size of a rounding.
         scale: the scale of the absolute error, zero or positive.
-        flushed: the error if subnormal terms are flushed to zero, zero or positive.
+        flushed: the error on a device that flushes subnormal terms to zero; zero or positive.
         subnormal_error: the size of a rounding of a subnormal number.
-        step: the size of the injected roundings, in roundings of the model's types.
+        step: the size of an injected rounding, in roundings of the model's types.
     """
     magnitude: Array = np.asarray(np.abs(output))
     size = magnitude if _is_zero(scale) else np.asarray(magnitude + scale)
     if not isfinite(size.max()):
         size = np.where(np.isfinite(size), size, 0.0)
-    # The rounding error of a subnormal number is negligible for elements above this limit.
+    # For larger elements, the rounding error of a subnormal number is negligible.
     visible = _VISIBLE * subnormal_error
     small = None
     if not magnitude.min() >= visible:
         small = (magnitude < visible) & (magnitude > 0)
         small_moves, limit = moves[small] * subnormal_error, magnitude[small]
-        # A number below half of the smallest subnormal number is rounded to zero. The exception is
-        # an element that results from cancellation: its error is proportional to its terms.
+        # A number below half of the smallest subnormal number is rounded to zero. An element that
+        # results from cancellation is an exception, because its error is proportional to its terms.
         vanishes = size[small] < subnormal_error / step
         toward_zero = -np.sign(np.real(output[small])) * np.abs(small_moves)
     flushed_moves = None if _is_zero(flushed) else moves * flushed
@@ -752,7 +754,8 @@ def _rounded(
         moves[small] += np.clip(small_moves, -limit, limit)
         moves[small] = np.where(vanishes, np.clip(toward_zero, -limit, limit), moves[small])
         if _is_zero(scale):
-            # Without this limit, the sum of the absolute and the relative error could cross zero.
+            # Without this limit, the sum of the absolute error and the relative error could cross
+            # zero.
             moves[small] = np.clip(moves[small], -limit, limit)
     if flushed_moves is not None:
         moves += flushed_moves
@@ -765,7 +768,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array as the buffer for a result; None if the types of array and operand differ."""
+    """Return an array if it can hold a result of the operand's type; else None."""
     return array if operand.dtype == array.dtype else None
 
 
@@ -780,7 +783,7 @@ def _is_logistic(node: Any) -> bool:
 
 
 def _averages(node: Any, node_class: NodeClass) -> bool:
-    """Return whether a normalization computes statistics, instead of taking them as operands."""
+    """Return whether a normalization computes its statistics; otherwise, they are operands."""
     return node.op_type != "BatchNormalization" or node_class.terms > 1
 
 
@@ -790,9 +793,9 @@ def _moves_activations(node: Any, roundoff: float) -> bool:
 
 
 def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> Any:
-    """Return the scale of an output's absolute error, such as the output's largest element.
+    """Return the scale of an output's absolute error, such as its largest magnitude.
 
-    The scale is 0 if each element is perturbed only relative to its own magnitude.
+    The scale is 0 if the error of each element is relative to the magnitude of the element itself.
     """
     if kind is NodeKind.GATES:
         if _moves_activations(node, roundoff):
@@ -801,8 +804,8 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
         share = 1.0 if roundoff > SINGLE_ROUNDOFF else _GATES_SHARE
         return share * max(1.0, largest_magnitude(output))
     if kind is NodeKind.EXPONENTIALS:
-        # The sum of exponentials is at least 1, so a rounding of the sum moves its logarithm by at
-        # most a rounding of the number 1.
+        # The sum of exponentials is at least 1. A rounding of the sum therefore moves its logarithm
+        # by at most a rounding of 1.
         return 0.0 if node.op_type == "Softmax" else 1.0
     if kind is not NodeKind.MIX:
         return 0.0
@@ -811,7 +814,7 @@ def _mixing_scale(node: Any, kind: NodeKind, output: Array, roundoff: float) -> 
         if roundoff <= SINGLE_ROUNDOFF:
             return 0.0
         # In 16 bits, interpolated elements may be rounded to the model's type. No algorithm mixes
-        # images, or groups of channels.
+        # different images, or different groups of channels.
         integers = {attribute.name: attribute.i for attribute in node.onnx_node.attribute}
         parts = size.reshape(len(output), integers.get("group", 1), -1)
         return np.broadcast_to(parts.max(-1, keepdims=True), parts.shape).reshape(size.shape)
