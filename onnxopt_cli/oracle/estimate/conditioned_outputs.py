@@ -1,8 +1,8 @@
-"""The expected values and tolerances of a model's output, given the output's evaluations.
+"""The expected values and tolerances of a model's output, derived from the output's evaluations.
 
 An :class:`Evaluation` holds the values of an output in all runs of the model or of a reformulation.
-The largest movement of an element by a rounding is its unit, and its tolerance is a multiple of the
-unit, see :mod:`~onnxopt_cli.oracle.estimate.condition_estimate`.
+The unit of an element is its largest movement by a rounding, and the tolerance of the element is a
+multiple of the unit (:mod:`~onnxopt_cli.oracle.estimate.condition_estimate`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from onnxopt_cli.oracle.widen import (
     widened_value,
 )
 
-# The error of a reformulation widens the tolerance if it is at most this number of units. If a
-# reformulation overflows, its value is an alternative.
+# The error of a reformulation widens the tolerance if the error is at most this number of units. If
+# a reformulation overflows, its value becomes an alternative.
 _REFORMULATION_UNITS = 64.0
 # The unit is _REFORMULATION_SHARE times the error of a reformulation, so that a tolerance of 16
 # units is four times the error.
 _REFORMULATION_SHARE = 1 / 4
-# The largest accepted error of a sequential sum, in roundings of the type that accumulates it.
-# Equal terms may all be rounded in the same direction, so the error may be large.
+# The largest accepted error of a sequential sum, in roundings of the type in which the sum is
+# accumulated. The error may be large, because equal terms may all be rounded in the same direction.
 _MAX_SEQUENTIAL_ERROR = 2.0**14
-# The error of a sequential sum widens the tolerance if it is at most 1 / _SEQUENTIAL_SHARE of the
-# largest output; otherwise, the result of the sequential sum is an alternative.
+# The error of a sequential sum widens the tolerance if the error is at most 1 / _SEQUENTIAL_SHARE
+# of the largest output. Otherwise, the result of the sequential sum is an alternative.
 _SEQUENTIAL_SHARE = 16
-# To find discontinuities, the perturbed runs are repeated with roundings divided by FINER.
+# To detect discontinuities, the perturbed runs are repeated with roundings divided by FINER.
 FINER = 64.0
-# Labels of alternatives.
+# The labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
 _ACROSS_RANGE = "a number on the other side of the largest finite one, which the tolerance reaches"
 _SEQUENTIAL = "the result of sequential sums"
@@ -58,16 +58,16 @@ class ConditionedOutput:
     """The expected values of one output.
 
     Attributes:
-        right: pairs of a correct value of the output and the tolerances of its elements, float64.
-            An element may match any of the values. The first value is the exact value, rounded to
-            the output's dtype. For a discrete output, the first value is the reference's result,
-            with a tolerance of zero. Empty if there is a ``reason``.
-        reformulated: like ``right``, for operators that are computed by identities that preserve
-            only absolute accuracy; empty if this makes no difference.
+        right: pairs, each of a correct value of the output and the tolerances of the value's
+            elements as float64. An element may match any of the values. The first value is the
+            exact value, rounded to the output's dtype. If the output is discrete, the first value
+            is the reference's result, with a tolerance of zero. Empty if there is a ``reason``.
+        reformulated: like ``right``, if operators are also computed by identities that preserve
+            only absolute accuracy; empty if the identities make no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.
         units: the tolerance in units; 0 if the tolerances are all zero.
-        labels: a description of each pair in ``right``; empty or missing for a pair without a
-            description.
+        labels: a description of each pair in ``right``. The description of a pair may be empty or
+            missing.
         structure: the structure of the output if it is not a tensor, see :func:`structure_of`.
     """
 
@@ -81,8 +81,8 @@ class ConditionedOutput:
     def with_alternatives(self, alternative: ConditionedOutput, label: str) -> ConditionedOutput:
         """Return an output that also accepts the correct values of an alternative.
 
-        Elements are compared place by place. Values of another shape are therefore ignored, for
-        example those of NonZero on a device that flushes inputs to zero.
+        Elements are compared place by place, so values of another shape are ignored. An example is
+        the output of NonZero on a device that flushes inputs to zero.
         """
         if not self.right:
             return self
@@ -103,7 +103,7 @@ class ConditionedOutput:
 
 
 def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> ConditionedOutput:
-    """Return a float32 output rounded to an element type of 16 bits; other types are unchanged."""
+    """Return a float32 output rounded to a 16-bit element type; other types leave it unchanged."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= SINGLE_ROUNDOFF:
         return conditioned_output
@@ -124,23 +124,23 @@ class Evaluation:
         native: the output in the model's own types.
         exact: the output in double.
         perturbed: the output in double in each perturbed run; empty if no run moves it.
-        finely_perturbed: like ``perturbed``, with roundings divided by 64; empty if the output
-            crosses no discontinuity.
-        sequential: the outputs in the model's own types with sequential sums, one per algorithm;
-            empty if no sum is long.
-        out_of_range: further outputs in the model's own types if an intermediate result leaves the
-            range of its type: unchanged, with subnormal numbers flushed to zero, and with NaN or
-            infinity spread by a fast algorithm.
+        finely_perturbed: like ``perturbed``, with roundings divided by :data:`FINER`; empty if the
+            output crosses no discontinuity.
+        sequential: the outputs in the model's own types with sequential sums, one output per
+            algorithm; empty if no sum is long.
+        out_of_range: further outputs in the model's own types, if an intermediate result leaves the
+            range of its type. One is unchanged, one has subnormal numbers flushed to zero, and
+            others have NaN or infinity spread by a fast algorithm.
         underflows: whether an intermediate result within a node underflows.
         overflows: whether an intermediate result overflows.
-        step: the size of the injected roundings, in roundings of the model's types.
-        accumulation: operator and kind of a model's only node if it accumulates 16-bit operands;
-            else None.
+        step: the size of an injected rounding, in roundings of the model's types.
+        accumulation: the operator and kind of a model's only node if the node accumulates 16-bit
+            operands; else None.
         elementwise: whether the model is a single node that rounds each element of its outputs
             once.
         units: the tolerance in units.
-        direct_bound: the largest error of each element by a direct evaluation of a single node;
-            None if it is not bounded.
+        direct_bound: the largest error of each element by direct evaluations of a single node; None
+            if the error is not bounded.
     """
 
     native: Any
@@ -159,12 +159,12 @@ class Evaluation:
 
     @cached_property
     def movements(self) -> list[tuple[Array, Array]]:
-        """The perturbed outputs, each with the distances of its elements from the exact ones."""
+        """Each perturbed output, with the distances of its elements from the exact ones."""
         return [*_distances(self.perturbed, self.exact)]
 
 
 def expected_output(evaluations: Sequence[Evaluation]) -> ConditionedOutput:
-    """Return the expected values of an output, given its evaluations by several reformulations."""
+    """Return the expected values of an output, given its evaluation by each reformulation."""
     native, exact = evaluations[0].native, evaluations[0].exact
     if not isinstance(native, np.ndarray) or not isinstance(exact, np.ndarray):
         return ConditionedOutput(reason="it is not a tensor", structure=structure_of(native))
@@ -181,7 +181,7 @@ def expected_output(evaluations: Sequence[Evaluation]) -> ConditionedOutput:
 def _discrete_values(
     evaluations: Sequence[Evaluation], native: Array
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the value of a discrete output, then other values that result from roundings."""
+    """Yield the value of a discrete output, then each other value to which roundings lead."""
     values: list[Array] = []
     for evaluation in evaluations:
         for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):
@@ -232,8 +232,8 @@ def _float_output(
     for distance, value in _distances(
         [v for evaluation in evaluations for v in evaluation.sequential], exact
     ):
-        # The error of a normalized element is relative to the mean, so it may exceed 2^14
-        # roundings of the element. The error of a sequential sum is therefore also compared
+        # The error of a normalized element is relative to the mean, so the error may exceed 2^14
+        # roundings of the element itself. The error of a sequential sum is therefore also compared
         # with the unit and with the largest output.
         share = np.minimum(
             _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
@@ -244,7 +244,7 @@ def _float_output(
             alternatives.append((np.where(different, value, exact), _SEQUENTIAL))
         unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
     tolerance = units * unit
-    # A device may flush an element that may be subnormal.
+    # A device may flush an element to zero if the element may be subnormal.
     tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
     alternatives += [
         (value, _ACROSS_RANGE) for value in _across_range(exact, tolerance, native.dtype)
@@ -263,8 +263,9 @@ def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Itera
     """Yield accepted infinities beside finite results, and finite numbers beside infinite results.
 
     If the tolerance of a finite result reaches beyond the largest finite number, an infinity is
-    accepted, because accepted numbers are rounded to it. If a result beyond the largest finite
-    number has a tolerance that reaches into the range, the largest finite number is accepted.
+    accepted, because accepted numbers are rounded to infinity. If a result beyond the largest
+    finite number has a tolerance that reaches into the range, the largest finite number is
+    accepted.
 
     Args:
         exact: the output in double.
@@ -289,16 +290,16 @@ def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Itera
 def _largest_unit(
     evaluations: Sequence[Evaluation], exact: Array, rounding: Array
 ) -> tuple[Array | None, list[Array]]:
-    """Return the units of an output, and its values across nearby discontinuities.
+    """Return the units of an output, and the output's values across nearby discontinuities.
 
     Args:
         evaluations: the evaluations of an output by several reformulations.
         exact: the output in double.
-        rounding: the size of a rounding of each element.
+        rounding: the size of one rounding of each element.
 
     Returns:
-        The movement of each element by one rounding, or None if the output is not rounded; and the
-        values.
+        The unit of each element, or None if the output is not rounded; and the values across
+        discontinuities.
     """
     unit, values, rounds = np.zeros(exact.shape), [], False
     for evaluation in evaluations:
@@ -310,7 +311,7 @@ def _largest_unit(
 
 
 def _bounded(unit: Array, evaluation: Evaluation) -> Array:
-    """Limit the units of an output, so that its tolerance is the error of direct evaluations."""
+    """Limit the units of an output, so that the tolerance is at most the error bound."""
     bound = evaluation.direct_bound
     if bound is None or bound.shape != unit.shape:
         return unit
@@ -318,12 +319,12 @@ def _bounded(unit: Array, evaluation: Evaluation) -> Array:
 
 
 def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
-    """Return the units of an output in one evaluation, and its values across discontinuities."""
+    """Return the units of an output in one evaluation, and the values across discontinuities."""
     unit = np.zeros(exact.shape)
     if np.shape(evaluation.exact) != exact.shape:
         return unit, []
-    # Where a perturbed run overflows or takes the root of a negative number, only the other runs
-    # measure the movement.
+    # If a perturbed run overflows or takes the root of a negative number, only the other runs
+    # measure the movement of the element.
     movements, fine_movements = (
         [(np.where(np.isfinite(distance), distance, 0.0), value) for distance, value in pairs]
         for pairs in (
@@ -335,9 +336,10 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         reduce(np.maximum, (distance for distance, _ in pairs), unit)
         for pairs in (movements, fine_movements)
     )
-    # The movement of an output is proportional to the roundings, or to the squares of the roundings
-    # at the minimum of an even function, or to their square roots at the zero of a root. A
-    # different ratio between the movements by large and by small roundings reveals a discontinuity.
+    # The movement of an output is usually proportional to the roundings. At the minimum of an even
+    # function, it is proportional to the squares of the roundings, and at the zero of a root, to
+    # their square roots. Any other ratio between the movements by large and by small roundings
+    # reveals a discontinuity.
     jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
     jumps &= bool(fine_movements)
     values: list[Array] = []
@@ -353,16 +355,16 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
             values.append(beyond)
     if getattr(evaluation.native, "dtype", None) == np.float64:
-        # Doubles are perturbed in double, so a run may overflow where the exact value is finite.
-        # The unit is then infinite, because two cancelling terms may move identically in all
-        # remaining runs.
+        # Doubles are perturbed in double, so a run may overflow although the exact value is finite.
+        # The unit is then infinite: two cancelling terms may move identically in all remaining
+        # runs, which would hide their error.
         infinite = [np.isinf(value) for _, value in movements]
         unit = np.where(np.isfinite(exact) & np.any(infinite, axis=0), np.inf, unit)
     return unit / evaluation.step, values
 
 
 def may_have_jumped(evaluation: Evaluation) -> bool:
-    """Return whether a movement of an output is large enough to cross a discontinuity."""
+    """Return whether an output moves far enough that it may have crossed a discontinuity."""
     native, exact = evaluation.native, evaluation.exact
     if not is_wide(exact) or getattr(native, "dtype", None) not in ROUNDOFF:
         return False
@@ -372,9 +374,9 @@ def may_have_jumped(evaluation: Evaluation) -> bool:
 
 
 def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield the distance of each value from the exact one, and the value in double.
+    """Yield the distance of each value from the exact value, and the value in double.
 
-    Values whose shape differs from that of ``exact`` are omitted.
+    Values whose shape differs from the shape of ``exact`` are omitted.
     """
     for value in values:
         wide: Any = widened_value(value)
@@ -387,13 +389,13 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
 def _alternative_value(
     value: Array, relative: float, tolerance: Array, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return an alternative correct value in an output's dtype, and the tolerances of this value.
+    """Return an alternative value in an output's dtype, and the tolerances of this value.
 
     Args:
         value: the alternative value in double.
         relative: the relative tolerance of the alternative value.
-        tolerance: the tolerances of the exact value; the tolerances of the alternative value are at
-            least as large.
+        tolerance: the tolerances of the exact value. Those of the alternative value are at least as
+            large.
         dtype: the dtype of the output.
     """
     relative_tolerance = relative * np.abs(value)
@@ -402,14 +404,14 @@ def _alternative_value(
 
 
 def with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOutput:
-    """Accept the lowest finite number for a masked score of -inf."""
+    """Accept the lowest finite number in place of -inf for a masked score."""
     for expected, tolerance in conditioned_output.right[:1]:
         masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
         if masked.any():
             lowest = float(ml_dtypes.finfo(expected.dtype).min)  # type: ignore[no-untyped-call]
             scores = np.where(masked, lowest, expected).astype(expected.dtype)
-            # The output differs from the lowest number if a finite bias has been added to the
-            # score.
+            # If a finite bias has been added to the score, the output differs from the lowest
+            # number.
             near = np.where(masked, UNITS * ROUNDOFF[expected.dtype] * -lowest, tolerance)
             with_lowest = conditioned_output.with_alternatives(
                 ConditionedOutput(((scores, near),)), _LOWEST

@@ -6,9 +6,9 @@ random sign s_ik. The output then moves by
 
     y_k = sum_i s_ik c_i
 
-The mean over k != l of s_ik s_il <y_k, y_l> estimates |c_i|^2, for all nodes from the same runs. For
-each node with one of the largest estimates, a further run injects the roundings of this node alone
-and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
+The mean over k != l of s_ik s_il <y_k, y_l> estimates |c_i|^2, for all nodes from the same runs.
+For each node with one of the largest estimates, a further run injects the roundings of this node
+alone and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
 
 For the error of a backend, c_i is the movement that the error of the backend in node i alone
 causes.

@@ -1,11 +1,11 @@
-"""Confirm derivatives from reverse mode by difference quotients of the function itself.
+"""Confirm derivatives of reverse mode by difference quotients of the differentiated function.
 
-The function that a Gradient node differentiates runs on onnx's reference in double, at points on
-both sides of the node's inputs, at several distances h in decreasing order. An element of a
-derivative is confirmed if, at one of the distances, the central difference quotient agrees with the
-element, and the difference between the slopes on both sides is small or decreases with h. At a
-kink, such as Relu at 0 or a tie of Max, the difference between the slopes does not decrease. The
-derivative is undefined at a kink, so no implementation can be wrong.
+The function that a Gradient node differentiates runs on onnx's reference in double. It runs at
+points on both sides of the node's inputs, at several distances h in decreasing order. An element of
+a derivative is confirmed if two conditions hold at one of the distances. The central difference
+quotient agrees with the element, and the difference between the slopes on both sides is small or
+decreases with h. At a kink, such as Relu at 0 or a tie of Max, the difference between the slopes
+does not decrease. The derivative is undefined at a kink, so no implementation is wrong there.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from onnxopt_cli.interpret.gradient.reverse_mode import (
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected
 
-# The distances h, relative to the element's magnitude.
+# The distances h, relative to the magnitude of the element.
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
-# The largest relative difference of a confirmed derivative from the difference quotient.
+# A confirmed derivative has at most this relative difference from the difference quotient.
 _AGREEMENT = 1e-6
-# The accepted difference is relative to the magnitude of the derivative or, if that is larger, to
-# _SMALL_SHARE of the largest derivative of its tensor. The roundings of the function hide smaller
+# The difference is relative to the magnitude of the derivative, or to _SMALL_SHARE of the largest
+# derivative in the tensor if that is larger. The roundings of the function hide smaller
 # derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46
-# The slopes on both sides of a point are considered equal if their relative difference is below
-# this limit.
+# The slopes on both sides of a point count as equal if their relative difference is below this
+# limit.
 _SAME_SLOPE = 1e-5
-# The largest number of node visits for difference quotients of single elements. If the quotients
-# need more visits, quotients along random directions are used instead.
+# Difference quotients of single elements need at most this number of node visits. Otherwise,
+# quotients along random directions are used instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 
@@ -57,9 +57,9 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
         inputs: its inputs.
 
     Returns:
-        For each output of the graph, whether each of its elements is unconfirmed. The mask of an
-        output that is not computed by a Gradient node is a scalar, which states whether the output
-        depends on any unconfirmed element.
+        For each output of the graph, a mask of its unconfirmed elements. For an output that no
+        Gradient node computes, the mask is a scalar: whether the output depends on any unconfirmed
+        element.
 
     Raises:
         NodeError: if a derivative cannot be computed.
@@ -82,7 +82,7 @@ def unconfirmed_elements(model: onnx.ModelProto, inputs: Mapping[str, Value]) ->
 def with_inconclusive_elements(
     right: Sequence[tuple[Array, Array]], unconfirmed: Array
 ) -> tuple[tuple[Array, Array], ...]:
-    """Return correct values and their tolerances, which are infinite for unconfirmed elements."""
+    """Return correct values and tolerances, with infinite tolerances for unconfirmed elements."""
     return tuple((value, np.where(unconfirmed, np.inf, limit)) for value, limit in right)
 
 
@@ -96,7 +96,7 @@ def _depends_on_unconfirmed(model: onnx.ModelProto, name: str, masks: Mapping[st
 def _wide_values(
     model: onnx.ModelProto, inputs: Mapping[str, Value], functions: Sequence[_Function]
 ) -> dict[str, Any]:
-    """Return, in double, the tensors that the functions read, and the functions' derivatives."""
+    """Return, in double, the tensors that the functions read, and the derivatives."""
     names = list(dict.fromkeys(name for function in functions for name in function.tensors))
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
@@ -113,8 +113,9 @@ class _Direction:
 
     Attributes:
         name: the tensor that moves.
-        step: its movement at the distance 1.
-        elements: the elements that move, as flat indices; all for a random direction.
+        step: the movement of the tensor at distance 1.
+        elements: the flat index of the element that moves, or a slice of all elements for a random
+            direction.
     """
 
     name: str
@@ -135,7 +136,8 @@ class _Function:
             graph.y,
             *(n for node in graph.nodes for n in node_inputs(node)),
         ]
-        # The result y counts as a read value, because a function without nodes returns its input.
+        # A function without nodes returns its input, so the result y counts as a value that is
+        # read.
         self._free = [name for name in dict.fromkeys(read) if name not in computed]
         self._graph, self._model, self._gradient = graph, model, gradient
         constant_tensors = [name for name in self._free if name not in graph.substitutes]
@@ -161,7 +163,7 @@ class _Function:
         point = {name: values[self._graph.substitutes.get(name, name)] for name in self._free}
         model = self._as_model()
         if nested:
-            # For a derivative of a derivative, the inner Gradient node is confirmed separately.
+            # The inner Gradient node of a second derivative is confirmed separately.
             model = expand_gradients(model, point, native_outputs)
         function = ReferenceModel(model, wide=True)
         (y,) = function.run(point)
@@ -179,7 +181,7 @@ class _Function:
 
 
 def _directions(name: str, x: Array, nodes: int) -> Iterator[_Direction]:
-    """Yield a direction for each element of a tensor or, for large tensors, random directions."""
+    """Yield one direction per element of a small tensor, or random directions of a large tensor."""
     finite = np.where(np.isfinite(x), np.abs(x), 0.0)
     typical = float(finite.max(initial=0.0)) or 1.0
     sizes = np.where(finite > 0, finite, typical)
@@ -203,7 +205,7 @@ def _is_confirmed(
 ) -> bool:
     """Return whether difference quotients along a direction confirm a derivative."""
     terms = derivative * direction.step
-    # Elements that do not move have a step of zero; their derivative may be infinite.
+    # Elements that do not move have a step of zero. Their derivatives may be infinite.
     stated = float(np.sum(np.where(direction.step != 0, terms, 0.0)))
     if not np.isfinite(stated):
         return False

@@ -1,6 +1,6 @@
-"""Values of models and of their nodes by onnx's corrected reference.
+"""Outputs of models and of their nodes, computed by onnx's corrected reference.
 
-Outputs are computed in double, and rounded to the types of the model.
+The outputs are computed in double, and rounded to the types of the model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.patching import corrected, replaced, unimplemented_operator
 from onnxopt_cli.oracle.widen import in_double, rounded_like, widened_value
 
-# The largest number of bytes of the outputs of nodes that are computed together.
+# Nodes are computed together until their outputs take this number of bytes.
 _MAX_BYTES_OF_NODES = 64 << 20
-# Seconds after which no further nodes are computed together.
+# After this number of seconds, no further nodes are computed together.
 _SECONDS_OF_NODES = 2.0
 _MAX_MESSAGE_CHARS = 200
-#: The reason for missing values begins with this text if onnx's reference lacks an operator.
+#: If onnx's reference lacks an operator, the reason for the missing values begins with this text.
 UNIMPLEMENTED = "onnx's reference does not implement"
 
 
@@ -43,8 +43,8 @@ class NoReferenceError(Exception):
 def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Any]:
     """Return the outputs of a model, computed in double and rounded to the model's own types.
 
-    A single node with a formula is computed by the formula. A node with a formula is not lowered,
-    because nodes of old opsets cannot be lowered.
+    If the model is a single node with a formula, the formula computes the outputs. The node is not
+    lowered, because nodes of old opsets cannot be lowered.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
@@ -71,16 +71,17 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
 
 
 def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array | None]:
-    """Return the outputs of consecutive nodes, each computed as :func:`reference_values` would.
+    """Return the outputs of consecutive nodes, each computed as by :func:`reference_values`.
 
     Args:
-        model: nodes without subgraphs, in order; all their outputs are outputs of the model. If an
+        model: nodes without subgraphs, in order. All their outputs are outputs of the model. If an
             output declares a type, later nodes read the output in this type.
         inputs: the inputs of the model.
 
     Returns:
-        One entry per output of the model. The evaluation ends, and all further entries are None, if
-        onnx's reference cannot run a node, returns another type, or takes much time or memory.
+        One entry per output of the model. The evaluation ends if onnx's reference cannot run a
+        node, returns another type, or takes too much time or memory. All further entries are then
+        None.
     """
     declared = {info.name: info.type.tensor_type.elem_type for info in model.graph.output}
     values: dict[str, Any] = {}
@@ -122,10 +123,10 @@ def _has_type(value: Any, element: int) -> bool:
 
 
 def require_supported(model: onnx.ModelProto) -> None:
-    """Check that onnx's reference does not deviate from the specification at any node of a model.
+    """Check that onnx's reference follows the specification at every node of a model.
 
     Raises:
-        NoReferenceError: if the reference deviates.
+        NoReferenceError: if the reference deviates from the specification.
     """
     if why := next(filter(None, map(unsupported_reason, all_nodes(model))), ""):
         raise NoReferenceError(f"onnx's reference {why}")
@@ -144,16 +145,16 @@ def reference_failure(error: Exception, precision: str = "") -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the message of an error of the reference."""
+    """Return the first line of an error message of the reference."""
     # The lines after the first may list all operators of the reference.
     return clipped(exception_text(error).split("\n", 1)[0], _MAX_MESSAGE_CHARS)
 
 
 def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
-    """Return a model in which primitive nodes replace nodes with a formula and Gradient nodes.
+    """Return a model in which primitive nodes replace nodes with a formula, and Gradient nodes.
 
-    A node with a formula is replaced by its lowering, and a Gradient node by the nodes of the
-    backward pass. Each of the primitive nodes has roundings of its own.
+    The lowering of a node with a formula replaces the node. The nodes of the backward pass replace
+    a Gradient node. Each primitive node has its own roundings.
 
     Raises:
         NoReferenceError: if a node breaks its operator's signature, or cannot be lowered.

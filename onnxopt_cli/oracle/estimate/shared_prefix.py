@@ -1,10 +1,10 @@
 """Reuse of a model's results in the runs of its reformulations.
 
-A reformulation of a model computes some operators in another way. Before the first node with a
-changed operator (the boundary), the results of the reformulation are bitwise equal to those of the
-model. A value crosses the boundary if a node before the boundary computes it, and a node behind the
-boundary reads it. Within a memory limit, the values that cross a boundary are kept. The run of the
-reformulation then begins at the boundary.
+A reformulation of a model computes some operators in another way. The boundary of the reformulation
+is the first node with such an operator. Before the boundary, the results of the reformulation are
+bitwise equal to those of the model. A value crosses the boundary if a node before the boundary
+computes it, and the boundary node or a later node reads it. Values that cross a boundary are kept,
+within a memory limit. The run of the reformulation then begins at the boundary.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 V = TypeVar("V", bound=Visitor)
 
-# The largest number of bytes of values that are kept for all runs together.
+# The largest number of bytes of the values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# The size in bytes below which arrays are kept even if no node behind a boundary reads them,
-# because small arrays may decide control flow.
+# Smaller arrays, in bytes, are kept even if no node behind a boundary reads them, because small
+# arrays may decide control flow.
 _SMALL_BYTES = 1 << 12
-# Operators that read values before the visitor is called.
+# Operators that read values before the visitor is called, so that the visitor misses the reads.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
-# A placeholder for an output that is not kept. The placeholder is not None, because None represents
-# an omitted operand.
+# Marks an output that is not kept. The marker is not None, because None denotes an omitted operand.
 _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """Raised if a run executes other nodes than the first run, or reads a discarded value."""
+    """Raised if a run executes other nodes than the first run, or reads a value that is not kept."""
 
 
 @runtime_checkable
@@ -59,7 +58,7 @@ class ResumableVisitor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """The values of one run that are computed before a boundary and read behind it.
+    """The values that cross a boundary in one run.
 
     Attributes:
         outputs: the outputs of each node before the boundary, with a placeholder for each output
@@ -95,7 +94,8 @@ class SharedPrefix:
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
         """Return an object that shares the first nodes of a model with its reformulations.
 
-        No nodes are shared if the model has operators whose reads a visitor does not see.
+        No nodes are shared if a visitor does not see all values that the operators of the model
+        read.
 
         Args:
             model: the model.
@@ -148,8 +148,8 @@ class SharedPrefix:
 
         Args:
             name: the name of the reformulation; empty for the model itself.
-            key: identifies the run; corresponding runs of the model and its reformulations have
-                equal keys.
+            key: identifies the run. A run of the model and the corresponding runs of its
+                reformulations have equal keys.
             model: the model or reformulation.
             inputs: its inputs.
             create_visitor: creates the visitor.
