@@ -1,4 +1,4 @@
-"""Any error that occurs while a case is read makes only that case invalid."""
+"""An error in reading a case makes only that case invalid; other cases run."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def npy(header: str) -> bytes:
     ],
     ids=["hex", "negative hex", "digits", "name", "True", "float", "huge", "own name"],
 )
-def test_unusual_numbers_names_and_arrays_make_only_their_case_invalid(workplace, onnxopt, given):
+def test_case_with_unusual_numbers_names_or_arrays_alone_is_invalid(workplace, onnxopt, given):
     (workplace / "true.npy").write_bytes(
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True,), }")
     )

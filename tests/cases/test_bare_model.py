@@ -1,4 +1,4 @@
-"""Model files without test data: how their inputs are chosen, and the results of running them."""
+"""Model files without test data: the choice of their inputs, and the results of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(path, nodes, inputs, outputs, initializers=(), opset=17):
 
 
 def save_sum(path, *shapes):
-    """Save a model that adds its inputs, in the form that PyTorch's and Paddle's exporters use."""
+    """Save a model that adds its inputs, with the output shape unknown, as exporters leave it."""
     inputs = [(f"x{index}", TensorProto.FLOAT, shape) for index, shape in enumerate(shapes)]
     node = helper.make_node("Sum", [name for name, _, _ in inputs], ["y"])
     return save(path, [node], inputs, [("y", TensorProto.FLOAT, [None] * len(shapes[0]))])
@@ -95,7 +95,7 @@ def test_negative_and_missing_dimensions_are_symbolic(tmp_path, size):
         ("StringNormalizer", ["x"], [("x", TensorProto.STRING, ["n", "m"])]),
     ],
 )
-def test_unknown_sizes_are_no_fault_of_the_model(tmp_path, operator, operands, inputs):
+def test_model_with_unknown_sizes_is_valid(tmp_path, operator, operands, inputs):
     _, element, shape = inputs[0]
     node = helper.make_node(operator, operands, ["y"])
     load(save(tmp_path / "m.onnx", [node], inputs, [("y", element, [None] * len(shape))]))
@@ -308,7 +308,7 @@ def test_operator_without_a_reference_in_a_branch_that_never_runs_is_ignored(onn
         assert ran.code == code, ran.text
 
 
-def test_model_that_its_inputs_contradict_is_invalid(onnxopt, tmp_path):
+def test_model_whose_inputs_contradict_it_is_invalid(onnxopt, tmp_path):
     declared = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
         for name, size in zip("aby", "nmk", strict=True)
@@ -331,7 +331,7 @@ class Backend:
 
 
 def stored_values(folder):
-    """Return the first input and the output of a test directory, as onnx reads them."""
+    """Return the first input and the first output of a test directory, read by onnx."""
     paths = (folder / "test_data_set_0" / f"{kind}_0.pb" for kind in ("input", "output"))
     return [numpy_helper.to_array(onnx.load_tensor(path)) for path in paths]
 

@@ -1,4 +1,4 @@
-"""Cases that are too large are skipped; unused files of a data set are named in a warning."""
+"""Cases that are too large are skipped, and a warning names the unused files of a data set."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_bare_model_and_case_file_over_a_limit_are_skipped(workplace, onnxopt, m
     assert (located.code, "limit of onnxopt: " in located.text) == (2, True), located.text
 
 
-def test_large_external_data_that_are_missing_make_a_case_invalid(workplace, onnxopt):
+def test_case_with_missing_external_data_is_invalid(workplace, onnxopt):
     large_weights(workplace / "test_large")
     os.truncate(workplace / "test_large" / "weights", 8)
     answer = onnxopt("run", "test_large", "--isolation", "none")

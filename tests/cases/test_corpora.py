@@ -1,4 +1,4 @@
-"""The cases that come with the installed onnx package, by name."""
+"""The named sets of cases that the installed onnx package contains."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_unknown_corpus_is_rejected_with_the_valid_names():
 
 
 def stand_in(*cases):
-    """Replace onnx's slow collection of cases with one that makes a few cases of one node."""
+    """Return a replacement for onnx's slow collection of node cases, and a log of its calls."""
     collected = []
 
     def collect():
@@ -100,7 +100,7 @@ def stand_in(*cases):
 
 @pytest.fixture
 def node_collections(monkeypatch, tmp_path):
-    """Replace onnx's node cases by two cases; yield the log of collections."""
+    """Replace onnx's node cases by two cases, and yield a log with an entry for each collection."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])
@@ -123,7 +123,7 @@ def node_collections(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    # The sources of onnx do not name the cases that this test makes.
+    # onnx's sources name other tests, so with them the cache would be incomplete.
     monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
     corpora._origin.cache_clear()
     yield log
@@ -183,7 +183,7 @@ def test_incomplete_cache_is_rebuilt(node_collections, tmp_path, lost):
 
 
 def alter_unseen(cache):
-    """Change a byte of an expected output, and restore the modification time."""
+    """Change a byte of an expected output without changing the modification time."""
     path = cache / "cases"
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -192,7 +192,7 @@ def alter_unseen(cache):
 
 
 def sign(cache):
-    """Write the current times and digest of the altered entry into the index."""
+    """Change an entry, and write its new times and digest into the index."""
     alter_unseen(cache)
     status, data = (cache / "cases").stat(), (cache / "cases").read_bytes()
     (cache / "cases").write_bytes(data)
@@ -243,7 +243,7 @@ def test_modified_cache_is_rebuilt(node_collections, tmp_path, attack):
     assert len(node_collections) == 2
     assert list(after) == list(before)
     assert all(same(dict(after[test].stored), dict(before[test].stored)) for test in before)
-    # At this point the cache has been rebuilt and is valid.
+    # The second reading uses the rebuilt cache.
     read_all("onnx-node")
     assert len(node_collections) == 2
     assert sorted(path.name for path in cache.iterdir()) == ["cases", "index.json"]
@@ -338,7 +338,7 @@ def test_unwritable_cache_keeps_the_cases_in_memory(tmp_path):
 
 
 def test_concurrent_runs_share_one_cache(node_collections, tmp_path, monkeypatch):
-    # All runs begin to write before the first run has finished.
+    # The barrier makes all runs start to write before any run has finished.
     barrier = threading.Barrier(4)
     write = corpora._write_cases
 

@@ -1,4 +1,4 @@
-"""If a file is replaced with a link after it was checked, no file outside of the folder is read."""
+"""If a link that leads out of the folder replaces a checked file, it is not followed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CASE = """\
   attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}
   inputs: {R: 0.5, T: 1, X: %s, G: [0.5, -0.5], V: [0.25, 0.0]}
 """
-# In the first case, the plugin replaces a file or folder of another case with a link to the
-# outside.
+# When the plugin runs the first case, it replaces a file or folder of the last case with a link.
+# The link leads out of the folder.
 PLUGIN = """\
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_link_that_replaces_a_checked_path_is_not_followed(workplace, onnxopt, s
     name = exchanged + suffix if exchanged.endswith("x") else exchanged
     (workplace / "plugin.py").write_text(PLUGIN.format(name))
     text = "onnxopt: 1\nsuite: s\noperator: Momentum\ncases:\n"
-    # A few cases are read in advance, so the case with the link is one of the last.
+    # Some cases are read in advance, so the case with the link comes after many others.
     text += "".join(CASE % (f"c{number}", "[1.0, 2.0]") for number in range(20))
     text += CASE % ("last", f"{{file: sub/x{suffix}}}")
     (workplace / "in" / "c.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""Hostile case files and models, run by the command as users start it."""
+"""Hostile case files and models, run by the command in a process of its own."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NORMAL = "{random: {normal: {}, seed: 1}, dtype: %s, shape: [%d]}"
 PLAIN_TENSOR = "{dtype: %s, data: [1.5]}"
 
 
-# On Linux, the peak memory of a command includes the memory of the process that started it. A
-# process that runs tests may use more than a gigabyte, so a small process starts the command.
+# On Linux, the peak memory of a command includes the memory of the process that started it. The
+# process of the tests may use more than 1 GB, so a small process starts the command instead.
 MEASURE = """
 import json, os, subprocess, sys
 place, *command = sys.argv[1:]
@@ -50,7 +50,7 @@ with open(place, "w") as file:
 
 
 class Run:
-    """A command that has ended: exit code, output, and the largest memory of a process."""
+    """The exit code, output, results and peak memory of a command that has ended."""
 
     def __init__(self, place: Path, *arguments: str, limit: int = 0) -> None:
         report = place / "report.json"
@@ -77,14 +77,14 @@ class Run:
 
 
 def shape_of_gigabytes():
-    """A model of a few bytes that requires 4 GiB."""
+    """Return a model of a few bytes whose output takes 4 GiB."""
     size = tensor(np.array([2**30], np.int64), "n")
     node = helper.make_node("ConstantOfShape", ["n"], ["y"])
     return model([node], [size], tensor_type(shape=[None]))
 
 
 def endless_loop():
-    """A Loop that passes its condition, which is true, to the next iteration."""
+    """Return a model with a Loop whose condition is always true."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])],
         "b",
@@ -120,7 +120,7 @@ def model(nodes, initializers, kind):
         ("onnxruntime", endless_loop, ["--timeout", "3"], "timeout", "not respond within 3 s"),
     ],
 )
-def test_small_model_with_huge_demands_affects_only_its_case(
+def test_model_with_huge_demands_affects_only_its_case(
     tmp_path, hostile, options, outcome, words, backend
 ):
     expected = [tensor(np.ones(1, np.float32))]
@@ -139,7 +139,7 @@ def test_small_model_with_huge_demands_affects_only_its_case(
 @pytest.mark.slow
 def test_case_with_the_maximum_of_elements_stays_within_the_memory_limit(tmp_path):
     memory = 1 << 30
-    # Only X is large, and the element types of the tensors differ.
+    # This takes the most memory: only X is large, and the tensors have different element types.
     small_tensors = [PLAIN_TENSOR % dtype for dtype in ("float32", "float64", "float32")]
     text = ADAM % (NORMAL % ("float64", memory // BYTES_PER_ELEMENT - 5), *small_tensors)
     (tmp_path / "c.yaml").write_text(text)
@@ -181,7 +181,7 @@ def test_file_that_exceeds_memory_is_reported(tmp_path):
     assert "c.yaml:1: there is not enough memory to read it" in run.err
 
 
-def test_a_hundred_of_a_thousand_faults_are_shown(workplace, onnxopt):
+def test_at_most_a_hundred_faults_of_a_file_are_shown(workplace, onnxopt):
     (workplace / "c.yaml").write_text("onnxopt: 1\nsuite: s\ncases:\n" + "- x\n" * 1000)
     run = onnxopt("list", "c.yaml")
     assert run.code == 2
@@ -190,7 +190,7 @@ def test_a_hundred_of_a_thousand_faults_are_shown(workplace, onnxopt):
 
 
 class Bomb:
-    """An object that runs a command when the object is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __reduce__(self):
         return (os.mkdir, ("unpickled",))

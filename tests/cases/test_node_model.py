@@ -1,4 +1,4 @@
-"""Models of one node: equal to the models that ONNX publishes, and valid for onnx's checker."""
+"""Models of one node are valid, and equal to the models that ONNX publishes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tensor(shape, dtype=F32):
 
 @pytest.fixture(scope="module")
 def published():
-    # Importing a module of cases registers its cases; collecting the cases of all modules would
-    # take seconds.
+    # Only these modules are imported, which registers their cases. Collecting the cases of all
+    # modules would take seconds.
     from onnx.backend.test.case import node
 
     for operator in TRAINING:
@@ -62,7 +62,7 @@ def test_published_models_are_rebuilt_as_equal_messages(published, name):
         attributes,
         case.data_sets[0][0],
         graph_name=f"test_{name}",
-        # In one of the published models, the momenta are called H1 and H2.
+        # The published model momentum_multiple calls its momenta H1 and H2.
         input_names=list(node.input) if name == "momentum_multiple" else None,
     )
     model.producer_name = "backend-test"

@@ -37,7 +37,7 @@ def test_suite_of_another_folder_has_its_name(tmp_path):
     assert ids(tmp_path) == ["mine/test_x/0"]
 
 
-def test_id_is_independent_of_how_the_path_was_typed(tmp_path, monkeypatch):
+def test_id_does_not_depend_on_the_spelling_of_the_path(tmp_path, monkeypatch):
     directory = make_plain(tmp_path / "tree" / "mine" / "test_x")
     (tmp_path / "link").symlink_to(directory)
     data_set = directory / "test_data_set_0"

@@ -1,4 +1,4 @@
-"""Reading the cases of ONNX test directories, and the faults that are reported."""
+"""Reading the cases of ONNX test directories, and reporting their faults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def read(root):
 
 
 def complaints(root):
-    """Return the faults as 'file: message', with files relative to the root."""
+    """Return the faults as texts "file: message", with paths relative to the root."""
     with pytest.raises(InvalidCase) as caught:
         read(root)
     return [str(problem).removeprefix(f"{root}{os.sep}") for problem in caught.value.problems]
 
 
 def complaint(tmp_path, inputs, types=None):
-    """Return the only fault of a directory with the given messages as inputs."""
+    """Return the only fault of a directory whose inputs are the given messages."""
     types = {"x": FLOAT} if types is None else types
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", identity(types), inputs, [value] * len(types))
@@ -81,14 +81,14 @@ def test_names_in_files_take_precedence_over_positions(tmp_path):
     assert content.stored["out_s"] == []
 
 
-def test_an_initializer_among_the_inputs_is_not_fed(tmp_path):
+def test_initializer_among_the_inputs_is_not_an_input_of_the_case(tmp_path):
     model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
     value = tensor(ONE_TWO)
     content = read(make_directory(tmp_path / "test_x", model, [value], [value]))
     assert list(content.inputs) == ["x"]
 
 
-def test_a_sparse_initializer_among_the_inputs_is_not_fed(tmp_path):
+def test_sparse_initializer_among_the_inputs_is_not_an_input_of_the_case(tmp_path):
     model = identity({"w": FLOAT, "x": FLOAT}, [tensor(ONE_TWO, "w")])
     model.graph.ClearField("initializer")
     values, indices = tensor(ONE_TWO, "w"), tensor(np.array([0, 1]))
@@ -98,7 +98,7 @@ def test_a_sparse_initializer_among_the_inputs_is_not_fed(tmp_path):
     assert list(content.inputs) == ["x"]
 
 
-def test_an_input_may_be_without_a_declared_shape_or_have_named_dimensions(tmp_path):
+def test_input_may_have_no_declared_shape_or_named_dimensions(tmp_path):
     types = {"x": tensor_type(), "y": tensor_type(shape=["N"]), "z": tensor_type(shape=[None])}
     values = [tensor(ONE_TWO)] * 3
     content = read(make_directory(tmp_path / "test_x", identity(types), values, values))
@@ -191,7 +191,7 @@ def test_function_with_the_name_of_an_operator_is_reported(tmp_path, version, is
     node, opset = helper.make_node("Neg", ["a"], ["b"]), helper.make_opsetid("", version)
     model = identity({"x": FLOAT})
     model.opset_import[0].version = version
-    # Gelu is an operator since opset 20.
+    # Opset 20 added the operator Gelu.
     model.functions.append(helper.make_function("", "Gelu", ["a"], ["b"], [node], [opset]))
     make_plain(tmp_path / "test_x")
     (tmp_path / "test_x" / "model.onnx").write_bytes(model.SerializeToString())
@@ -277,7 +277,7 @@ def test_empty_data_set_is_reported(tmp_path):
     ]
 
 
-def test_name_that_the_graph_lacks_is_reported(tmp_path):
+def test_name_that_is_not_in_the_graph_is_reported(tmp_path):
     assert complaint(tmp_path, [tensor(ONE_TWO, "y")]) == (
         "input_0.pb: names itself 'y'; the graph's inputs are 'x'"
     )
@@ -397,7 +397,7 @@ def test_inconsistent_tensor_in_the_model_is_reported(tmp_path):
         (TensorProto.STRING, {"string_data": [b"\xff"]}, "has a string that is not UTF-8"),
     ],
 )
-def test_element_that_its_type_lacks_is_reported(tmp_path, data_type, content, fault):
+def test_element_that_is_invalid_for_its_type_is_reported(tmp_path, data_type, content, fault):
     initializer = TensorProto(name="w", data_type=data_type, dims=[1], **content)
     value = tensor(ONE_TWO)
     make_directory(tmp_path / "test_x", identity({"x": FLOAT}, [initializer]), [value], [value])

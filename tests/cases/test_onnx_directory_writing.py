@@ -1,4 +1,4 @@
-"""Writing ONNX test directories: the layout, the bytes, and reading the directories back."""
+"""Written ONNX test directories: their layout, their bytes, and the cases read from them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def content(values, types, **others):
 
 
 def read(folder):
-    # The types that onnx's Identity supports.
     return read_case(data_set_files(folder, 0))
 
 

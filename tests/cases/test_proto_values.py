@@ -1,4 +1,4 @@
-"""Tensors, sequences, optionals and maps as messages: reading, writing and invalid data."""
+"""Reading and writing protobuf messages of tensors, sequences, optionals and maps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_onnx_reads_written_tensors(array):
     declared = tensor_type(element_number_of(array), array.shape)
     read_array = numpy_helper.to_array(message_of("x", array, declared))
     if array.dtype == object:
-        # The reader of onnx uses a NumPy type that drops trailing null characters.
+        # onnx reads strings into a NumPy type that drops trailing null characters.
         stripped = [text.rstrip("\0") for text in array.ravel()]
         assert [text.rstrip("\0") for text in read_array.ravel()] == stripped
     else:
@@ -144,7 +144,7 @@ def test_strings_keep_trailing_null_characters():
     assert read(message).tolist() == ["a\0", "é"]
 
 
-def test_packed_and_unpacked_numbers_are_the_same_message():
+def test_packed_and_unpacked_numbers_are_read():
     packed_dims = b"\x0a\x02\x01\x02\x10\x01\x4a\x08" + ONE_TWO.tobytes()
     assert same(read(packed_dims), ONE_TWO.reshape(1, 2))
     unpacked_data = b"\x08\x02\x10\x07\x38\x05\x38\x06"
@@ -464,7 +464,7 @@ def test_value_of_an_undeclared_type_is_rejected(value, declared, message):
         message_of("x", value, declared)
 
 
-def test_damaged_data_raise_only_malformed():
+def test_damaged_data_raise_no_other_exception_than_malformed():
     original = TEXT_MAP.SerializeToString()
     generator = np.random.default_rng(0)
     kinds = [ANY, TENSORS, OPTIONAL, map_type(8)]

@@ -1,4 +1,4 @@
-"""onnxopt reports logs that are too large, and audits run without shared memory."""
+"""Logs that are too large are reported, and audits run without shared memory."""
 
 from __future__ import annotations
 

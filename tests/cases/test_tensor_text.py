@@ -21,7 +21,7 @@ COMPLEX = np.array([1 + 2j, 3, complex("-infj")], "c8")
 
 
 def read(text, folder="."):
-    """Read a value from its text."""
+    """Return the declared value that a text in YAML describes."""
     root, errors = parse_yaml(text)
     assert errors == []
     return declare_value(root, Path(folder))
@@ -283,7 +283,7 @@ def test_key_of_an_npz_file_is_required_unless_it_has_one_array(tmp_path):
     assert "has no keys" in refusal("{file: x.npy, key: a}", tmp_path)
 
 
-def test_message_about_an_npz_file_is_short_whatever_names_it_holds(tmp_path):
+def test_message_about_an_npz_file_with_many_or_long_names_is_short(tmp_path):
     archive(tmp_path / "many.npz", **{f"n{index}": npy(np.zeros(1)) for index in range(500)})
     assert len(refusal("{file: many.npz}", tmp_path)) < 400
     assert len(refusal(f"{{file: many.npz, key: {'k' * 5000}}}", tmp_path)) < 400

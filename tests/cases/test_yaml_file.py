@@ -35,7 +35,7 @@ def test_case_has_the_fields_of_its_file(tmp_path):
     assert case.tags == ("published", "small")
 
 
-def test_model_is_one_node_with_only_the_stated_attributes(tmp_path):
+def test_model_is_one_node_that_has_only_the_stated_attributes(tmp_path):
     content = only_case(tmp_path, ADAM)
     onnx.checker.check_model(content.model, full_check=True)
     (node,) = content.model.graph.node
@@ -76,7 +76,7 @@ def test_outputs_of_an_operator_with_a_formula_are_optional(tmp_path):
             "Split, inputs: {input: [5.0, 6.0], split: [1, 1]}, node_outputs: [outputs1, outputs2]",
             {"outputs1": "float32[1]", "outputs2": "float32[1]"},
         ),
-        # onnx infers no types of these outputs, but the schemas determine the element types.
+        # onnx cannot infer the types of these outputs, but their schemas state the element types.
         (
             (
                 "GroupNormalization, attributes: {num_groups: 1}, "
@@ -198,7 +198,7 @@ def test_valid_cases_are_returned_despite_invalid_ones(tmp_path):
     assert [problem.where.rpartition(":")[2] for problem in problems] == ["7", "8"]
 
 
-def test_case_that_must_be_rejected_may_break_the_signature(tmp_path):
+def test_case_that_must_be_rejected_may_contradict_the_signature(tmp_path):
     text = """
         onnxopt: 1
         suite: s
@@ -347,7 +347,7 @@ def test_model_imports_the_stated_opset(tmp_path):
         ("Identity", "input: [a]", "output: [a]", ["object", "object"]),
     ],
 )
-def test_element_types_follow_the_schema_and_each_other(
+def test_element_types_follow_from_the_schema_and_from_other_inputs(
     tmp_path, operator, inputs, outputs, dtypes
 ):
     text = (

@@ -1,4 +1,4 @@
-"""Hostile YAML is rejected in the stream of events, before nodes are built from the events."""
+"""Hostile YAML is rejected while PyYAML parses it, before a tree of nodes is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxopt_cli.cases.yaml.yaml_syntax import (
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request, monkeypatch):
-    """Each of PyYAML's two parsers: libyaml, and the parser in Python."""
+    """Run the test with each of PyYAML's two parsers: libyaml, and the parser in Python."""
     monkeypatch.setattr(yaml_syntax, "_Loader", getattr(yaml, request.param))
     return request.param
 
@@ -74,7 +74,7 @@ def test_alias_bomb_is_rejected_without_expansion():
     assert len(errors) == 9 + 80
 
 
-# The text is parsed in a separate process, because a parser that reads it to the end crashes.
+# A parser without a depth limit would crash on this text, so a separate process parses the text.
 NESTED = """
 import sys, yaml
 from onnxopt_cli.cases.yaml import yaml_syntax as syntax

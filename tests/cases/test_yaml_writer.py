@@ -1,4 +1,4 @@
-"""Written case files are readable, and their values are read back bit for bit."""
+"""Written case files can be read, and their values are the written values bit for bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def written(*cases, **options):
 
 @st.composite
 def arrays(draw):
-    """Draw arrays of all element types and bit patterns, except payloads of NaN."""
+    """Draw arrays of all element types with any bits, except that all NaNs are alike."""
     name = draw(st.sampled_from([name for name in DTYPES if name != "string"]))
     dtype = DTYPES[name]
     shape = draw(SHAPES)
@@ -60,7 +60,7 @@ def arrays(draw):
         parts = np.where(np.isnan(parts), parts.dtype.type("nan"), parts)
         return parts.view(dtype).reshape(shape)
     if "int" in name:
-        # Types with fewer than 8 bits do not use all bits of a byte.
+        # A byte may be invalid for a type with fewer than 8 bits, so the bytes are converted.
         return data if dtype.kind in "iu" else data.astype(np.int8).astype(dtype)
     if name.startswith(("float4_", "float6_")):
         return data.astype(np.float32).astype(dtype)

@@ -1,4 +1,4 @@
-"""The GitHub Action: its scripts run, and ``onnxopt run`` accepts the arguments they produce."""
+"""The GitHub Action: its scripts run, and ``onnxopt run`` accepts their arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step(name):
 
 
 def arguments_of_step(tmp_path, name, program, inputs):
-    """Run the script of a step as GitHub does; return the arguments passed to a program."""
+    """Run the script of a step as GitHub does; return the arguments that it passes to a program."""
     programs = tmp_path / "programs"
     programs.mkdir()
     stand_in = programs / program
@@ -66,8 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # A subcommand inherits the names of its help option from the context of the command group,
-    # which does not exist here, so the names are stated.
+    # A subcommand inherits the names of its help option from the command group. The group has no
+    # context here, so the names are passed.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 
@@ -121,13 +121,16 @@ def test_report_is_uploaded_even_if_the_run_fails():
     upload = step("Upload the report")
     assert upload["if"] == "always()"
     assert upload["with"]["path"] == step("Run onnxopt")["env"]["REPORT"]
-    # The first step determines the name of the report, so that the report has a name even if a
-    # later step fails.
+    # The report needs a name even if a later step fails, so the first step chooses the name.
     assert load(ACTION)["runs"]["steps"][0]["id"] == "place"
 
 
 def places(tmp_path, *uses):
-    """Return the outputs of the first step for each use of the action: a report and a folder."""
+    """Return the outputs of the first step for each use of the action.
+
+    Args:
+        uses: for each use, the inputs ``report`` and ``folder``.
+    """
     outputs = []
     for report, folder in uses:
         output = tmp_path / "output"
@@ -152,7 +155,7 @@ def test_each_use_in_a_job_has_a_separate_folder_and_artifact(tmp_path):
     assert all(Path(folder).is_dir() for folder in folders)
 
 
-def test_input_names_the_folder_of_a_use(tmp_path):
+def test_input_sets_the_folder_of_a_use(tmp_path):
     uses = [("a", "out/first"), ("a", "my out/second\nname=owned"), ("a", "")]
     first, second, third = places(tmp_path, *uses)
     assert (first["folder"], second["folder"]) == ("out/first", "my out/second")
@@ -172,7 +175,7 @@ def test_used_actions_have_pinned_versions_and_known_inputs():
 
 
 def nox_sessions():
-    """Return the names of the functions in the noxfile that are sessions."""
+    """Return the names of the sessions in the noxfile."""
     tree = ast.parse((REPOSITORY / "noxfile.py").read_text(encoding="utf-8"))
     return {
         function.name
@@ -191,8 +194,8 @@ def test_workflow_of_the_project_runs_every_check():
             if match := re.match(r"python -m nox -s (.+?)(?: --|$)", command_line):
                 names = match[1].replace("${{ matrix.session }}", " ".join(matrix))
                 sessions += names.split()
-    # No job runs the session "newest", because the matrix already contains the newest Python. No
-    # job runs "coverage", because this session checks nothing.
+    # No job runs "newest", because the matrix already contains the newest Python. No job runs
+    # "coverage", because that session checks nothing.
     assert set(sessions) == nox_sessions() - {"newest", "coverage"}
     assert ".ci/run" in commands
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)

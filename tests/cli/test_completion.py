@@ -1,4 +1,4 @@
-"""Shell completion, through the command and through bash itself."""
+"""Shell completion, tested by calling the command, and by calling bash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 import pytest
 from places import REPOSITORY
 
-# Bash calls this function when the user presses the tab key; only then can compopt be used.
+# The script calls the completion function as bash does when the user presses the tab key. It
+# replaces compopt, which can be called only at that time.
 SCRIPT = """\
 compopt() { shift; echo "<$1>"; }
 eval "$SOURCE"
@@ -24,7 +25,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture
 def completions(workplace, onnxopt, monkeypatch):
-    """Return a function that completes the last word, as the completion function of bash does."""
+    """Return a function that completes the last word by calling the command as bash would."""
 
     def completions(*words):
         monkeypatch.setenv("COMP_WORDS", " ".join(("onnxopt", *words)))
@@ -50,7 +51,7 @@ def source():
 
 @pytest.fixture
 def completions_in_bash(tmp_path, source):
-    """Return a function that completes the last word in bash."""
+    """Return a function that completes the last word by running bash."""
     program = tmp_path / "bin" / "onnxopt"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m onnxopt_cli "$@"\n')

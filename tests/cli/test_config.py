@@ -46,7 +46,7 @@ def place(workplace):
     return workplace
 
 
-def test_backend_of_a_file_declares_its_math(place, onnxopt):
+def test_backend_in_the_file_declares_its_math(place, onnxopt):
     text = FILE.replace('mistaken.py:Right"\n', 'mistaken.py:Right"\nmath = "tf32"\n')
     (place / "onnxopt.toml").write_text(text)
     assert "judged as math=tf32" in onnxopt("run", "-b", "mine").out.replace("\n", " ")
@@ -192,7 +192,7 @@ def test_error_in_the_file_is_reported_with_its_line(workplace, onnxopt, text, m
 
 @pytest.mark.slow
 def test_operators_of_the_file_are_loaded(workplace, monkeypatch):
-    """Run each command in a new process, because loaded operators remain registered."""
+    """Each command runs in a new process, because loaded operators remain registered."""
     monkeypatch.delenv("ONNXOPT_OPERATORS", raising=False)
     shutil.copy(PLUGINS / "operators" / "lamb.py", workplace)
     below = workplace / "below"

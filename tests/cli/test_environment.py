@@ -1,4 +1,4 @@
-"""Unusual environments: closed pipes, full disks, narrow terminals, encodings, limits, signals."""
+"""Unusual environments, such as closed pipes, full disks, narrow terminals, and low limits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full
 COMMAND = [sys.executable, "-m", "onnxopt_cli"]
 FULL = Path("/dev/full")
 
-# Creates a folder that no user can enter. Root gives up the capabilities with which root could
-# enter the folder.
+# Creates a folder that no user can enter. If the user is root, setpriv runs the command without the
+# capabilities that would permit root to enter the folder.
 CLOSED_FOLDER = """
 mkdir -m 0 closed; test $UID = 0 && bound="setpriv --bounding-set -dac_override,-dac_read_search"
 $bound"""
@@ -90,8 +90,7 @@ def call_on_terminal(place, *arguments, **settings):
         try:
             data = os.read(reader, 65536)
         except OSError:
-            # Linux raises this error when the last program that had the terminal open for writing
-            # has closed it.
+            # Linux raises this error when no program has the terminal open for writing any more.
             break
         printed += data
     os.close(reader)
@@ -112,13 +111,13 @@ def test_closed_pipe_ends_the_command_with_141_and_no_message(place, arguments):
 
 
 @pytest.mark.parametrize("arguments", ["run demo.yaml", "schema", "run --help"])
-def test_full_disk_behind_standard_output_is_reported(place, arguments):
+def test_full_disk_for_standard_output_is_reported(place, arguments):
     done = call_in_shell(place, f"onnxopt {arguments} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == b"error: cannot write the output: No space left on device\n"
 
 
-def test_full_disk_behind_a_report_loses_no_verdict_and_no_other_report(place):
+def test_full_disk_for_one_report_loses_no_verdict_and_no_other_report(place):
     done = call(place, "run", "demo.yaml", "--report", "json=/dev/full", "--report", "junit=x.xml")
     assert done.returncode == 2
     assert b"1 invalid" in done.stdout
@@ -211,8 +210,8 @@ def test_characters_beyond_the_encoding_are_escaped(place, settings):
     assert listed.returncode == 2
 
 
-# The sleeps are short, because a signal that arrives just before a sleep is handled only after the
-# sleep.
+# If a signal arrives just before a sleep, it is handled only after the sleep. Therefore, the sleeps
+# are short.
 NEVER_STARTS = """\
 import pathlib, time
 pathlib.Path("started").touch()
@@ -356,7 +355,7 @@ def test_memory_of_a_worker_is_limited_to_that_of_the_system(place):
 
 
 def interrupt(place, name, number, *arguments, **settings):
-    """Send a signal to the command once it imports a module that never finishes importing."""
+    """Send a signal to the command when a module whose import never ends has created a file."""
     with subprocess.Popen(
         [*COMMAND, *arguments], cwd=place, env=environment(**settings),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -406,8 +405,8 @@ def test_signal_while_a_backend_starts_ends_the_command(place, command, number, 
     assert list(temporary.iterdir()) == []
 
 
-# onnx makes its cases so fast that no signal can arrive meanwhile. The corpus is therefore replaced
-# by an endless sequence of cases.
+# onnx makes its cases too fast for a signal to arrive in time. Therefore, an endless sequence of
+# cases replaces the corpus.
 NEVER_ENDING_CORPUS = """\
 from itertools import count
 from pathlib import Path
@@ -453,7 +452,7 @@ def test_signal_while_node_cases_are_made_leaves_no_files(place, number, code):
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs another mount table")
-def test_run_without_proc_has_its_verdict(place):
+def test_run_without_proc_has_the_same_verdict(place):
     script = "unshare -m bash -c 'umount -l /proc && onnxopt run demo.yaml -q -b onnx-reference'"
     if call_in_shell(place, "unshare -m umount -l /proc").returncode:
         pytest.skip("may not unmount here")

@@ -1,4 +1,4 @@
-"""Code that another user may have written does not run, unless the user has named the code."""
+"""Code that another user can write does not run, unless the user of the command has named it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SITE_PACKAGES = "venv/lib/python3.11/site-packages"
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Return a function that gives files to another user."""
+    """Return a function that makes files belong to another user, or appear to."""
 
     def give(*paths):
         if os.geteuid() == 0:
@@ -101,7 +101,7 @@ def test_code_of_another_user_that_a_file_names_is_rejected(place, onnxopt, fore
 
 @pytest.fixture
 def layout(place):
-    """Write a configuration with one backend, whose files leave a mark when they run."""
+    """Return a function that configures a backend whose files create the file ``ran`` when run."""
 
     def write(backend, *files, **options):
         lines = ["[backends.mine]", f"backend = {json.dumps(backend)}"]
@@ -214,8 +214,8 @@ def test_files_writable_by_all_users_are_rejected(place, onnxopt, mode):
     if mode == 0o777:
         require_rejection(onnxopt("run", "-q"), place, "onnxopt.toml")
         return
-    # In a sticky folder such as /tmp, other users can create files but cannot replace a user's
-    # file.
+    # In a sticky folder such as /tmp, other users can create files, but cannot replace this user's
+    # files.
     assert onnxopt("run", "-q").code == 0
     os.link(place / "onnxopt.toml", place / "sub" / "onnxopt.toml")
     require_rejection(onnxopt("run", "-q"), place, "hard link")
@@ -255,7 +255,7 @@ def test_file_of_a_parent_folder_is_used_only_in_a_repository(place, onnxopt, mo
     assert not is_used()
     (place / ".git").mkdir()
     assert is_used()
-    # Any user could have turned the folder into a repository.
+    # If all users can write to the folder, any user could have made it a repository.
     place.chmod(0o1777)
     assert not is_used()
     place.chmod(0o755)

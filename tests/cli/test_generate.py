@@ -57,7 +57,7 @@ def test_published_directories_equal_those_of_onnx(workplace, onnxopt, node_case
             assert actual.tobytes() == np.asarray(expected).tobytes()
         for actual, expected in zip(content.stored.values(), outputs, strict=True):
             assert actual.dtype == expected.dtype
-            # The only difference is rounding: onnx computes in float32, with attributes in double.
+            # Only roundings differ: onnx computes in float32, but with attributes in double.
             np.testing.assert_allclose(actual, expected, rtol=4 * 2.0**-24, atol=0)
 
 
@@ -111,10 +111,10 @@ def test_suite_is_written_as_one_directory_per_case(name):
 
 @pytest.fixture
 def use_part(monkeypatch):
-    """Return a function that makes ``some_NAME`` a suite of every nth case of a suite.
+    """Return a function that adds a suite ``some_NAME`` with every nth case of the suite NAME.
 
-    Writing and reading all cases of the large suites takes half a minute. Creating the templates of
-    a suite takes up to 10 s, so they may be limited to one operator.
+    Writing and reading all cases of the large suites would take half a minute. Creating the case
+    templates of all operators takes up to 10 s, so a call may name a single operator.
     """
 
     def add(name, step, only=None):
@@ -184,8 +184,8 @@ def test_suite_by_name_equals_its_files(workplace, onnxopt, use_part, suite, ste
 )
 def test_conformance_suite_is_small_and_describes_each_case(suite, domain):
     cases = suite_cases(suite)
-    # Runs of 450 cases take seconds. Adam has the largest number of cases, 380, because
-    # it has many attributes and states.
+    # A run of 450 cases takes seconds. Adam has the most cases, 380, because it has many attributes
+    # and states.
     assert max(Counter(case.operators for case in cases).values()) <= 450
     operators = {(operator.name,) for operator in registry().operators if operator.domain == domain}
     assert {case.operators for case in cases} == operators

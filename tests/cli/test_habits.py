@@ -1,4 +1,4 @@
-"""Conventions of other test runners that the command follows, such as last failures first."""
+"""The command follows conventions of other test runners, such as ``--lf`` and ``-k``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_last_failures_run_alone_or_first(demo, onnxopt):
         "demo/demo/plain_not",
     ]
     onnxopt(*run, "-k", "other", "-q")
-    # The option --lf uses the last outcome of each case, even if it is from an earlier run.
+    # The option --lf considers the last outcome of each case, including outcomes of earlier runs.
     assert onnxopt(*run, "--lf", "-q").out.count("FAIL ") == 3
     first = re.findall(r"^FAIL (\S+)", onnxopt(*run, "--ff", "-q").out, re.MULTILINE)
     assert [name.rpartition("/")[2] for name in first] == [
@@ -141,7 +141,7 @@ def test_run_does_not_need_a_writable_cache(demo, onnxopt):
     assert (demo / "cache").read_text().startswith("a file")
 
 
-def test_last_failures_replace_a_pipe_in_the_place_of_their_file(demo, onnxopt):
+def test_file_of_last_failures_replaces_a_pipe_of_the_same_name(demo, onnxopt):
     memory = demo / "cache" / "last-failures.json"
     memory.parent.mkdir()
     os.mkfifo(memory)
@@ -224,7 +224,7 @@ def test_invalid_options_in_a_log_are_rejected(demo, onnxopt, change):
     (demo / "run.jsonl").write_text(json.dumps(header, separators=(",", ":")) + "\n" + second_line)
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
     answer = onnxopt("run", "--resume", "run.jsonl")
-    # Any text is a valid pattern, but the changed pattern in the log matches no case.
+    # The change of "patterns" is valid, because any text is a pattern, but it matches no case.
     assert answer.code == (5 if "patterns" in change else 2), answer.text
     assert not {"ran", "out.json"} & {path.name for path in demo.iterdir()}
 
@@ -277,7 +277,7 @@ def test_misspelt_name_is_reported_with_a_suggestion(demo, onnxopt, words, sugge
     assert suggestion in " ".join(answer.err.split())
 
 
-# The operator with the fewest mutants is used, to save time.
+# A case of AdmmPenalty, the operator with the fewest mutants, to save time.
 PENALTY = """\
 onnxopt: 1
 suite: penalty

@@ -9,7 +9,7 @@ from onnxopt_cli.cli import console, group
 
 
 def commands(command, words=()):
-    """Yield the words that lead to each command, groups included."""
+    """Yield the words that call each command and each group of commands."""
     yield words
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -31,7 +31,7 @@ def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, op
     assert max(map(len, lines)) <= 80
     examples = [line.strip() for line in lines if line.startswith("  onnxopt ")]
     assert any(example.startswith(" ".join(["onnxopt", *words])) for example in examples)
-    # The usage line names arguments, but lists no options.
+    # The name of the argument occurs only in the usage line.
     assert answer.out.count("[PATH|SUITE|ID]...") <= 1
 
 

@@ -19,7 +19,7 @@ WORKFLOW = Path(".github/workflows/onnxopt.yml")
 FILES = (SETTINGS, EXPECTED, WORKFLOW)
 
 
-def test_files_of_an_empty_folder_serve_a_run(workplace, onnxopt):
+def test_files_written_to_an_empty_folder_suffice_for_a_run(workplace, onnxopt):
     answer = onnxopt("init")
     assert (answer.code, answer.err) == (0, "")
     *written, following, _ = answer.out.splitlines()
@@ -57,8 +57,7 @@ def test_settings_name_the_same_backend(workplace, onnxopt, text, name):
     assert answer.code == 0, answer.err
     configured = parse_specification(load_configuration().backend(name))
     expected = parse_specification(text)
-    # The paths may be spelled differently, because the configuration makes paths relative to its
-    # folder.
+    # The configuration makes paths relative to its folder, so their spelling may differ.
     assert configured.options == expected.options
     assert configured.attribute == expected.attribute
     assert configured.name == expected.name
@@ -98,8 +97,8 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # A subcommand inherits the names of its help option from the context of the command group,
-    # which does not exist here, so the names are stated.
+    # A subcommand inherits the names of its help option from the command group. The group has no
+    # context here, so the names are passed.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params
@@ -139,7 +138,7 @@ def test_workflow_of_a_folder_in_a_repository_is_at_its_root(workplace, onnxopt,
     (job,) = yaml.safe_load((workplace / WORKFLOW).read_text())["jobs"].values()
     assert job["defaults"]["run"]["working-directory"] == "parts/a b"
     assert job["steps"][-1]["with"]["path"] == "parts/a b/onnxopt-report"
-    # The package of the project is installed, so it can be imported.
+    # The workflow installs the project's package, so that the backend can import it.
     assert job["steps"][2]["run"].split()[-1] == "."
     assert SETTINGS.is_file()
     assert EXPECTED.is_file()
@@ -178,7 +177,7 @@ def test_wrong_argument_writes_nothing(workplace, onnxopt, options, message):
 
 
 @pytest.mark.parametrize("place", [".github", ".github/workflows"])
-def test_nothing_is_written_through_a_link_out_of_the_project(
+def test_nothing_is_written_through_a_link_that_leaves_the_project(
     workplace, onnxopt, monkeypatch, place
 ):
     elsewhere = workplace / "elsewhere"

@@ -1,4 +1,4 @@
-"""The command ``onnxopt lower`` writes a complete model file or, after an error, no file."""
+"""The command ``onnxopt lower`` writes a complete model file, or no file if an error occurs."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def environment():
 
 
 def call(place, script):
-    """Run a script in which ``onnxopt`` is the command; return its exit code and output."""
+    """Run a bash script in which ``onnxopt`` calls the command, and return the ended process."""
     done = subprocess.run(
         ["bash", "-c", f'onnxopt() {{ "{sys.executable}" -m onnxopt_cli "$@"; }}; {script}'],  # noqa: S607
         cwd=place, env=environment(), capture_output=True, text=True, timeout=60, check=False,
@@ -87,7 +87,7 @@ def require_everything_written(place, exit_code):
     assert (place / "run.xml").read_text().startswith("<?xml")
 
 
-def test_full_disk_behind_standard_output_loses_no_report_and_no_log(place):
+def test_full_disk_for_standard_output_loses_no_report_and_no_log(place):
     done = call(place, f"onnxopt run demo.yaml {FILES} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "error: cannot write the output: No space left on device\n"
@@ -144,7 +144,7 @@ def test_full_or_closed_standard_error_changes_no_exit_code(place, arguments, co
         "<&- >&- 2>&-",
     ],
 )
-def test_run_without_standard_streams_has_its_verdict(place, closed):
+def test_run_without_standard_streams_has_the_same_verdict(place, closed):
     done = call(place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} {closed}")
     assert done.returncode == 2
     require_everything_written(place, exit_code=2)
@@ -173,8 +173,8 @@ def test_ctrl_c_during_explanations_loses_no_verdict(place):
     )  # fmt: skip
     lines = iter(process.stdout)
     assert any("FAIL" in line for line in lines)
-    # At this point the case has been printed, and the search for an explanation has begun, which
-    # takes long.
+    # The case has been printed. The search for an explanation has begun, and takes longer than the
+    # sleep.
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     printed, messages = process.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""The work that files can cause is limited, and the error names the file or folder."""
+"""Limits on the work that files can cause: an error names the file or folder."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_log_does_not_read_oversized_files(workplace, onnxopt, caplog):
     assert "input_1.pb has 42949672960 bytes" in caplog.text
     assert "1 pass" in answer.out
     assert time.monotonic() - began < 20
-    # A file that is too large to be read is identified by its size.
+    # The log identifies a file that is too large to be read by its size.
     snapshot = log_header.FileSnapshot()
     path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
     snapshot.digest(path)

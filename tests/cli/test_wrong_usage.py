@@ -21,7 +21,7 @@ import pytest
         ("run empty/../damage.yaml", 2, "no such path", "did you mean damaged.yaml in empty/..?"),
         ("run spec --operator Adm", 2, "has the operator 'Adm'", "did you mean Adam?"),
         ("run spec -b onnxrutime", 2, "unknown backend 'onnxrutime'", "did you mean onnxruntime?"),
-        # A misspelt backend is reported before the cases are read.
+        # A misspelt backend is reported before the damaged case file is read.
         ("run damaged.yaml -b onnxrutime", 2, "unknown backend 'onnxrutime'", "did you mean"),
         ("run damaged.yaml -b python:no.py:B", 4, "no.py does not exist", ""),
         ("run damaged.yaml -b python:no.py:B --log=new", 4, "no.py does not exist", ""),
@@ -68,7 +68,7 @@ def test_empty_value_of_an_option_is_rejected(workplace, onnxopt):
         assert (answer.code, f"the value of {option} is empty" in answer.err) == (2, True)
     assert onnxopt("generate", "spec", "-o", "").code == 2
     assert not any(workplace.iterdir())
-    # A file name may end with "=", and an empty -k selects all cases, as in pytest.
+    # A file name may end with "=". As in pytest, an empty -k selects all cases.
     assert onnxopt("run", "spec", "--log=a=").code == 0
     assert onnxopt("run", "spec", "-k", "").code == 0
 
@@ -80,7 +80,7 @@ def test_empty_target_is_rejected(workplace, onnxopt):
     assert "a target is empty" in answer.err
 
 
-def test_folder_does_not_replace_the_suite_of_its_name(workplace, onnxopt):
+def test_folder_with_the_name_of_a_suite_does_not_replace_the_suite(workplace, onnxopt):
     (workplace / "spec").mkdir()
     suite = onnxopt("list", "spec")
     assert (suite.code, suite.out.count("spec/")) == (0, 7)
@@ -123,7 +123,7 @@ def test_id_of_a_case_in_a_file_is_a_target(workplace, onnxopt):
         assert onnxopt(command, "mine/demo/c", *options).code == 0
     misspelt = onnxopt("show", "mine/demo/e")
     assert (misspelt.code, "did you mean mine/demo/" in misspelt.err) == (2, True)
-    # A folder may be named like a case of a suite.
+    # A folder may have the name of a case in a suite.
     (workplace / "test_abs").mkdir()
     (workplace / "test_abs" / "model.yaml").write_text(
         "onnxopt: 1\nsuite: onnx-nodes\ncases:\n- name: test_abs\n  operator: Identity\n"

@@ -1,4 +1,4 @@
-"""Settings are declared once; options, profiles, JSON and repeated commands are derived."""
+"""Each setting is declared once; its option, its JSON form and others follow from this."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_options_of_a_run_are_the_declared_settings():
     declared = {option.name: option for option in RunConfig.declared()}
     assert len(declared) == len(RunConfig.declared())
     names = {parameter.name for parameter in command().params}
-    # Options that choose a profile, or code to load, are not settings of a run.
+    # The options excluded here choose a profile or code to load, which are not settings of a run.
     assert names - {"profile", "operator_files"} == {*declared}
     assert all(option.section for option in declared.values())
 

@@ -48,7 +48,7 @@ def test_full_disk_loses_no_entry_of_an_earlier_run(folder, monkeypatch, caplog)
 def test_user_without_a_home_folder_has_no_cache(folder, monkeypatch, caplog):
     for variable in (CACHE_VARIABLE, "HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    # No entry of the password database has this number.
+    # The password database has no user with this number, and therefore no home folder.
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     stored(key=b"1")
     assert opened().get("key") is None
@@ -73,7 +73,7 @@ def test_entry_of_a_killed_run_is_not_used(folder):
     assert opened().get("key") is None
 
 
-def test_runs_at_the_same_time_keep_the_entries_of_both(folder):
+def test_concurrent_runs_keep_the_entries_of_both_runs(folder):
     first, second = opened(), opened()
     first.put("a", b"1")
     second.put("b", b"2")

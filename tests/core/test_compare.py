@@ -49,7 +49,7 @@ def test_every_dtype_agrees_with_itself_and_not_with_another_value(name):
 
 
 def test_signalling_nan_is_compared_without_a_warning():
-    # pytest turns warnings into errors.
+    # A warning would fail the test, because pytest turns warnings into errors.
     signalling = np.array([0x7FA12345], np.uint32).view(np.float32)
     assert judge(np.ones(1, np.float32), signalling).mismatches == 1
 
@@ -230,7 +230,7 @@ def test_empty_tensors_agree_when_their_shapes_do():
     assert judge(np.zeros((0, 3)), np.zeros((3, 0))).structure == "is float64[3,0]"
 
 
-def test_elements_are_counted_by_the_bits_of_their_ulp_distance():
+def test_elements_are_counted_by_the_number_of_bits_of_their_ulp_distance():
     expected = np.ones(8, dtype=np.float32)
     ulps = [0, 0, 1, 2, 3, 4, 7, 8]
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)

@@ -45,13 +45,13 @@ def model_of(nodes, inputs, opset=24):
 
 
 def fault_of(operator, operands, attributes):
-    """Return why the only node of a model has no defined result; empty if it has one."""
+    """Return why a model of one node has no defined result, or "" if it has one."""
     reason = rejection(operator, operands, attributes)
     return reason if reason.startswith(EXCLUDED) else ""
 
 
 def rejection(operator, operands, attributes):
-    """Return why the condition of a node cannot be estimated; empty if it can."""
+    """Return why the condition of a node cannot be estimated, or "" if it can."""
     inputs = {f"x{i}": value for i, value in enumerate(operands) if value is not None}
     names = [f"x{i}" if value is not None else "" for i, value in enumerate(operands)]
     node = helper.make_node(operator, names, ["y"], **attributes)
@@ -332,20 +332,20 @@ def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attribu
         (None, {"num_outputs": 2}, ""),
     ],
 )
-def test_number_of_outputs_of_split_is_that_of_its_parts(lengths, attributes, fault):
+def test_split_has_an_output_for_each_part(lengths, attributes, fault):
     node = helper.make_node("Split", ["x", "lengths"], ["y", "z"], **attributes)
     operands = [X, None if lengths is None else integers(lengths)]
     message = excluded_input(node, operands, opset=18, is_model=True)
     assert message.rpartition("Split has ")[2] == fault
 
 
-def test_count_of_version_1_of_tile_refers_to_one_axis():
+def test_tile_of_version_1_repeats_along_one_axis():
     node = helper.make_node("Tile", ["x", "tiles", "axis"], ["y"])
     operands = [X, np.array(2, np.float32), np.array(1, np.float32)]
     assert excluded_input(node, operands, opset=1, is_model=True) == ""
 
 
-def test_slope_of_an_early_version_of_prelu_has_an_element_for_each_channel():
+def test_slope_in_early_versions_of_prelu_has_an_element_for_each_channel():
     inputs = {"x": np.full((1, 3, 2, 3), -1, np.float32), "slope": X[:, 1]}
     model = model_of([helper.make_node("PRelu", ["x", "slope"], ["y"])], inputs, opset=6)
     ((output,),) = (reading.conditioned_outputs for reading in all_readings(model, inputs))
@@ -385,8 +385,8 @@ def test_computed_index_out_of_bounds_is_excluded():
     assert all_readings(model_of(nodes, inputs), inputs)
 
 
-def test_error_of_the_reference_about_an_empty_intermediate_tensor_excludes_nothing():
-    # The operand of ArgMax is empty, although no input of the graph is empty.
+def test_case_is_not_excluded_if_the_reference_fails_at_an_empty_tensor():
+    # The operand of ArgMax is empty, but no input of the graph is.
     nodes = [
         helper.make_node("Slice", ["x", "first", "first"], ["rows"]),
         helper.make_node("ArgMax", ["rows"], ["y"]),
@@ -396,7 +396,7 @@ def test_error_of_the_reference_about_an_empty_intermediate_tensor_excludes_noth
         all_readings(model_of(nodes, inputs), inputs)
 
 
-def test_undefined_elements_within_a_larger_model_do_not_exclude_it():
+def test_undefined_elements_inside_a_model_do_not_exclude_the_model():
     nodes = [
         helper.make_node("Cast", ["x"], ["integers"], to=7),
         helper.make_node("Cast", ["integers"], ["floats"], to=1),
@@ -430,13 +430,13 @@ def test_reference_rejects_operands_that_do_not_fit(operator, operands, attribut
 @pytest.mark.parametrize(
     ("operator", "operands", "attributes"),
     [
-        # An array that exceeds a limit of NumPy.
+        # The output would exceed the largest array of NumPy.
         ("Expand", [X[:1, :1], integers([2**62, 2])], {}),
         # NumPy raises ValueError for some valid operations on empty arrays.
         ("ArgMax", [X[:0]], {}),
     ],
 )
-def test_operands_that_the_reference_cannot_compute_are_not_always_rejected(
+def test_valid_operands_on_which_the_reference_fails_are_not_rejected(
     operator, operands, attributes
 ):
     reason = rejection(operator, operands, attributes)

@@ -1,4 +1,4 @@
-"""Texts of floats, which are judged by the numbers that they represent."""
+"""Texts that represent floats are judged by their numbers, not by their characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agrees(values, texts):
 def random_floats():
     random = np.random.RandomState(0)
     magnitudes = 10.0 ** random.uniform(-44, 38, 1000)
-    # Numbers with ties at the eighth digit, such as 1234567.25, are among the last numbers.
+    # Some of these numbers, such as 1234567.25, are ties if they are rounded to eight digits.
     ties = random.randint(1, 2**24, 1000) / random.choice([2, 4, 8, 16], 1000)
     powers = [*2.0 ** np.arange(-140, 127), *10.0 ** np.arange(-40, 38)]
     return np.array([*magnitudes, *ties, *powers], np.float32)
@@ -63,7 +63,7 @@ def test_narrow_types_need_enough_digits_to_be_identified(dtype):
         "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn",
     ],
 )  # fmt: skip
-def test_text_of_a_narrow_float_is_its_value_rounded_to_the_digits_of_the_text(name):
+def test_text_of_a_narrow_float_must_be_its_value_rounded_to_the_shown_digits(name):
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     bits = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}")
     with np.errstate(invalid="ignore"):
@@ -73,8 +73,7 @@ def test_text_of_a_narrow_float_is_its_value_rounded_to_the_digits_of_the_text(n
     for texts in (map(str, values), map(repr, numbers.tolist()), map("%.8g".__mod__, numbers)):
         assert agrees(values, [*texts])
     tolerance = NumberText(name, values)
-    # Some of the numbers round to the value in its narrow type, and others exceed the range of the
-    # type.
+    # All of these texts are wrong, even if the narrow type would round their number to the value.
     for factor in (1.0123456789, 1.000123456789, 23.456789123):
         wrong = [f"{number:.9g}" for number in np.where(numbers == 0, 1e-9, numbers * factor)]
         distance, limit = tolerance.judged(numbers, np.array(wrong, object))
@@ -161,7 +160,7 @@ def test_run_judges_texts_by_their_values(returned, stored, outcome, onnxopt, tm
         f"        return [np.array({returned!r}, object)]\n"
     )
     log = tmp_path / "log.jsonl"
-    # Without stored outputs, the reference computes the texts.
+    # Without stored outputs, onnx's reference computes the expected texts.
     paths = [data.parent] if stored else [data.parent / "model.onnx", "--inputs", data]
     result = onnxopt(
         "run", *paths, "-b", f"python:{backend}:Texts", "--rtol", "0", "--no-explain",

@@ -1,4 +1,4 @@
-"""Searches for failures of backends with an injected error, which are shrunk and kept."""
+"""Searches that find, shrink and keep failures of backends with an injected error."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Counting:
         return resolve_backend("numpy").prepare(model).run(inputs)
 """
 
-# The corrected reference uses the right default of each version, so the dropped attributes are the
-# only mistake.
+# The backend drops all attributes. This is its only mistake, because the corrected reference uses
+# the right default of each version.
 WITHOUT_ATTRIBUTES = """
 from onnxopt_cli.oracle.evaluator import native_outputs
 
@@ -60,7 +60,7 @@ def injected(name):
 
 
 def kept_cases(folder):
-    """Return the only case of each kept file, by the file's stem."""
+    """Return the case of each kept file, by the stem of the file name."""
     files = sorted(Path(folder).glob("*.yaml"))
     return {path.stem: yaml.safe_load(path.read_text())["cases"][0] for path in files}
 
@@ -72,7 +72,7 @@ def contents(folder):
 @pytest.fixture
 def fuzz(onnxopt, workplace):
     def call(backend, *options, explain=False):
-        # The search for known mistakes is skipped, because it would take most of the time.
+        # By default, skip the search for known mistakes, which would take most of the time.
         if not explain:
             options = (*options, "--no-explain")
         return onnxopt("fuzz", "-b", backend, "--operator", "Momentum", *options)
@@ -89,7 +89,7 @@ def test_shards_partition_the_examples(fuzz):
         tried += map(int, re.findall(r"in (\d+) examples", answer.out))
         assert answer.code == 1
         assert kept_cases(part[0])["momentum_wrong_numbers"]["inputs"]["T"] == 6
-    # The first shard also tries the invalid nodes.
+    # The first shard tries more examples, because it also tries the invalid nodes.
     assert sum(tried) == 280
     assert tried[0] > tried[1] > 0
     assert fuzz("numpy", "--shard", "3/2").code == 2
@@ -213,7 +213,7 @@ def test_wrong_type_and_wrong_shape_are_two_failures(fuzz):
     assert "2 distinct failures" in answer.out
     cases = kept_cases("fuzz")
     assert list(cases) == ["momentum_another_shape", "momentum_float64_for_float32"]
-    # The summary lists both failures by cause.
+    # The summary lists both failures, because their causes differ.
     listed = answer.out.partition("2 distinct failures")[2]
     assert sorted(re.findall(r"momentum_\w+", listed)) == list(cases)
     assert re.search(r"Momentum, .+: [12] \(momentum_", listed), listed
@@ -272,7 +272,7 @@ def test_seed_reproduces_the_kept_files(fuzz):
     backend = injected("WrongBeyondFive")
     options = ("--isolation", "none", "--examples", "30", "--seed", "3")
     answers = [fuzz(backend, *options, "-o", folder) for folder in ("one", "two", "three")]
-    # The first run loads modules that contain constants, which hypothesis would try in later runs.
+    # The first run may differ: it loads modules whose constants hypothesis tries in later runs.
     assert contents("two") == contents("three")
     assert answers[1].out.splitlines()[0] == answers[2].out.splitlines()[0]
 
@@ -296,7 +296,8 @@ def test_file_created_during_the_search_is_not_replaced(fuzz):
     fuzz(backend, "--isolation", "none", "--examples", "20")
     (path,) = Path("fuzz").glob("*.yaml")
     path.unlink()
-    # Path.exists() is false for a dangling link, but a file cannot be created in its place.
+    # Path.exists() is false for a dangling link, so the search notices only when it creates the file
+    # that the name is taken.
     path.symlink_to("nowhere.yaml")
     answer = fuzz(backend, "--isolation", "none", "--examples", "20")
     assert answer.code == 1
@@ -321,7 +322,7 @@ def test_outputs_equal_to_the_expected_outputs_need_no_error_bound():
     executor = InProcess(
         parse_specification("numpy"), LoweringMode.AUTO, Limits(), Interruption(), refuse_workers
     )
-    # Workers, which run models of several nodes, have started.
+    # Pretend that the workers for models of several nodes have started.
     executor.ahead = 4
     operator = operator_of(formula, 1)
     with Registry([operator]).in_use():
@@ -330,7 +331,7 @@ def test_outputs_equal_to_the_expected_outputs_need_no_error_bound():
     assert Bounded not in operands
 
 
-def test_failure_at_the_end_of_the_worker_is_counted(fuzz):
+def test_failure_while_the_worker_ends_is_counted(fuzz):
     hostile = PLUGINS / "hostile.py"
     answer = fuzz(f"python:{hostile}:DiesAtTeardown", "--examples", "5", "--isolation", "process")
     assert answer.code == 1
@@ -413,8 +414,8 @@ def test_mistakes_of_onnx_reference_are_found_and_named(onnxopt, workplace):
     assert "as in onnx.reference" in shapes
     assert "as in onnx.reference" in doubles
     assert "'several tensors returned in float32', as in onnx.reference" in adam.out
-    # Momentum is covered by tests/test_documents.py, because docs/mutation-analysis.md shows its
-    # findings.
+    # The explanations of Momentum's findings are tested in tests/test_documents.py, because
+    # docs/mutation-analysis.md shows them.
     onnxopt("fuzz", *reference, "--operator", "Momentum", "--examples", "7", "--no-explain")
     cases = kept_cases("fuzz")
     assert {"adam_float64_for_float32", "adam_float32_for_float64"} <= set(cases)
@@ -432,12 +433,12 @@ def softmax(shape, **attributes):
     )
 
 
-def test_failures_at_two_axes_are_of_one_kind():
+def test_failures_at_different_axes_are_of_the_same_kind():
     assert softmax((2, 3), axis=0).traits == softmax((2, 3, 4), axis=1).traits
     assert softmax((2, 3)).traits < softmax((2, 3), axis=0).traits
 
 
-def test_optional_attribute_that_does_not_matter_is_removed():
+def test_shrinking_removes_an_optional_attribute():
     assert [example.node.attributes for example in search.smaller(softmax((2, 3), axis=0))] == [{}]
 
 

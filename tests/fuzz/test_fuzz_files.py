@@ -1,4 +1,4 @@
-"""The script fuzz_files.py detects each kind of violation that it should detect."""
+"""The script fuzz_files.py detects each kind of violation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from places import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the script forks")
 
-# Each mutated file is in a folder that is named after the file's number, which selects the injected
-# defect.
+# The script tries each mutated file in a folder whose name is a number. The number selects the
+# injected defect.
 INJECTED = """
 import os, sys, time
 sys.path.insert(0, "scripts")
@@ -50,7 +50,7 @@ sys.exit(fuzz_files.main())
 
 
 @pytest.mark.slow
-def test_every_violation_is_reported_and_no_other():
+def test_every_violation_is_reported_and_nothing_else():
     done = subprocess.run(
         [sys.executable, "-c", INJECTED],
         cwd=REPOSITORY,

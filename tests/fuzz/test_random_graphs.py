@@ -1,4 +1,4 @@
-"""Random graphs are valid and reproducible, and are shrunk to the smallest subgraph that fails."""
+"""Random graphs are valid and reproducible, and shrink to the smallest failing subgraph."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_graphs_are_valid_and_numpy_passes_them():
         expected = estimated_here(problem)
         assert not expected.invalid
         outputs = NumpyBackend().prepare(problem.model).run(problem.inputs)
-        # The reference of onnx ignores NaN at MaxPool and AveragePool.
+        # onnx's reference, which numpy calls here, ignores NaN in MaxPool and AveragePool.
         known_defects = {"MaxPool", "AveragePool"}
         if known_defects.isdisjoint(graph.operators):
             tolerance = expected.tolerances.__getitem__
@@ -75,7 +75,7 @@ def test_finding_is_the_smallest_subgraph(onnxopt, workplace):
 
 
 def test_shrinking_keeps_the_infinite_factor_of_a_folded_zero():
-    """A backend that replaces x * 0 with 0 is wrong for infinite x; shrinking keeps infinity."""
+    """A backend that replaces x * 0 with 0 is wrong only for infinite x or NaN."""
     nodes = (
         helper.make_node("Neg", ["x0"], ["v1"]),
         helper.make_node("Mul", ["v1", "c0"], ["v2"]),

@@ -74,7 +74,7 @@ def node(signature, number, change, cases=6):
 
 
 def proven(signature, change, count=40, cases=6, output="", independent=100):
-    """Return the best condition that new nodes confirm, as text, or "" if there is none."""
+    """Return the best condition that new nodes confirm, as text; "" if no node does."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     for sample in samples[cases + independent :]:
         sample.is_independent = False

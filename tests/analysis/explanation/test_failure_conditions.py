@@ -1,4 +1,4 @@
-"""Failure conditions of injected faults: each statement is exact, or there is none."""
+"""Failure conditions of injected faults: each one is exact, or is not stated."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_agreement_with_a_changed_formula_is_not_accidental():
     for total, unlike in product(range(61), range(4)):
         if total >= unlike and supports_change(total - unlike, unlike):
             # If the backend differed from the changed formula for a tenth of the inputs, this would
-            # be the probability of drawing so few of them.
+            # be the probability of drawing at most ``unlike`` of them.
             share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
             assert sum(share) < 0.05
 
