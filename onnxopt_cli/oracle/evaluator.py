@@ -249,7 +249,7 @@ class Visits:
         visitor: the visitor of the run.
         count: the number of visited nodes.
         live_bytes: the bytes of all outputs of nodes that are not yet released.
-        peak_bytes: the largest value of ``live_bytes`` so far.
+        peak_bytes: the largest value of ``live_bytes`` in this run.
     """
 
     converts: bool

@@ -418,7 +418,7 @@ def _evaluate_stable_bodies(
     shared: SharedState,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[Evaluation]:
-    """Evaluate published bodies that are stable; return an empty list if there are none."""
+    """Evaluate stable published bodies; return an empty list if no operator has one."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The error scale of a window operator already includes the roundings of the published body.
         return []

@@ -37,7 +37,7 @@ _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """Raised if a run executes other nodes than the first run, or reads a value that is not kept."""
+    """Raised if a run executes other nodes than the first run, or reads a value not kept."""
 
 
 @runtime_checkable

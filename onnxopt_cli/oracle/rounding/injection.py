@@ -425,7 +425,7 @@ class Injector:
         return outputs if count > 1 else [value_of_run(output, 0) for output in outputs]
 
     def state(self) -> int:
-        """Return the number of elements that each run has moved so far."""
+        """Return the number of elements that each run has moved."""
         return self._moved_elements
 
     def resume(self, state: int) -> None:
