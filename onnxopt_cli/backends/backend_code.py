@@ -1,16 +1,18 @@
-"""The files of a backend, found without running it: its source snapshot, and all its code.
+"""Find the files that contain the code of a backend, without running the backend.
 
 The source snapshot of a Python file consists of the file itself and the modules beside it that it
 imports, recursively. The snapshot of a module in a package consists of all code of the package. The
-snapshot of a command consists of its program and those of its arguments that are files or have the
-form ``--config=FILE``. The snapshot of an adapter consists of its file, the modules beside a user's
-own file, JavaScript programs with the same name, and its locks. Other files that the backend loads,
-such as weights and libraries, are not found.
+snapshot of a command consists of its program, and of each file that an argument names, either alone
+or as in ``--config=FILE``. The snapshot of an adapter consists of the adapter's file, JavaScript
+programs with the same name, and the lock files. If the file is a user's own, the snapshot includes
+the modules in the file's folder that the file imports. Other files that a backend loads, such as
+weights and libraries, are not included.
 
-Checks of owners cover all files from which a specification can run code: bytecode that Python loads
-in place of a source file, modules in the current folder, modules and folders that a command runs,
-the environment of an interpreter, and the folders in variables such as ``PATH`` or ``PYTHONPATH``.
-Installed code that Python or ``PATH`` finds by default is not included.
+The check of file owners covers more: all files from which a specification can run code. They
+include bytecode that Python loads in place of a source file, modules in the current folder, modules
+and folders that a command runs, the environment of an interpreter, and the folders in variables
+such as ``PATH`` or ``PYTHONPATH``. Installed code that Python or ``PATH`` finds by default is not
+included.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file
 # Suffixes of files that contain code; the other files of a package, such as caches, may change from
 # run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
-# The largest number of files in the snapshot of a package; the first files in the order of their
-# names are included.
+# The largest number of files in the snapshot of a package. Of a larger package, only the first
+# files in the order of their names are included.
 _MAX_FILES = 20_000
 # The largest number of folders of a package that are searched.
 _MAX_FOLDERS = 20_000
@@ -53,7 +55,7 @@ _MAX_SOURCE_BYTES = 16 * 2**20
 
 
 def snapshot_files(text: str) -> dict[str, Path]:
-    """Return the files of a backend by names that do not depend on their location.
+    """Return the source snapshot of a backend: its files, by names independent of their location.
 
     Args:
         text: the backend's specification; a built-in backend has no files.
@@ -99,7 +101,7 @@ def _adapter(specification: Specification) -> Iterator[tuple[str, Path]]:
 
 
 def _module_files(name: str) -> Iterable[tuple[str, Path]]:
-    """Return the files of a module's top-level package, or of a module that is not in a package."""
+    """Return the files of a module's top-level package, or of a module outside of packages."""
     path = _find(name.partition(".")[0])
     if path is None:
         return ()
@@ -111,7 +113,7 @@ def _find(top: str) -> Path | None:
     specification = None
     # Third-party finders may raise any exception; a later import reports the error.
     with suppress(Exception):
-        # The function find_spec includes the finders of editable installations, which PathFinder
+        # The function find_spec also uses the finders of editable installations, but PathFinder
         # does not.
         specification = find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if specification is None:
@@ -193,8 +195,8 @@ _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|GEM_(HOME|PATH)|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables that contain options of an interpreter, such as `--require=./x`, or a path to code in
-# the form of an option, such as `@x`.
+# Variables that contain options of an interpreter, such as `--require=./x`, or a path to code that
+# is written like an option, such as `@x`.
 _HOLDS_OPTIONS = re.compile(
     r"\w*(OPTIONS|OPTS?|FLAGS|ARGS|INIT|HOOKS)|OPENSSL_(CONF|ENGINES|MODULES)|LUA_INIT_\w+"
     r"|R_(ENVIRON|PROFILE)\w*|\w+_(DYLIB|LIBRARY|LIB)(_PATH)?|ONNXOPT_OPERATORS"
@@ -235,7 +237,8 @@ def named_code(text: str) -> Iterator[Path]:
             yield from _interpreter(Path(command[0]))
         elif program := shutil.which(command[0], path=environment.get("PATH", "")):
             yield from _interpreter(Path(program))
-        # In the snapshot, the name of an argument's file begins with the position of the argument.
+        # In the snapshot, only the names of files from arguments contain a slash, because they
+        # begin with the position of the argument.
         named = (path for name, path in snapshot_files(text).items() if "/" in name)
         yield from _with_folder(named)
         yield from _of_arguments(command[1:], modules)
@@ -310,7 +313,7 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
 def _of_option(option: str) -> Iterator[Path]:
     """Yield the paths of code in an option, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
 
-    An interpreter may add the suffix: ``./x`` stands for ``./x.js``.
+    The text ``./x`` may stand for ``./x.js``, because an interpreter may add the suffix.
     """
     values = re.split(r"[\s=:,;@]", option.replace("file://", "="))
     for text in dict.fromkeys(text for value in values for text in (value, value[2:]) if text):
@@ -406,7 +409,7 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """Return the mode of the file that a path leads to; 0 if it does not exist."""
+    """Return the mode of the file at a path, after following links; 0 if there is no such file."""
     with suppress(OSError, ValueError):
         return path.stat().st_mode
     return 0

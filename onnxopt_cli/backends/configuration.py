@@ -1,4 +1,4 @@
-"""The configuration file: named backends, defaults of options, profiles.
+"""The configuration file: named backends, default values of options, and profiles.
 
 ::
 
@@ -13,11 +13,11 @@
     backend = ["trt"]
     rerun = 2
 
-The configuration file in the current folder is used or, in a repository, the file in the nearest
-parent folder with a configuration file. The file names code that runs, so the file and the code
-must belong to this user or to root; a file named by ``ONNXOPT_CONFIG`` may belong to anyone. Paths
-are relative to the file's folder. The command line takes precedence over a profile, and a profile
-over the rest of the file.
+onnxopt uses the configuration file in the current folder. In a repository, if the current folder
+has no such file, onnxopt uses the file of the nearest parent folder that has one. The file names
+code that onnxopt runs. Therefore, the file and the code must belong to this user or to root. A file
+that ``ONNXOPT_CONFIG`` names may belong to any user. Paths are relative to the file's folder. The
+command line takes precedence over a profile, and a profile over the rest of the file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from onnxopt_cli.core.text import nearest, printable
 from onnxopt_cli.core.untrusted_files import Malformed, foreign, read_regular_file, user_name
 from onnxopt_cli.errors import UsageError
 
-# Environment variable with the path of the configuration file; with an empty value, no file is
+# Environment variable with the path of the configuration file. If the value is empty, no file is
 # used.
 _VARIABLE = "ONNXOPT_CONFIG"
 _PARTS = {"backends", "profiles"}
-#: Fields of the table of a backend; the backend's other options are in the subtable `options`.
+#: Fields of a backend's table. All other options of the backend are in the field `options`.
 BACKEND_FIELDS = {"backend", "options", "python", "unsupported", "environment", "math"}
 _MAX_FILE_BYTES = 1 << 20
 
@@ -94,7 +94,7 @@ class Configuration:
         return [Path(relative(self.path.parent, path)) for path in paths]
 
     def code(self) -> Iterator[Path]:
-        """Yield the files with the code of the named operators, backends and interpreters.
+        """Yield the code files of the operators, backends and interpreters that the file names.
 
         Folders from which code is imported are included.
         """
@@ -113,10 +113,11 @@ class Configuration:
                 yield from of_backend(text.strip())
 
     def backend(self, backend: str) -> str:
-        """Return the name of a backend with its specification: ``trt=python:...``.
+        """Expand the name of a backend in the file: ``trt`` becomes ``trt=python:...``.
 
-        Options that follow a comma are copied to the result. Any other text is returned unchanged.
-        A name before ``=`` replaces the name in the file: ``fast=trt,device=0``.
+        Options that follow a comma are kept, as in ``trt,device=0``. If another name precedes the
+        name in the file, as in ``fast=trt``, this other name identifies the backend. Any other text
+        is returned unchanged.
 
         Raises:
             UsageError: if the name is unknown, but resembles a name in the file.
@@ -142,8 +143,7 @@ def find_configuration() -> Path | None:
     """Return the file that applies to the current folder, or None.
 
     Raises:
-        UsageError: if the file may have been written by a user other than the current user and
-            root.
+        UsageError: if a user other than the current user and root may have written the file.
     """
     if _VARIABLE in os.environ:
         named = os.environ[_VARIABLE]
@@ -155,8 +155,8 @@ def find_configuration() -> Path | None:
         return None
     for folder in searched_folders(current):
         onnxopt_toml, pyproject = folder / "onnxopt.toml", folder / "pyproject.toml"
-        # The function lexists is used because an unreadable file or a dangling link is an error,
-        # not a missing file.
+        # The function lexists also finds a dangling link, so that reading the link reports an
+        # error.
         if os.path.lexists(onnxopt_toml):
             path = onnxopt_toml
         elif has_settings(pyproject):
@@ -171,7 +171,7 @@ def find_configuration() -> Path | None:
 def searched_folders(current: Path) -> Iterator[Path]:
     """Yield the current folder and, in a repository, its parents up to the repository's root."""
     folders = [current, *current.parents]
-    # Any user can create a repository in a folder that is writable to all.
+    # A repository in a folder that is writable to all is ignored, because any user can create it.
     roots = (
         folder
         for folder in folders
@@ -223,7 +223,7 @@ def _require_own(file: Path, configuration: Path) -> None:
 def require_installed(backend: str, place: str) -> None:
     """Reject an adapter that a configuration file names but that is not installed yet.
 
-    A file that ``ONNXOPT_CONFIG`` names may choose every adapter.
+    If ``ONNXOPT_CONFIG`` names the configuration file, every adapter is accepted.
 
     Args:
         backend: the specification of the backend.
@@ -250,8 +250,8 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: if the file has errors, all of which are listed; or if a user other than the
-            current user and root may have written the file or code that the file names, unless
+        UsageError: if the file has errors; the message lists all of them. Also if a user other than
+            the current user and root may have written the file or code that the file names, unless
             ``ONNXOPT_CONFIG`` names the file.
     """
     path = find_configuration()
@@ -281,10 +281,10 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         problems.append(f"{place_of_key(path, text, *keys)}: {problem}")
 
     def table(value: object, known: Collection[str], *keys: str) -> dict[str, Any]:
-        """Return a table.
+        """Return a value that must be a table, and record its errors.
 
-        If the value is not a table, or the table has keys outside of ``known``, errors are
-        recorded. Every key is accepted if ``known`` is empty.
+        An error is recorded if the value is not a table, and for each key outside of ``known``.
+        If ``known`` is empty, every key is accepted.
         """
         if not isinstance(value, dict):
             report(f"{'.'.join(keys) or 'tool.onnxopt'} is not a table", *keys)
@@ -316,7 +316,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
     if not isinstance(files, (str, list)) or not all(isinstance(file, str) for file in files):
         report("operators is neither a path nor a list of paths", "operators")
     if problems:
-        hint = "it may set operators, [backends], [profiles.NAME] and options of onnxopt run"
+        hint = "the file may set operators, [backends], [profiles.NAME] and options of onnxopt run"
         raise UsageError("\n".join(problems), hint=hint)
     options = {name: value for name, value in settings.items() if name not in _PARTS}
     return Configuration(path, text, options, backends, profiles)
@@ -397,7 +397,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
 
 
 def _option_fault(kind: str, key: str, value: object) -> str:
-    """Return the reason why an option is invalid, without its value, which may be a secret."""
+    """Return why an option is invalid; omit the option's value, which may be a secret."""
     if "=" in key:
         return "with = in its name"
     if not isinstance(value, (str, int, float)):

@@ -1,11 +1,12 @@
 """Sends requests to an untrusted process (a worker or a command), and reads its responses.
 
 Each request has a number and a deadline. Output violates the protocol if it arrives without a
-request, before the request is complete, or after the response. Thus no output is mistaken for the
-response to another request. After a violation, an exit or a timeout, the caller kills the process.
+request, before the whole request has been sent, or after the response. Thus no output is mistaken
+for the response to another request. After a violation, an exit or a timeout, the caller kills the
+process.
 
-Messages describe the behaviour of the process without naming the process: "did not respond within 5
-s".
+Error messages have no subject, as in "did not respond within 5 s", because the caller adds the name
+of the process.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ _numbers = count(1)
 class Conversation:
     """A channel to a process for requests and responses.
 
-    Of all methods, only :meth:`wait` blocks.
+    The method :meth:`wait` blocks; all other methods return at once.
 
     Attributes:
         process: the process.
         reading: the descriptor from which responses are read.
         writing: a different descriptor, to which requests are written.
         finish: closes the writing end, so that the process sees the end of its requests.
-        selector: the selector with which the descriptors are registered while data may arrive or
-            remains to be sent.
+        selector: the selector that watches ``reading`` while data may arrive, and ``writing`` while
+            data remain to be sent.
         open: True until the process has closed its channel.
         pending: number of the request that awaits its response; 0 if no request does.
         reader: parses the responses.
@@ -128,15 +129,15 @@ class Conversation:
             self.finish()
 
     def poll(self) -> tuple[dict[str, Any], memoryview] | None:
-        """Return the response and its raw bytes, or None while it is incomplete.
+        """Return the response and its raw bytes, or None while the response is incomplete.
 
         Raises:
             ProtocolBreach: if the process sent anything but one response to the last request.
             BackendDied: if the process has ended, or has closed its channel but does not end.
             BackendHangs: if the process did not respond in time.
         """
-        # The exit code is checked before the channel is read: if the process has ended, everything
-        # that it sent is still read.
+        # Check the exit code before reading the channel. If the process has ended, the channel then
+        # contains everything that the process sent.
         code = self.process.poll()
         if self._unsent:
             self._flush()
@@ -210,8 +211,8 @@ class Conversation:
         except BlockingIOError:
             return None
         except ProtocolBreach:
-            # The method `poll` reports unrequested output as unrequested, even if the output is
-            # malformed.
+            # Without a pending request, the method `poll` reports any output as unrequested, even
+            # if the output is malformed.
             if self.pending:
                 raise
             return None

@@ -8,17 +8,17 @@ import onnx
 
 from onnxopt_cli.operators.nodes import nodes_within, plain_domain, subgraphs
 
-# The largest number of bytes of a model that is joined; joining saves time only in the compilation
+# The largest size of a model that is joined, in bytes. Joining saves time only in the compilation
 # of small models.
 _MAX_MODEL_BYTES = 256 << 10
 
 
 def joining_key(model: onnx.ModelProto) -> Hashable | None:
-    """Return a key that is equal for models that can be joined, or None for any other model.
+    """Return a key that is equal for models that can be joined; None if a model cannot be joined.
 
     Models with functions, training information, sparse initializers, quantization annotations,
-    external data or device configurations are not joined; nor are models with ``Gradient``, whose
-    attributes contain names of values.
+    external data or device configurations are not joined. Models with ``Gradient`` are not joined
+    either, because attributes of ``Gradient`` contain names of values.
     """
     graph = model.graph
     tensors_elsewhere = (

@@ -1,18 +1,18 @@
-"""Convert models to older opsets without changing their meaning, for ``opset=auto`` of a backend.
+"""Convert models to older opsets without changing their meaning, for the option ``opset=auto``.
 
 A runtime that lacks the newest opset rejects every model of that opset, even if the model's
 operators have not changed for years. A model may be submitted in an older opset if every node has
 the same meaning there:
 
-- its attributes, inputs and outputs exist in the older schema, with the same names and types;
-- attributes that it does not set have the same default; an attribute that the older schema lacks is
-  not set, or is set to its default and can therefore be removed;
-- the older schema accepts the element types of its inputs and outputs;
-- the behaviour of the operator did not change between the two opsets in a way that the schemas do
-  not show (:data:`_BEHAVIOUR_CHANGES`).
+- the older schema has all inputs and outputs of the node, and accepts their element types;
+- each attribute that the node sets exists in the older schema with the same type, or is set to its
+  default and can therefore be removed;
+- each attribute that the node does not set has the same default in both schemas;
+- the behaviour of the operator did not change between the two opsets; some changes are not visible
+  in the schemas, and :data:`_BEHAVIOUR_CHANGES` lists these changes.
 
-``scripts/check_older_opsets.py`` compares the outputs of onnx's reference for all node cases of
-onnx with its outputs for the models in older opsets.
+``scripts/check_older_opsets.py`` runs all node cases of onnx on onnx's reference, and compares the
+outputs of each model with the outputs of the same model in older opsets.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ _Types = dict[str, str]
 def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]]:
     """Yield the model in the older opsets in which it has the same meaning, the newest first.
 
-    Of several opsets with the same versions of all operators, only the oldest is yielded, because
-    more runtimes accept it.
+    If several opsets contain the same versions of all operators of the model, only the oldest of
+    these opsets is yielded, because more runtimes accept it.
     """
     imported = [entry for entry in model.opset_import if entry.domain in _DEFAULT_DOMAIN]
     if len(imported) != 1 or model.functions:
@@ -173,8 +173,8 @@ def _same_defaults(names: Iterable[str], new: OpSchema, old: OpSchema) -> bool:
         if name in new.attributes:
             if _default(declared) != _default(new.attributes[name]):
                 return False
-        # If an attribute has become an input, the comparison of inputs detects that the node lacks
-        # the input.
+        # The newer schema may have an input in place of the attribute. If the node has this input,
+        # the comparison of inputs finds the difference.
         elif declared.required or declared.default_value.type:
             return False
     return True
@@ -201,7 +201,7 @@ def _same_values(
     """Return whether two schemas define the inputs or outputs of a node alike.
 
     Args:
-        names: the node's names of the values, in order; empty for an absent value.
+        names: the names of the node's inputs or outputs, in order; empty for an absent value.
         new: the inputs or outputs in the schema of the model's opset.
         old: the inputs or outputs in the schema of the older opset.
         types: the known types of values.
@@ -228,7 +228,7 @@ def _admits(
     """Return whether a schema admits the type of a value.
 
     Args:
-        old: the input or output in the schema that may admit the type.
+        old: the input or output in the older schema, which may admit the type.
         new: the input or output in the schema of the model.
         known: the type; empty if it is unknown.
         bound: the types that earlier values of the node assign to the schema's type variables.
@@ -263,8 +263,8 @@ def _role(roles: Sequence[OpSchema.FormalParameter], place: int) -> OpSchema.For
 def _known_types(model: onnx.ModelProto, version: int) -> _Types:
     """Return the known types of values by name, as schemas write them.
 
-    A value without a declared type has the type of its node's inputs if the operator's schema
-    requires equal types.
+    An output without a declared type has the type of an input of its node if the operator's schema
+    requires the two types to be equal.
     """
     graphs = [model.graph]
     graphs += chain.from_iterable(map(subgraphs, nodes_within(model.graph.node)))

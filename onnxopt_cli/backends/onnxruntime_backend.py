@@ -4,8 +4,8 @@ ONNX Runtime's Python interface supports NumPy arrays of NumPy's own types. Tens
 (bfloat16, float8, int4, ...) are passed as OrtValue, whose bytes this module writes and reads.
 
 Status codes do not identify unsupported features: for an unknown operator, the status is FAIL,
-which has many causes, or INVALID_GRAPH. An error means an unsupported feature only if its message
-is listed in this module; every other error is a failure.
+which has many causes, or INVALID_GRAPH. An error reports an unsupported feature only if this module
+lists its message; every other error is a failure.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ _REGISTERED = 2
 _FAIL = r"\[ONNXRuntimeError\] : 1 : FAIL : "
 _INVALID_GRAPH = r"\[ONNXRuntimeError\] : 10 : INVALID_GRAPH : "
 
-# The complete message for each kind of unsupported feature. The group ``words`` is the relevant
-# part; ``name`` and ``domain``, or ``operator``, identify a missing operator.
+# A pattern of the complete message for each kind of unsupported feature. The group ``words`` is the
+# relevant part of the message. A missing operator is identified by the groups ``name`` and
+# ``domain``, or by the group ``operator``.
 _MESSAGES = {
     "an operator, or a domain": _FAIL
     # The message repeats its beginning for each If, Loop or Scan that encloses the node.
@@ -99,8 +100,8 @@ _MESSAGES = {
         r"(?P<words>No corresponding Numpy type for Tensor Type\. \S+)"
     ),
 }
-#: Patterns for complete messages by kind of unsupported feature, from the source code and behaviour
-#: of ONNX Runtime 1.31.
+#: Patterns that match complete messages, by kind of unsupported feature. They were derived from the
+#: source code and the behaviour of ONNX Runtime 1.31.
 PATTERNS = {
     feature: re.compile(message + r"\s*", re.DOTALL) for feature, message in _MESSAGES.items()
 }
@@ -150,13 +151,16 @@ class OnnxRuntimeBackend(Backend):
             model.SerializeToString(),
             self._session_options,
             providers=self._providers,
-            # If the providers were not checked, ONNX Runtime would print a warning and run the
-            # model on another provider.
+            # With the fallback, ONNX Runtime would print an error of the provider and run the model
+            # on another provider.
             enable_fallback=0,
         )
 
     def _probe(self) -> None:
-        """Check that a session has all providers; ONNX Runtime omits some without an error."""
+        """Check that a session has all providers.
+
+        ONNX Runtime may omit a provider without an error.
+        """
         session = self._open(parser.parse_model(_PROBE))
         missing = [name for name in self._providers if name not in session.get_providers()]
         if missing:
@@ -258,14 +262,14 @@ def _as_ort_values(arguments: Mapping[str, object]) -> dict[str, Any] | None:
 
 
 def _restored(returned: object, dtype: np.dtype[Any] | None) -> object:
-    """Return an output, converted to its float8 dtype if ONNX Runtime returned bytes as uint8."""
+    """Return an output; if ONNX Runtime returned its bytes as uint8, convert it to its dtype."""
     if dtype is None or not isinstance(returned, np.ndarray) or returned.dtype != np.uint8:
         return returned
     return returned.view(dtype)
 
 
 def _array_of(value: Any) -> Array:
-    """Return a copy of an OrtValue, a tensor in main memory, as an array."""
+    """Return a copy of an OrtValue as an array; the OrtValue is a tensor in main memory."""
     element_type = value.element_type()
     if not _is_foreign(helper.tensor_dtype_to_np_dtype(element_type)):
         return np.asarray(value.numpy())
@@ -308,7 +312,7 @@ def _ort_value(array: Array) -> Any:
 
 
 def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Return whether ml_dtypes has registered a type, so that it is not NumPy's own."""
+    """Return whether a type is registered by ml_dtypes instead of being NumPy's own."""
     return dtype.isbuiltin == _REGISTERED
 
 

@@ -1,24 +1,24 @@
 """Python plugins: backends with ONNX's own interface, or objects with ``run``.
 
-ONNX's interface is a class, an instance or a module with ``prepare(model, device)``, which returns
-an object with ``run(inputs)``; the inputs are a list in the graph's order. The optional methods
-``supports_device`` and ``is_compatible`` are called if they exist. The option ``device`` is ``CPU``
-by default.
+ONNX's interface is a class, an instance or a module with ``prepare(model, device)``. This function
+returns an object with ``run(inputs)``, where the inputs are a list in the graph's order. The
+optional methods ``supports_device`` and ``is_compatible`` are called if they exist. The option
+``device`` is ``CPU`` by default.
 
 The interface of onnxopt is a function ``run(model, inputs)``, alone or in an instance, a module, or
 a class without constructor arguments; the inputs are a dict by name. Both interfaces return the
 outputs as a list or tuple in the graph's order, or as a dict by name.
 
 A plugin reports a feature as unsupported with NotImplementedError, unittest.SkipTest (the base
-class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`; or
-with any error that a regular expression matches, from the option ``unsupported`` or from the
-plugin's attribute of that name.
+class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`. An
+error that matches a regular expression also reports an unsupported feature. The option
+``unsupported``, or the plugin's attribute of this name, contains the expression.
 
 A module is imported from ``sys.path``, then from the current directory. The folder of a file is
 appended to ``sys.path`` and stays there, so that the file can import modules beside it at any time.
-If the import system finds the file under the file's name, the file is loaded under this name, so
-that processes which the plugin spawns find its functions. If the import system does not find the
-file, the file is loaded under a unique name.
+If the import system finds the file under the file's own name, the file is loaded under this name.
+Processes that the plugin spawns can then import its functions. Otherwise, the file is loaded under
+a unique name.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _takes_two(function: FunctionType) -> bool:
 
 
 def _instance(plugin: object, method: str) -> object:
-    """Return an instance of a plugin that is a class with an instance method; else the plugin."""
+    """Return the plugin, or an instance if the plugin is a class and the method needs one."""
     plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
     return plugin() if isinstance(plugin, type) and plain else plugin
 
@@ -210,7 +210,7 @@ def require_plugin_file(specification: Specification) -> None:
 
 
 def _load_file(path: Path, *, with_folder: bool) -> ModuleType:
-    """Run a file as a module; if ``with_folder`` is true, it can import modules beside it."""
+    """Run a file as a module; if ``with_folder`` is true, the file can import modules beside it."""
     path = Path(os.path.realpath(path))
     if not with_folder:
         return run_file(path, _unique_name(path))
@@ -244,7 +244,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Finds a module with the name of a plugin's file in a folder other than the file's.
+    """Finds a module that has a plugin's name in any folder except the folder of the plugin.
 
     Args:
         path: the plugin's file.
@@ -256,7 +256,7 @@ class _FinderElsewhere:
     def find_spec(
         self, name: str, _: Sequence[str] | None = None, __: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module in another folder than the plugin's, and return its specification.
+        """Find the module in a folder other than the plugin's, and return its specification.
 
         If the plugin's folder were searched, the plugin's file would import itself.
 
@@ -306,7 +306,7 @@ def _import_module(backend: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # If a dependency of the plugin is missing, the plugin is at fault.
+        # If a dependency of the plugin is missing, the error is the plugin's own.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         hint = "is it installed here? for a file, write python:path/to/file.py:attribute"

@@ -37,7 +37,7 @@ _WORKFLOW = ".github/workflows/onnxopt.yml"
 UPDATE_COMMAND = f"onnxopt run --profile ci --update-expect {_EXPECTED}"
 # Options of a specification that have separate keys in the table of a backend.
 _OWN_KEYS = ("python", "math", "unsupported")
-# The name that is used for the backend until the user names a backend.
+# The backend in the settings until the user names another one.
 _REFERENCE = "numpy"
 # Matches keys of TOML that need no quotes.
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -135,7 +135,7 @@ def write_project_files(
 
     Raises:
         UsageError: if an argument is invalid, a file exists, a symbolic link leads out of the
-            project, or a file cannot be written. No new file is left.
+            project, or a file cannot be written. New files are then removed.
     """
     specification = parse_specification(backend or _REFERENCE)
     _require_known(specification)
@@ -156,7 +156,7 @@ def write_project_files(
         existing.append(folder / "pyproject.toml")
     if existing and not force:
         names = ", ".join(printable(os.path.relpath(path)) for path in existing)
-        hint = "--force replaces these files; onnxopt.toml precedes pyproject.toml"
+        hint = "--force replaces these files; onnxopt.toml takes precedence over pyproject.toml"
         raise UsageError(f"the project has settings or a workflow: {names}", hint=hint)
     try:
         for path, text in texts.items():
@@ -190,7 +190,7 @@ def missing_file(backend: str) -> str:
 
 
 def _require_within(root: Path, folder: Path) -> None:
-    """Require that a folder below the root of a project is within the project.
+    """Require that a folder of a project is within the project after symbolic links are resolved.
 
     Raises:
         UsageError: if a symbolic link leads out of the project.
@@ -205,7 +205,7 @@ def _require_within(root: Path, folder: Path) -> None:
 
 
 def _require_known(specification: Specification) -> None:
-    """Require that a backend or an adapter given by its name exists.
+    """Require that a backend or an adapter exists if the user gave its name.
 
     Raises:
         UsageError: if the backend or adapter does not exist.
@@ -278,12 +278,12 @@ def _workflow(
             raise UsageError(f"{printable(repr(requirement))} is not a requirement for pip")
     inner = PurePath(os.path.relpath(folder.absolute(), root)).as_posix()
     is_root = inner == "."
-    # The suites are part of onnxopt, so another version of onnxopt may have other cases.
     extra = ""
     if specification.adapter:
         extra = "[adapters]"
     elif specification.name == "onnxruntime":
         extra = "[ort]"
+    # The version is pinned, because the suites of another version may have other cases.
     packages = [f"onnxopt{extra}=={__version__}"]
     if _is_package(folder):
         packages.append(".")

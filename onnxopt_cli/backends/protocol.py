@@ -1,12 +1,12 @@
-"""The interface of a backend, the conversion of its outputs, and its errors about missing features.
+"""The interface of backends, the conversion of outputs, and errors about unsupported features.
 
-An output that has a dtype keeps this dtype. Python numbers, which have no dtype, get the declared
-element type if it can represent their values; a float type may round them.
+An output that has a dtype keeps this dtype. Python numbers have no dtype. They get the declared
+element type if it can represent their values; a float type may round the values.
 
 A regular expression recognises the backend's own errors about unsupported features. The option
-``unsupported`` states the expression, or the backend declares it. The expression is searched for in
-the text that reports show: the error's type and message, up to 4,000 characters. Crashes, timeouts,
-protocol violations, exhausted memory and exits of the interpreter are never unsupported.
+``unsupported`` or the backend itself states the expression. The expression is searched for in the
+text that reports show: the error's type and message, up to 4,000 characters. Crashes, timeouts,
+protocol violations, exhausted memory and exits of the interpreter never count as unsupported.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Prepared:
     """A model that a backend has accepted.
 
     Attributes:
-        run: computes the graph's outputs from a value for every required input of the graph, in
-            the graph's order. Raises Unsupported for a feature that the backend turns out to lack
-            only when it runs; any other exception is a failure of the backend.
+        run: computes the graph's outputs. The argument has a value for every required input of the
+            graph, in the graph's order. Raises Unsupported if the backend lacks a feature but
+            detects this only during the run; any other exception is a failure of the backend.
     """
 
     run: Callable[[Mapping[str, Value]], Any]
@@ -143,7 +143,7 @@ def _shortened(backend: str) -> str:
 
 @contextmanager
 def starting(backend: str) -> Iterator[None]:
-    """Convert exceptions of a backend that starts, SystemExit included, to BackendUnavailable."""
+    """Convert exceptions during the start of a backend, even SystemExit, to BackendUnavailable."""
     try:
         yield
     except (OnnxoptError, KeyboardInterrupt):
@@ -164,12 +164,12 @@ _WIDTH = {NumberKind.BOOLEAN: 0, NumberKind.INTEGER: 1, NumberKind.FLOAT: 2, Num
 def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> list[Value]:
     """Return a backend's outputs in the graph's order.
 
-    A wrong number of outputs, and undeclared shapes, element types and structures are preserved:
-    the comparison reports them.
+    A wrong number of outputs is preserved. Shapes, element types and structures that differ from
+    the declaration are preserved as well, because the comparison reports them.
 
     Args:
         returned: a list or tuple of outputs, or a dict by name. A tensor is any value that NumPy
-            converts to an array, nested lists and scalars included; a sequence is a list or tuple;
+            converts to an array, including nested lists and scalars; a sequence is a list or tuple;
             an empty optional is None; a map is a dict.
         declared: the graph's outputs.
 
@@ -232,7 +232,7 @@ def _array(returned: object, element_type: int) -> Array:
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     leaves = list(_leaves(returned))
     if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
-        # The string types of NumPy drop zero characters at the end.
+        # The string types of NumPy drop null characters at the end.
         return np.array(returned, dtype=object)
     array = np.asarray(returned)
     if not element_type or any(type(leaf) not in _PYTHON for leaf in leaves):
@@ -255,7 +255,7 @@ def _with_type(array: Array, dtype: np.dtype[Any]) -> Array:
         typed = array.astype(dtype)
     if declared_kind is not NumberKind.INTEGER:
         return typed
-    # The signs are compared, too, because a negative number survives the round trip through an
+    # The signs are compared as well, because a negative number survives the round trip through an
     # unsigned type.
     same = np.array_equal(typed.astype(array.dtype), array)
     return typed if same and np.array_equal(typed < 0, array < 0) else array
@@ -283,9 +283,9 @@ Patterns = Sequence[re.Pattern[str]]
 _OUT_OF_MEMORY = re.compile("std::bad_alloc|bad allocation|Failed to allocate memory")
 _NEVER_CONVERTED = (KeyboardInterrupt, SystemExit, MemoryError, Unsupported, BackendUnavailable)
 _MAX_PATTERN_CHARS = 1000
+# Only this number of characters at the beginning of a message is searched.
 _MAX_SEARCHED_CHARS = 4000
-# Largest number of characters that are searched; the search takes microseconds unless the pattern
-# backtracks exponentially.
+# The time limit of a search, which takes microseconds unless the pattern backtracks exponentially.
 _SEARCH_SECONDS = 1.0
 
 
@@ -338,7 +338,7 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
         flags, stated = stated.flags, stated.pattern
     if not isinstance(stated, str):
         kind = printable(type(stated).__name__)
-        raise unavailable(backend, f": its unsupported is a {kind}, expected a regular expression")
+        raise unavailable(backend, f": its unsupported is a {kind}; expected a regular expression")
     try:
         return compile_pattern(stated, flags)
     except ValueError as error:
@@ -363,7 +363,8 @@ def recognising(patterns: Patterns) -> AbstractContextManager[None]:
     """Convert errors that a pattern matches to Recognised.
 
     Raises:
-        BackendFailure: with the error's text, if a pattern takes too long.
+        BackendFailure: if the search for a pattern takes too long; its message contains the error's
+            text.
     """
     return reporting(partial(_recognised, patterns))
 
@@ -377,8 +378,8 @@ def _recognised(patterns: Patterns, error: BaseException) -> Recognised | None:
             matches = any(pattern.search(text[:_MAX_SEARCHED_CHARS]) for pattern in patterns)
     except _TooLong:
         raise BackendFailure(
-            f"the search for unsupported=REGEX was stopped after {_SEARCH_SECONDS:g} s in the "
-            f"message: {text}"
+            f"the search for unsupported=REGEX was stopped after {_SEARCH_SECONDS:g} s; the "
+            f"searched message is: {text}"
         ) from error
     return Recognised(text) if matches else None
 

@@ -1,8 +1,8 @@
 """The backends ``numpy`` and ``onnx-reference``, which run in this Python interpreter.
 
-``numpy`` computes operators with a formula by the formula, and all other operators with onnx's
-reference evaluator and the corrections of the oracle. ``onnx-reference`` is onnx's evaluator
-without changes.
+``numpy`` computes an operator with a formula by this formula. All other operators are computed by
+onnx's reference evaluator with the corrections of the oracle. ``onnx-reference`` is onnx's
+evaluator without changes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class NumpyBackend(Backend):
     def prepare(self, model: onnx.ModelProto) -> Prepared:
         """Accept a model.
 
-        A model with Gradient nodes is differentiated when it runs, for the shapes of its inputs.
+        A model with Gradient nodes is differentiated when it runs, because the shapes of its inputs
+        are known only then.
 
         Raises:
             Unsupported: if onnx's evaluator does not implement an operator.
@@ -96,12 +97,12 @@ def _compute_node(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[V
 
 
 def compute_node(model: onnx.ModelProto, call: Call[Array]) -> list[Value]:
-    """Return the outputs of a model of one node in the graph's order, given the node's call."""
+    """Return the outputs of a single-node model, in the graph's order, given the node's call."""
     outputs = dict(zip(model.graph.node[0].output, evaluate(call), strict=True))
     return [outputs[output.name] for output in model.graph.output]
 
 
-# Matches the list of all implementations of the evaluator, with which some messages end.
+# Matches the list of the evaluator's implementations at the end of some messages.
 _LISTING = re.compile(r"( Available implementations:| in)\n.*", re.DOTALL)
 
 

@@ -58,8 +58,9 @@ class KnownBackend:
     Attributes:
         name: the name to write after ``-b``.
         kind: ``built in``, or the object reference of the entry point.
-        version: the package that implements it and its version; empty if it is not available.
-        problem: the reason why it is not available; empty if it is available.
+        version: the package that implements the backend, with its version; empty if the backend is
+            not available.
+        problem: the reason why the backend is not available; empty if it is available.
     """
 
     name: str
@@ -89,15 +90,15 @@ def create_backend(specification: Specification, limits: Limits | None = None) -
         limits: the time limits of a backend that is a command; None for the default limits.
 
     Raises:
-        UsageError: if the backend does not exist, or lacks an option.
+        UsageError: if the backend does not exist, or does not have one of the options.
         BackendUnavailable: if the module, file, attribute or program does not exist, or does not
             start; or if the environment of the adapter does not exist.
     """
     if specification.name == "numpy":
         specification.require_known(())
         return NumpyBackend()
-    # Backends other than numpy may validate models or infer shapes with onnx, which needs the
-    # schemas of the operators.
+    # Backends other than numpy may use onnx to validate models or infer shapes. For this, onnx
+    # needs the schemas of the operators.
     registry().register_schemas()
     options = {
         name: value
@@ -108,8 +109,8 @@ def create_backend(specification: Specification, limits: Limits | None = None) -
     if specification.adapter:
         from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-        # The environment variables that are set below concern the backend, not the search for its
-        # environment.
+        # The environment is found before the variables below are set, because they concern the
+        # backend, not the search.
         environment = AdapterEnvironment.of(replace(specification, options=options))
     for name, value in specification.options.items():
         if name.startswith(ENVIRONMENT):
@@ -190,7 +191,7 @@ def _unknown_backend(name: str, names: Sequence[str]) -> UsageError:
 
 
 def _other_kind(name: str) -> str:
-    """Return a hint if a name resembles a plugin, command or adapter; otherwise no text."""
+    """Return a hint if a name resembles a plugin, command or adapter; otherwise an empty text."""
     from difflib import get_close_matches
 
     prefix, colon, rest = name.partition(":")

@@ -13,15 +13,15 @@ r"""The syntax of backend specifications: a name, attribute, command or adapter,
     acme=python:my_package.backend:Backend,device=CUDA:1
 
 If a name such as ``acme`` precedes the specification, this name identifies the backend in results,
-reports and expectation files; otherwise, the specification identifies the backend. The colon
-between a module or file and its attribute is the first colon after which the text consists of an
-attribute and options of the form ``name=value``. Drive letters, and commas and colons in a path,
-therefore need no quotes. The value of an option contains no comma. The option ``unsupported`` is an
+reports and expectation files; otherwise, the specification identifies the backend. A colon
+separates a module or file from its attribute: the first colon after which the text consists of an
+attribute and options of the form ``name=value``. Therefore, drive letters, commas and colons in a
+path need no quotes. The value of an option contains no comma. The option ``unsupported`` is an
 exception: it must be the last option, and all text after it is a regular expression, in which
 commas and quotes are allowed.
 
-A command is split as by a POSIX shell, without expansions. If the last argument of a command ends
-in ``,name=value``, quotes around the argument keep the ending from being parsed as an option.
+A command is split as a POSIX shell splits it, without expansions. If the last argument of a command
+ends in ``,name=value``, quotes around the argument keep the ending from being parsed as an option.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Specification:
     """A parsed backend specification.
 
     Attributes:
-        text: the specification as written, without the name before ``=``; ignored by ``==``.
+        text: the specification as written, without the name before ``=``. Comparisons of
+            specifications ignore this attribute.
         name: a built-in backend or an entry point; empty for other kinds.
         source: the module or file of a plugin; empty for other kinds.
         attribute: the dotted path of the plugin's attribute in ``source``.
@@ -82,8 +83,7 @@ class Specification:
         adapter: the name or file of an adapter; empty for other kinds.
         adapter_version: the version of the adapter's runtime; empty for the version that the
             adapter's file requires.
-        runtimes: the distributions whose versions identify the backend; empty unless an adapter
-            names them.
+        runtimes: the distributions whose versions identify an adapter; empty for other kinds.
         label: the user's name for the backend; empty without one.
     """
 
@@ -117,8 +117,8 @@ class Specification:
     def timeout(self) -> float | None:
         """The time limit of a response in seconds, from the option ``timeout``.
 
-        None if the option is absent, or if the backend is a plugin in the interpreter of onnxopt,
-        whose options have the meaning that the plugin defines.
+        None if the option is absent. Also None for a plugin in the interpreter of onnxopt, because
+        the plugin itself defines the meaning of its options.
 
         Raises:
             UsageError: if the value is not a positive number.
@@ -179,7 +179,7 @@ def is_path(source: str) -> bool:
 
 
 def backend_name(text: str) -> str:
-    """Return the name that identifies the results of a backend: the user's, or the text itself."""
+    """Return the name that identifies a backend: the user's name for it, or its specification."""
     label, unnamed = split_label(text)
     return label or unnamed.strip()
 
@@ -244,10 +244,7 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 def _options(text: str, written: str) -> dict[str, str]:
-    """Return the options by name.
-
-    In the text, a comma precedes each option.
-    """
+    """Return the options by name; in the text, a comma precedes each option."""
     options: dict[str, str] = {}
     before, last, pattern = written.partition(f",{_LAST}")
     for option in before.split(",")[1:]:

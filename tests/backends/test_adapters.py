@@ -375,7 +375,7 @@ def test_installation_without_a_network_names_the_missing_packages(
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./mine.py")
     text = " ".join(answer.err.split())
     assert answer.code == 4
-    assert "missing are acme==1.2, onnx==1, numpy==1" in text
+    assert "missing packages: acme==1.2, onnx==1, numpy==1" in text
     assert "pip download -r locks/mine.txt -d FOLDER" in text
     assert [*empty_cache.glob("adapters/*")] == []
 
@@ -465,7 +465,7 @@ def test_failing_npm_leaves_no_folder(place, onnxopt, empty_cache):
     (place / "web.py").write_text(PROGRAM.replace("web@1.0.0", "refused@1.0.0"))
     answer = onnxopt("run", "demo.yaml", "-b", "adapter:./web.py")
     assert answer.code == 4
-    assert "no package index was reached; missing are" in " ".join(answer.err.split())
+    assert "no package index was reached; missing packages:" in " ".join(answer.err.split())
     assert [*empty_cache.glob("adapters/*")] == []
 
 

@@ -5,7 +5,7 @@ environment: if any of these changes, another environment is used. The environme
 temporary folder beside its final location, and the folder is renamed when the environment is
 complete. The process that creates the environment holds a lock on the parent folder; other
 processes wait for the lock. If the installation fails, the temporary folder and its parent are
-removed. If the process was killed, the next process removes the temporary folder.
+removed. If the process is killed, the next process removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MANIFEST = "onnxopt.json"
 _MAX_MANIFEST_BYTES = 1 << 20
 # A process that installs a large runtime over a slow network may hold the lock for hours.
 _LOCK_SECONDS = 24 * 3600.0
-# The package pip is part of every environment, and no adapter pins it.
+# An environment may contain the package pip, which no adapter pins.
 _INSTALLER = "pip"
 _REQUIRED = ("numpy", "onnx")
 _MAX_NAMED = 6
@@ -73,7 +73,7 @@ class AdapterEnvironment:
     Attributes:
         specification: the backend as the user specified it.
         adapter: the adapter.
-        interpreter: the interpreter that the environment is made for.
+        interpreter: the interpreter for which the environment is made.
         folder: the folder of the environment and of its lock.
     """
 
@@ -171,7 +171,7 @@ class AdapterEnvironment:
         return f"install it: {command_line(['onnxopt', 'backends', 'install', text])}"
 
     def locked_packages(self) -> dict[str, str]:
-        """Return the versions of the installed packages that locks pin."""
+        """Return the versions of the installed packages except pip, which locks do not pin."""
         packages = sorted((self.packages() or {}).items())
         return {name: version for name, version in packages if name != _INSTALLER}
 
@@ -180,7 +180,7 @@ class AdapterEnvironment:
         return npm_lock_of(self.folder / _ENVIRONMENT) if self.adapter.npm else ""
 
     def unpinned(self) -> str:
-        """Return ``not pinned: NAMES`` if nothing pins the versions of some installed packages."""
+        """Return ``not pinned: NAMES`` with the unpinned packages; empty if all are pinned."""
         pinned = self._pinned()
         names = [
             name
@@ -219,8 +219,8 @@ class AdapterEnvironment:
     def _create_once(self, open_progress: OpenProgress) -> bool:
         """Create the environment; return False if another process has removed the folder.
 
-        A process whose installation fails removes the folder, while other processes may wait for
-        its lock.
+        If an installation fails, its process removes the folder, although other processes may be
+        waiting for the lock of the folder.
         """
         make_private_folder(self.folder)
         with self._locked(open_progress) as held:
@@ -261,7 +261,7 @@ class AdapterEnvironment:
         work = Path(tempfile.mkdtemp(dir=self.folder, prefix=_NEW))
         try:
             new = work / _ENVIRONMENT
-            # Without a lock, the total number of packages is unknown. The installer reports a
+            # Without a lock file, the total number of packages is unknown. The installer reports a
             # package before it installs the package, so the last package is complete only when the
             # installer has ended.
             count = len(self._pinned()) if self.adapter.lock else None
@@ -284,7 +284,7 @@ class AdapterEnvironment:
             shutil.rmtree(work, ignore_errors=True)
 
     def _install(self, new: Path, tick: Callable[[int], object]) -> dict[str, str]:
-        """Install the packages; the lock is not used if it excludes the chosen version."""
+        """Install the packages; ignore the lock file if it excludes the chosen version."""
         version = self.specification.adapter_version
         requirements = self.adapter.requirements(version)
         constraints = self.adapter.constraints(version)
@@ -330,7 +330,7 @@ class AdapterEnvironment:
         if self.adapter.npm:
             hint += "; npm reads its cache with npm_config_cache=FOLDER npm_config_offline=true"
         problem = (
-            f" cannot be installed, because no package index was reached; missing are "
+            f" cannot be installed, because no package index was reached; missing packages: "
             f"{some_of(needed, _MAX_NAMED)}\n{reason}"
         )
         return unavailable(self.specification.text, problem, hint)

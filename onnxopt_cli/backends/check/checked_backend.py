@@ -88,7 +88,7 @@ def _all_operators() -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeModel:
-    """An operator, version and kind of tensor that a backend supports, or may support.
+    """The parameters of a single-node model that a backend supports, or may support.
 
     Attributes:
         operator: a name of ai.onnx, or the qualified name of an operator with a formula.
@@ -110,15 +110,16 @@ class ProbeModel:
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
         """Return a model of the operator.
 
-        The same tensor is the value of all inputs that accept the tensor. The model declares its
-        outputs with element type and shape.
+        All inputs that accept the tensor have this value. The model declares the element types and
+        shapes of its outputs.
 
         Args:
             array: the tensor; by default :attr:`tensor`.
-            names: names of the first tensor among the inputs, and of the first output.
+            names: names of the inputs that are the tensor, and of the first output.
 
         Raises:
-            ValueError: if the operator does not accept the tensor, or requires other attributes.
+            ValueError: if the operator does not accept the tensor, or requires an attribute that
+                probes do not set.
         """
         tensor = self.tensor if array is None else array
         by_name = {operator.qualified_name: operator for operator in registry().operators}
@@ -155,8 +156,8 @@ def _operator_problem(operator: str, array: Array, opset: int, names: tuple[str,
 
 def unknown_operator(operator: str, domain: str, array: Array, opset: int) -> Problem:
     """Return a model of an operator that does not exist; the output is declared like the input."""
-    # The names of the tensors depend on the operator. If the names were the same in all models, a
-    # message that contains them would yield a pattern that matches every unknown operator.
+    # The names of the tensors depend on the operator. If all models had the same names, a pattern
+    # with these names would match every message of the check, but no other message.
     operand, result = operator[::-1].lower(), operator[::-2].lower()
     node = helper.make_node(operator, [operand], [result], domain=domain)
     model = _model(node, {operand: array}, opset, [value_info(result, array)])
@@ -223,14 +224,14 @@ def _type_name(element_type: int) -> str:
 _DTYPES = tuple(
     map(np.dtype, ("float32", "float64", "int64", "int32", "float16", "bool", "uint8", "int8"))
 )
-# Seconds that all probes together may take, since some backends compile each model, which takes
+# The time limit of all probes together, in seconds. Some backends compile each model, which takes
 # long.
 _SEARCH_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response of a backend other than a list of outputs.
+    """A backend's response that contains no outputs.
 
     Attributes:
         text: the message as reports show it.
@@ -295,7 +296,7 @@ class CheckedBackend:
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return the supported probe as a problem with the given tensor as its input.
+        """Return a problem of the supported probe with the given tensor as its input.
 
         The result is None if the backend supports no probe, or the operator of the probe does not
         accept the tensor.

@@ -81,7 +81,7 @@ def _keeps_types(subject: CheckedBackend) -> str:
         problem = subject.problem_with(matrix) or subject.problem_with(tensor)
         if problem is None:
             continue
-        # Element types that a backend may refuse.
+        # A backend may refuse an element type.
         if refusal(partial(_require_declared, subject), problem) is None:
             supported_types.append(name)
     if not supported_types:
@@ -176,8 +176,8 @@ _SURVIVE = "respond with outputs, unsupported or an error for all sizes and name
 _COMMON_RULES = (
     BackendRule(
         "reports an unknown operator as unsupported",
-        "report a missing operator as unsupported, not as an error: only then does onnxopt try a "
-        "model of primitive operators, and the gap does not count as a defect",
+        "report a missing operator as unsupported, not as an error: onnxopt then tries a model of "
+        "primitive operators, whereas an error counts as a defect",
         reports_unknown_operators,
     ),
     BackendRule(
@@ -430,7 +430,7 @@ def _plugin_results(specification: Specification) -> Iterator[RuleResult]:
 def _read_result(response: dict[str, Any], _: memoryview) -> dict[str, Any]:
     """Return the fields of a result.
 
-    The response may be forged, since the process runs the plugin.
+    The fields are validated, because the plugin runs in the process and may forge a response.
     """
     fields = {name: response.get(name) for name in _RESULT_TYPES}
     types = {name: type(value) for name, value in fields.items()}

@@ -28,7 +28,7 @@ class BackendRule:
         name: the behaviour of a backend that follows the rule.
         remedy: the advice for a backend that breaks the rule.
         test: checks a backend and describes its behaviour. Raises RuleNotShown if the rule cannot
-            be tested; RuleBroken or any other exception means that the backend breaks it.
+            be tested; RuleBroken or any other exception means that the backend breaks the rule.
     """
 
     name: str
@@ -80,9 +80,10 @@ class RuleNotShown(Exception):
 
 
 def apply_rule(rule: BackendRule, subject: object) -> RuleResult:
-    """Check a backend.
+    """Check a backend against a rule.
 
-    Every exception except KeyboardInterrupt means that the backend breaks the rule.
+    Every exception except RuleNotShown and KeyboardInterrupt means that the backend breaks the
+    rule.
     """
     try:
         return RuleResult(rule, RuleOutcome.PASS, rule.test(subject))

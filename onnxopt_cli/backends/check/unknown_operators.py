@@ -1,9 +1,9 @@
 """Check that a backend reports unknown operators as unsupported, or propose a pattern.
 
-Every runtime has its own error message for an unknown operator. A pattern identifies the message of
-a runtime. The check submits nonexistent operators, training operators, and invalid models of a
-supported operator. A pattern that matches a message about an invalid model does not identify
-unknown operators.
+Every runtime has its own error message for an unknown operator. A pattern identifies this message.
+The check submits nonexistent operators, training operators, and invalid models of a supported
+operator. A valid pattern matches the messages about unknown operators, but no message about an
+invalid model.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NOWHERE = "onnxopt.nowhere"
 _DOMAINS = ("", _NOWHERE, TRAINING)
 # The least number of letters in a pattern; a shorter text is punctuation or a common word.
 _MIN_LETTERS = 8
-# The number of characters on each side of a name that a pattern contains. Longer patterns would not
-# fit in a terminal.
+# The largest number of characters of a pattern on each side of the operator's name. Longer patterns
+# would not fit in a terminal.
 _CONTEXT = 44
 _MAX_SHOWN_CHARS = 300
 _REMEDY = "report a missing operator as unsupported, not as an error; or {}"
@@ -199,9 +199,9 @@ def _proposal(
 ) -> str:
     """Return a regular expression that matches the errors about unknown operators.
 
-    The candidate that matches most of ``texts`` is chosen. If several candidates match the same
-    number of texts, a candidate of words beside the operator's name is preferred, then the
-    candidate with the most letters. The result is empty if no candidate is valid.
+    The candidate that matches most of ``texts`` is chosen. Among candidates that match the same
+    number of texts, those that consist of words beside the operator's name are preferred, and then
+    those with more letters. The result is empty if no candidate is valid.
 
     Args:
         errors: the errors, by operator; the pattern matches every error.

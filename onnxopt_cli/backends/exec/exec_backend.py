@@ -220,7 +220,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class Command:
-    """A command, which the first request starts.
+    """A command that the first request starts.
 
     The command inherits standard error from this process. A command that dies, hangs or violates
     the protocol is killed; the next request restarts it.
@@ -251,8 +251,8 @@ class Command:
             request: the request, without its number.
             read: parses the response and its raw bytes, or raises ProtocolBreach.
             values: the raw bytes of the values in the request.
-            seconds: the time limit of the response; None for the command's time limit of all
-                responses.
+            seconds: the time limit of this response; None for the time limit ``timeout`` of the
+                command.
 
         Raises:
             BackendUnavailable: if the program does not exist or cannot be executed.
@@ -309,7 +309,7 @@ class Command:
         """Kill the command if it is running."""
         conversation, self._conversation = self._conversation, None
         if conversation is not None:
-            # When the context is left, the pipes are closed and the exit of the process is awaited.
+            # Leaving the context closes the pipes and waits for the process to end.
             with conversation.process as process, conversation.selector:
                 process.kill()
                 conversation.close()
@@ -469,7 +469,7 @@ class ExecBackend(Backend):
 
 
 def require_supported(model: onnx.ModelProto, hello: Hello) -> None:
-    """Reject a model that needs a feature which the command does not list in its ``hello``.
+    """Reject a model that needs a feature which the response to ``hello`` does not list.
 
     Raises:
         Unsupported: if the command does not list the domain and version of an operator, or the
@@ -502,7 +502,7 @@ def _close_silently(session: CommandSession) -> None:
 
 
 def response_limits(specification: Specification, limits: Limits) -> Limits:
-    """Return the limits of a command, whose option ``timeout`` replaces both time limits.
+    """Return the limits of a command; the option ``timeout`` replaces both time limits.
 
     Raises:
         UsageError: if the option is not a positive number.
@@ -561,8 +561,8 @@ class CommandSession(Command):
             model: the model.
             content: the serialized model, for a command that takes models.
             inputs: a value for every required input of the graph.
-            **fields: fields of the request: the ``device``, and unknown fields, which the command
-                must ignore.
+            **fields: further fields of the request: the ``device``, and unknown fields, which the
+                command must ignore.
 
         Raises:
             Unsupported: if the command reports an unsupported feature, or the inputs cannot be
@@ -576,7 +576,8 @@ class CommandSession(Command):
         outputs_by_name = {output.name: output for output in graph.output}
         sent_inputs = inputs
         if hello.nodes:
-            # The request lists the node's outputs, in the node's order, and its initializers.
+            # The request lists the outputs in the node's order, and contains the initializers as
+            # inputs.
             outputs_by_name = {name: outputs_by_name[name] for name in graph.node[0].output if name}
             initializers = {tensor.name: array_of(tensor) for tensor in graph.initializer}
             sent_inputs = {**initializers, **inputs}
@@ -591,8 +592,8 @@ class CommandSession(Command):
         outputs, changed = self.request(request, _read_outputs, values)
         for name in changed:
             if name in inputs:
-                # The host compares the inputs after the function has returned, and detects that the
-                # input was modified.
+                # Mark the input as modified: the host compares the inputs after this function has
+                # returned.
                 cast("dict[str, Value]", inputs)[name] = None
         if len(outputs) != len(outputs_by_name):
             return outputs
@@ -601,7 +602,7 @@ class CommandSession(Command):
 
 
 def _sole_node(model: onnx.ModelProto) -> onnx.NodeProto | None:
-    """Return the node of a single-node model; None if JSON cannot represent an attribute."""
+    """Return the node of a model that JSON can represent as a single node; else None."""
     graph = model.graph
     if model.functions or graph.sparse_initializer or len(graph.node) != 1:
         return None

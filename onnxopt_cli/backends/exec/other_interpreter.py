@@ -1,8 +1,8 @@
 """Load a plugin in another Python interpreter, and run it by the protocol of commands.
 
 The interpreter that the option ``python`` names executes this file. The interpreter needs Python
-3.9, NumPy 1.24 and onnx 1.14, and no package of onnxopt. Therefore, all modules that this file
-imports must support these versions.
+3.9, NumPy 1.24 and onnx 1.14 or newer, but no installed onnxopt. Therefore, all modules that this
+file imports must support these versions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def interpreter_command(specification: Specification) -> list[str]:
 
 def main() -> None:
     """Respond to requests until the end of standard input."""
-    # The plugin must not import the modules beside this file, and onnxopt is not installed in this
-    # interpreter.
+    # The plugin must not import the modules beside this file.
     del sys.path[0]
+    # This interpreter has no installed onnxopt, so the package is created here.
     package = ModuleType("onnxopt_cli")
     package.__path__ = [str(Path(__file__).parents[2])]
     sys.modules["onnxopt_cli"] = package

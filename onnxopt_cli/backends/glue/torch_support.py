@@ -1,12 +1,13 @@
 """Conversion of values to and from torch, and an import of torchvision without CUDA.
 
-The wheels of torchvision need the libraries of CUDA. Without the libraries of CUDA, torchvision
-does not load its C++ operators, and its import fails because it refers to two operators that are
-then not declared. This module declares the two operators that the import of torchvision needs. A
-call of any C++ operator of torchvision then raises the error "Couldn't load custom C++ ops".
+The wheels of torchvision need the libraries of CUDA. Without these libraries, torchvision does not
+load its C++ operators. Its import then fails, because it refers to two operators that are not
+declared. This module declares the two operators. A call of any C++ operator of torchvision then
+raises the error "Couldn't load custom C++ ops".
 
 RoiAlign is an exception: without its C++ operator, torchvision runs Python code, which it compiles
-with ``torch.compile``. Compiling takes up to half a minute for a model, so this module disables it.
+with ``torch.compile``. The compilation takes up to half a minute for a model, so this module
+disables it.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ template <class T> static Tensor leaky_relu(const Node &node) {
     return Tensor::of(x.shape, y);
 }
 
-// Returns the outputs of a node that have a name, in order, with the types and shapes that the
-// operator defines. Throws UnknownOperator or Unsupported for features that are not implemented. Any
-// other exception means that the node or its inputs are invalid, or that the computation failed.
+// Returns the outputs that the node names, in order, with the types and shapes that the operator defines. Throws
+// UnknownOperator or Unsupported for features that are not implemented. Any other exception means that the node or its
+// inputs are invalid, or that the computation failed.
 static std::vector<Tensor> run(const Node &node) {
     if (node.domain == "ai.onnx" && node.op_type == "LeakyRelu")
         return {node.input(0).is<double>() ? leaky_relu<double>(node) : leaky_relu<float>(node)};

@@ -234,8 +234,8 @@ struct Node {
     std::vector<std::optional<Tensor>> inputs; // in the operator's order; empty for an omitted input
     std::vector<std::string> outputs;          // names; empty for an output that is not used
 
-    Json attributes;                                          // without those that the node omits
-    std::map<std::string, std::vector<Tensor>> tensors = {}; // the attributes with tensors
+    Json attributes;                                          // only attributes that the node sets
+    std::map<std::string, std::vector<Tensor>> tensors = {}; // attributes that contain tensors
 
     const Tensor &input(std::size_t position) const {
         if (position < inputs.size() && inputs[position]) return *inputs[position];

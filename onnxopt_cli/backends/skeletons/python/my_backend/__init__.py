@@ -40,8 +40,8 @@ class Backend:
         Args:
             model: a copy of the model, which may be changed.
             inputs: the value of every input without an initializer, by name. Do not write into the
-                inputs. A tensor is a NumPy array, a sequence a list, an optional its value or None,
-                a map a dict.
+                inputs. Tensors are NumPy arrays, sequences are lists, and maps are dicts. An
+                optional is its value, or None.
 
         Raises:
             NotImplementedError: if the model needs a feature that is not implemented. onnxopt then
