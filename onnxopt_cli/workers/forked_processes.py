@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-# Number of chunks that are assigned to a process at a time, so that the process never waits for a
-# chunk.
+# Number of chunks that a process has at a time, so that it never waits for the next chunk.
 _CHUNKS_IN_FLIGHT = 2
 # The largest number of chunks per process that are computed before their results are requested.
 _CHUNKS_AHEAD = 8
-# The number of seconds that a process has, after its time limit, to end a call into C.
+# Seconds that a process has to end a call into C after its time limit.
 _GRACE_SECONDS = 10.0
 
 
@@ -46,13 +45,13 @@ def parallel(
 ) -> Generator[Done]:
     """Yield ``work(item)`` for every item, in order.
 
-    If a process ends, or the work raises an exception or returns a value that cannot be pickled,
-    the work is done again in this process. No result is lost, and this process raises the
-    exceptions of the work.
+    The work is done again in this process if the forked process ends, if the work raises an
+    exception, or if a result cannot be pickled. Therefore, no result is lost, and exceptions of the
+    work are raised in this process.
 
     Args:
         work: any function; its results should be picklable if there are several jobs.
-        items: its arguments.
+        items: the arguments of ``work``.
         jobs: number of processes; 1 means this process.
         chunk: number of items that a process takes at a time.
         stop: returns whether to stop early.
@@ -76,7 +75,8 @@ def parallel(
             end = number + _CHUNKS_AHEAD * jobs
             while number not in done and not stop():
                 for helper in helpers:
-                    # Processes that become idle take the last chunks.
+                    # Near the end, each process has only one chunk, so that idle processes take the
+                    # last chunks.
                     is_near_end = len(unassigned) <= len(helpers) * _CHUNKS_IN_FLIGHT
                     most = 1 if is_near_end else _CHUNKS_IN_FLIGHT
                     while unassigned and unassigned[0] < end and len(helper.assigned) < most:
@@ -169,13 +169,14 @@ class ProcessLostError(Exception):
 class TimeLimitError(BaseException):
     """Code took longer than its time limit.
 
-    The limited code may catch Exception, but not TimeLimitError.
+    TimeLimitError is not a subclass of Exception, so that code which catches Exception does not
+    catch it.
     """
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeLimitError` in the block when it has used its processor time.
+    """Raise :class:`TimeLimitError` in the block when the block has used its processor time.
 
     Processor time does not depend on the load of the machine. Calls into C are not interrupted.
     Only the main thread may use this function.
@@ -200,7 +201,7 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
     Args:
         work: yields items that can be pickled.
-        silence: seconds without an item after which the process is killed, following a grace
+        silence: the process is killed if it yields no item for this number of seconds and a grace
             period.
         memory: bytes that the forked process may allocate in addition to the memory of its parent.
 

@@ -45,7 +45,7 @@ def stop_by_raising() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sys.unraisablehook = _send_unraised_signal_again
     for number in SIGNALS:
-        # The parent process may have set the command to ignore a signal.
+        # A signal that the parent process has set to be ignored stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
 
@@ -65,7 +65,8 @@ def _raising_is_unsafe(frame: FrameType | None) -> bool:
     """Return whether an import is in progress, or exceptions of a handler would be lost."""
     if exceptions_are_lost():
         return True
-    # A half-imported extension module may crash, and Python has no hook that surrounds all imports.
+    # An extension module may crash if an exception interrupts its import. Python has no hook that
+    # surrounds all imports, so the frames are searched.
     while frame is not None:
         code = frame.f_code
         is_import = code.co_filename.startswith("<frozen importlib")
@@ -108,7 +109,7 @@ class Interruption:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """For code that does not poll, let the first signal raise KeyboardInterrupt, too.
+        """Let the first signal raise KeyboardInterrupt as well, for code that does not poll.
 
         Raises:
             KeyboardInterrupt: also if a signal has already arrived.
@@ -148,8 +149,8 @@ def interruptible() -> Iterator[Interruption]:
     previous_handlers = {
         number: signal.signal(number, interruption.handle)
         for number in SIGNALS
-        # An ignored SIGHUP was set by nohup and stays ignored. An ignored SIGINT does not stay
-        # ignored, because shells start every background command (&) with SIGINT ignored.
+        # An ignored SIGHUP stays ignored, because nohup sets it. An ignored SIGINT is handled
+        # nevertheless, because shells start every background command (&) with SIGINT ignored.
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

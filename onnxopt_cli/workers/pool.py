@@ -34,11 +34,11 @@ from onnxopt_cli.workers.worker import State, Worker
 # backends. Closed workers, which run only code of onnxopt, are not replaced.
 _CASES_PER_WORKER = 2000
 # The largest number of bytes of outputs that await a reader. Beyond this limit, a pool assigns only
-# the request whose response the runner awaits, because the outputs of many requests that were
+# the request whose response the runner awaits. Otherwise, the outputs of requests that were
 # submitted ahead might exhaust the memory.
 _MAX_UNREAD_BYTES = 64 << 20
-# The number of consecutive workers that did not start, or did not respond to any case, after which
-# the pool gives up.
+# The pool gives up after this number of consecutive workers that did not start, or did not respond
+# to any case.
 _MAX_FAILED_STARTS = 3
 
 
@@ -79,9 +79,9 @@ class Job:
     Attributes:
         request: the request.
         result: the response, or the reason why it is missing; None until either is known.
-        unread_bytes: the bytes of the outputs, until they are read.
-        earlier_breach: the fault of an earlier worker that had this request, which an earlier case
-            may have caused; None without such a fault.
+        unread_bytes: size of the outputs in bytes; 0 once the runner has read the outputs.
+        earlier_breach: the fault of an earlier worker to which this request was assigned; an
+            earlier case may have caused the fault. None without such a fault.
     """
 
     request: Request
@@ -162,7 +162,7 @@ class Pool:
         return wait
 
     def renew(self) -> None:
-        """While no case is queued, replace the workers by a new worker."""
+        """Replace the workers by a new worker; no case may be queued."""
         self._end_workers()
         self._workers.append(self.worker())
 
@@ -216,7 +216,8 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
             if breach and not _recurs(breach, worker.response):
-                # A new worker runs the same case without the fault, so an earlier case caused it.
+                # A new worker runs the same case without the fault, so an earlier case caused the
+                # fault.
                 self._incidents.append(breach)
             job.unread_bytes = total_bytes(worker.response.outputs or ())
             self._unread_bytes += job.unread_bytes

@@ -1,10 +1,10 @@
-"""Folders for temporary files that a later run removes if their owner was killed.
+"""Folders for temporary files. If the owner of a folder is killed, a later run removes the folder.
 
-The process that will remove the folder holds a lock on the folder, which the operating system
-releases when that process ends for any reason. An unlocked folder is therefore abandoned, and the
-next run removes the folder. The random name and the unusual mode distinguish the folder from those
-of other programs. A marker file would also distinguish the folder, but a backend should find the
-folder of its worker empty.
+The process that will remove a folder holds a lock on the folder. When this process ends, for any
+reason, the operating system releases the lock. An unlocked folder is therefore abandoned, and the
+next run removes the folder. The random name and the unusual mode distinguish the folder from
+folders of other programs. A marker file would also distinguish the folder, but a backend should
+find the folder of its worker empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANDOM_BYTES = 8
 _MODE = 0o1700
 # Suffix of a folder's name until the folder is locked.
 _UNLOCKED_SUFFIX = ".new"
-# The number of seconds after which a folder that is still unlocked is abandoned.
+# The number of seconds after which a new folder that is still unlocked counts as abandoned.
 _LOCKING_SECONDS = 3600
 # Seconds after which the removal of abandoned folders stops, so that it does not delay a run.
 _SWEEP_SECONDS = 0.5
@@ -174,7 +174,7 @@ def _empty(folder: str, deadline: float) -> None:
                     for child in os.listdir(inner):  # noqa: PTH208 - as above
                         if not _unlink(child, inner):
                             # Moving a folder requires write permission to the folder, which _open
-                            # has set.
+                            # sets.
                             os.close(_open(child, inner))
                             new_name = os.urandom(_RANDOM_BYTES).hex()
                             os.rename(child, new_name, src_dir_fd=inner, dst_dir_fd=top)

@@ -1,18 +1,18 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
-psutil gives information about processes on every system. On Linux, this module itself reads /proc
-for the resources that are checked after every case, and for the descendants and the state of a
-process. psutil would open four files for each process, scan all processes of the machine to find
+psutil gives information about processes on every system. On Linux, however, this module itself
+reads from /proc the resources that are checked after every case, the descendants of a process, and
+its state. psutil would open four files for each process, scan all processes of the machine to find
 the children of one process, miss children that start meanwhile, and delay the start of each
 supervisor.
 
-**Marks.** On Linux, the runner adopts orphans of its workers, and must distinguish them from other
-children that the runner did not start: a shell that executes the command with ``exec`` leaves its
-children to the command, and the first process of a container adopts every orphan. Therefore each
-supervisor marks itself and its descendants with a hard resource limit that is lower than the limit
-of the runner. Children inherit the limit, a new session or environment does not change the limit,
-and only root may raise the limit. The marking limit is the limit on file locks, which Linux has not
-enforced since version 2.4.
+**Marks.** On Linux, the runner adopts orphans of its workers. The runner may also have other
+children that it did not start, and must not kill them: a shell that executes the command with
+``exec`` leaves its children to the command, and the first process of a container adopts every
+orphan. Therefore each supervisor marks itself and its descendants with a hard resource limit that
+is lower than the limit of the runner. Children inherit the limit, a new session or environment does
+not change it, and only root may raise it. The limit on file locks serves as the mark, because Linux
+has not enforced this limit since version 2.4.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def end_descendants(
     """Kill the descendants of a process until none is left, although they may start new ones.
 
     All descendants are stopped before any of them is killed, so that no process can react to the
-    end of another process. Signals are sent to whole process groups, from which a process does not
-    escape by forking. Orphans that the calling process adopts during a round of kills are killed in
-    the next round.
+    end of another process. Signals are sent to whole process groups, because a forked process stays
+    in the group. Orphans that the calling process adopts during a round of kills are killed in the
+    next round.
 
     Args:
         parent: the process; it and its process group receive no signal.
@@ -273,9 +273,9 @@ def read_proc(path: str) -> bytes:
 def limit_memory(size: int) -> None:
     """Limit this process, and each process that it starts, to ``size`` bytes of memory.
 
-    The limit is on private writable memory, not on address space: common runtimes reserve far more
-    address space than any machine has memory. The function has no effect on systems that lack such
-    a limit.
+    The limit is on private writable memory, not on address space, because common runtimes reserve
+    far more address space than any machine has memory. The function has no effect on systems that
+    lack such a limit.
     """
     # ValueError: the system enforces a further limit, which getrlimit does not report.
     with suppress(ImportError, ValueError, OSError):
@@ -329,7 +329,7 @@ def is_marked(process: int) -> bool:
 
 @cache
 def _own_limit() -> float:
-    """Return the limit that this process had before other code could lower it."""
+    """Return the limit of this process at the first call, before other code can lower the limit."""
     return _limit("self")
 
 

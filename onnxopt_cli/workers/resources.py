@@ -1,11 +1,11 @@
 """Resources that the processes of a worker hold: total memory, and leaks of a case.
 
-**Memory.** The resident size (RSS) of a process counts a page that ten forks share ten times, and
-omits files in memory that no process has mapped: a memfd, or an unlinked file of /dev/shm. Files in
-memory are found among the open files of each process. If the sum of resident sizes and files
-exceeds the limit, the kernel is asked for each process's proportional share of its pages (PSS),
-which takes much longer. Mapped pages of a file in memory are counted only once, as a part of the
-file. Mapped pages of other files are not counted, because the kernel can drop them.
+**Memory.** The sum of the resident sizes (RSS) of processes counts a page that ten forks share ten
+times. The sum omits files in memory that no process has mapped, such as a memfd or an unlinked file
+of /dev/shm. These files are found among the open files of each process. If the resident sizes and
+the files together exceed the limit, the kernel is asked for each process's proportional share of
+its pages (PSS), which takes much longer. Mapped pages of a file in memory are counted only once, as
+a part of the file. Mapped pages of other files are not counted, because the kernel can drop them.
 
 No cgroup is created, because few users have permission to create cgroups. The cgroup of a container
 cannot be used either, because it includes the runner.
@@ -48,8 +48,8 @@ _MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
-# The growth of a worker's resources that one run of a case may cause without being checked for
-# leaks. Memory is in bytes.
+# If a run of a case increases a resource of the worker by more than this amount, the case is
+# checked for leaks. Memory is in bytes.
 _ALLOWED_GROWTH = {
     "memory": 32 << 20,
     "threads": 0,
@@ -75,7 +75,8 @@ def held_bytes(
         processes: their process ids; processes that have ended count as 0.
         exact_above: a limit in bytes; a quick estimate is returned if the estimate does not exceed
             the limit.
-        foreign_bytes: bytes in files that do not count as held by the processes.
+        foreign_bytes: for each file, the number of its bytes that do not count as held by the
+            processes.
     """
     rough = sum(map(resident, processes))
     if sys.platform != "linux":
@@ -105,8 +106,8 @@ def memory_files(process: int) -> dict[FileKey, int]:
     with suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208 - runs after every case
             with suppress(OSError):
-                # Reading the link does not access the file that the link names, which the backend
-                # may control.
+                # Reading the link does not access the file that the link names; the backend may
+                # control this file.
                 target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - as above
                 is_shared = target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
                 if is_shared or target.endswith(_DELETED_SUFFIX):
@@ -154,7 +155,7 @@ def _proportional_bytes(process: int) -> int:
 
 
 def _rollup(process: int) -> dict[bytes, int]:
-    """Return the proportional sizes of all mappings together, by the kernel's names."""
+    """Return the sums of the proportional sizes of all mappings, by the kernel's names."""
     with suppress(OSError):
         lines = read_proc(f"/proc/{process}/smaps_rollup").splitlines()
         return {line.split()[0]: _kibibytes(line) for line in lines if line.startswith(b"Pss")}
@@ -244,7 +245,7 @@ class LeakCheck:
         yield f"leaves {' and '.join(leaks)} behind each time that it runs" if leaks else ""
 
     def _growth(self) -> dict[str, int]:
-        """Return each growth over the previous maximum that exceeds the limit."""
+        """Return the growth of each resource over its previous maximum, if it exceeds the limit."""
         largest, held = self._largest, self._amounts()
         # The maxima are updated after each case, so that slow growth over many cases is not
         # attributed to a single case.

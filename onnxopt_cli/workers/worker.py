@@ -88,11 +88,11 @@ _START = (
 )
 # Seconds that a supervisor has to clean up.
 _CLEANUP_SECONDS = 1.0
-# Seconds after which the attempt to kill processes without a supervisor ends.
+# Seconds after which an attempt to kill processes without a supervisor is given up.
 _KILLING_SECONDS = 10.0
-# Number of bytes of a worker's output that are kept; only the last bytes are kept.
+# Only this number of bytes at the end of a worker's output is kept.
 _KEPT_BYTES = 16 << 10
-# The largest number of lines, and of characters, from the end of a worker's output in a message.
+# A message shows at most this number of lines and of characters from the end of a worker's output.
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 # At most the content of a full pipe is read at a time, so that a worker that prints without pause
@@ -118,15 +118,15 @@ class Worker:
         backend: the backend as the user specified it.
         lowering: when to lower models to primitive operators.
         limits: limits of time and memory.
-        selector: the selector with which its descriptors are registered.
-        closed: whether to keep other workers from inspecting it.
-        state: its state.
-        version: the version that the backend reports, once it is ready.
+        selector: the selector with which the worker's descriptors are registered.
+        closed: whether to prevent other workers from inspecting this worker.
+        state: the state of the worker.
+        version: the version that the backend reports, once the backend is ready.
         refusal: the reason why the backend did not start; None if it started.
         response: the response to the last request, once it has arrived.
         incident: a fault outside of all cases; None without a fault.
-        has_responded: whether it has responded to any request.
-        case_count: number of requests that do not keep the prepared model.
+        has_responded: whether the worker has responded to a request.
+        case_count: number of requests sent, except those that keep the prepared model.
     """
 
     backend: str
@@ -175,7 +175,7 @@ class Worker:
 
         Args:
             request: the request.
-            model: its model, serialised.
+            model: the serialised model of the request.
 
         Returns:
             Whether the request was sent.
@@ -243,7 +243,7 @@ class Worker:
             self._conversation.end(min(self.limits.timeout, _TEARDOWN_SECONDS))
 
     def give_up(self, outcome: Outcome, message: str) -> None:
-        """Kill the worker, and record the reason: for its case, its start or its end."""
+        """Kill the worker, and record the reason as its response, its refusal or an incident."""
         state, printed = self.state, self._process.printed.text()
         seconds = monotonic() - self._started
         self.kill()
@@ -321,8 +321,7 @@ class Worker:
     def _accept(self, response: Response) -> None:
         """Accept a response; if the worker has grown, run the case again to confirm a leak."""
         if self.closed:
-            # A closed worker, which other processes must not inspect, runs code of onnxopt, and no
-            # code of a backend under test.
+            # A closed worker runs only code of onnxopt, whose resources are not checked.
             self._reply(response)
             return
         first = self._first_response
@@ -345,7 +344,7 @@ class Worker:
     def _reply(self, response: Response) -> None:
         self.response = response
         self.has_responded = True
-        # A command that violated the protocol was killed, so it has no pending messages.
+        # A command that violated the protocol was killed, so none of its messages is pending.
         self._obeyed_protocol = response.failure is not Outcome.PROTOCOL
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
@@ -375,8 +374,9 @@ class _WorkerProcess:
 
     Args:
         memory: memory limit of each process of the worker in bytes, or 0.
-        selector: the selector with which its descriptors are registered until they are closed.
-        closed: whether to keep other workers from inspecting it from its start on (Linux only).
+        selector: the selector with which the descriptors are registered until they are closed.
+        closed: whether to prevent other workers from inspecting the process from its start on
+            (Linux only).
 
     Attributes:
         popen: the started process: the supervisor on Linux, else the worker.
@@ -436,8 +436,7 @@ class _WorkerProcess:
             _end_supervisor(self.popen)
         STARTED.discard(self.popen.pid)
         dead = not _adopts_orphans() or end_descendants(os.getpid(), _KILLING_SECONDS, _is_orphan)
-        # Unless the backend has killed the supervisor, the supervisor has already killed the
-        # processes.
+        # The folder still exists only if there was no supervisor, or the supervisor was killed.
         remove_folder(self._folder)
         self.conversation.close()
         self._channel.close()
@@ -546,7 +545,7 @@ def _orphans_are_workers() -> bool:
 def _end_supervisor(process: subprocess.Popen[bytes]) -> None:
     if sys.platform == "linux":
         process.terminate()
-        # A supervisor that the backend has stopped would not react.
+        # A supervisor that the backend has stopped reacts only after SIGCONT.
         process.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_CLEANUP_SECONDS)

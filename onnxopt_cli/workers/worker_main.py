@@ -12,9 +12,9 @@ the worker ended. If the backend kills the supervisor, the remaining processes b
 the runner, because the runner is also a subreaper.
 
 Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
-create a PID namespace, the worker runs in the namespace, and the kernel kills all processes of the
-namespace when its first process ends. Without a namespace, the supervisor kills only the worker's
-process group. Where /proc shows processes, no namespace is created: few containers allow a
+create a PID namespace, the worker runs in the namespace. When the first process of the namespace
+ends, the kernel kills all its other processes. Without a namespace, the supervisor kills only the
+worker's process group. Where /proc shows processes, no namespace is created: few containers allow a
 namespace, and process ids in the namespace would differ from the process ids in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
@@ -148,7 +148,7 @@ def _run_requests(
 
 
 def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
-    """Fork a supervisor and a worker: return in the worker, and never in the supervisor.
+    """Become a supervisor, and fork the worker; return only in the worker.
 
     Args:
         runner: the runner's process id.
@@ -171,9 +171,9 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
-    # From this point, the end of the runner sends SIGCONT, which stays pending, so that everything
-    # that is created from then on is also removed. SIGCONT also wakes a supervisor that the backend
-    # has stopped.
+    # From this point, the kernel sends SIGCONT when the runner ends. The signal stays pending, so
+    # that everything that is created from here on is also removed. SIGCONT also wakes a supervisor
+    # that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     has_namespace = not visible() and begin_pid_namespace()

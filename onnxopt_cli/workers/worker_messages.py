@@ -15,14 +15,15 @@ backend can therefore misreport the following facts:
 A backend can neither pass with wrong outputs nor respond in the name of another backend.
 
 **Shared memory.** Each worker has two files in memory, which the runner creates: one for inputs,
-one for outputs. The files have no name, so nothing remains when the last process that holds them
-ends for any reason. On systems that lack files in memory, or space for such files, values pass
-through the channel.
+one for outputs. The files have no names, so nothing remains of them when the last process that
+holds them ends, for any reason. On systems that lack files in memory, or space for such files,
+values pass through the channel.
 
 The runner reads the files instead of mapping them into its memory. A worker that truncates or
 modifies its file therefore cannot crash the runner, which merely reads fewer bytes or different
-bytes. The worker maps its input file twice with private pages: pages that the backend modifies are
-copied, and onnxopt compares the modified mapping with the unmodified mapping.
+bytes. The worker maps its input file twice, with private pages. If the backend modifies a page of
+one mapping, only a copy of the page changes. The worker compares the two mappings to detect inputs
+that the backend modified.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def read_ready(message: Any) -> str:
 def pack_request(request: Request, model: bytes) -> tuple[dict[str, Any], ValueWriter]:
     """Return the message for a request, and the values of the request.
 
-    The model is already serialised.
+    The argument ``model`` is the serialised model.
 
     Raises:
         UnusableOutput: if the inputs cannot be sent.
@@ -202,7 +203,7 @@ def pack_own_failure(number: int, error: Exception) -> list[memoryview]:
     """
     if isinstance(error, MemoryError):
         return pack_response(number, Response(failure=Outcome.OOM, message=exception_text(error)))
-    # A change by an earlier case may have caused the failure, so a new worker runs the case again.
+    # An earlier case may have caused the failure, so a new worker runs the case again.
     message = f"{_OWN_CODE_FAILED}: {exception_text(error)}"
     return pack_response(number, Response(failure=Outcome.CRASH, message=message, earlier=True))
 

@@ -109,7 +109,9 @@ class LostError(Exception):
 
 @dataclass(eq=False)
 class Cluster:
-    """A connection to a cluster, which runs in a thread of its own and may start a local cluster.
+    """A connection to a cluster, which may be a local cluster that the connection starts.
+
+    The connection runs in a thread of its own.
 
     Attributes:
         where: the address of a scheduler, the path of its file, ``local``, or ``local:N``. A local
@@ -117,11 +119,11 @@ class Cluster:
         interruption: set when the user interrupts the command.
         tell: receives messages for the user about workers that are not used.
         ship: files and folders to send to every worker.
-        tls: files of the trusted certificates, the client's certificate and its key; empty for
-            those of Dask's configuration.
+        tls: three files: the trusted certificates, the client's certificate, and the key of this
+            certificate; empty to use the files of Dask's configuration.
         insecure: whether to connect to other machines without TLS.
         packages: additional packages whose versions must agree on all machines.
-        client: Dask's client, which only the thread may use.
+        client: Dask's client, which only the connection's thread may use.
         local: whether the cluster runs on this machine, so that no files need be sent.
         shipped: the files to send to every worker.
         versions: the versions that every worker must have.
@@ -170,8 +172,8 @@ class Cluster:
             raise
 
     def _run_loop(self) -> None:
-        # The client handles Ctrl-C. The processes that this thread starts ignore the signal; the
-        # client ends them.
+        # The client handles Ctrl-C. The processes that this thread starts do not receive the
+        # signal, because the client ends them.
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.run_forever()
@@ -187,7 +189,7 @@ class Cluster:
         try:
             import distributed
         except Exception as error:
-            # Dask inspects the system while it is loaded.
+            # Dask inspects the system while it is loaded, which may raise any exception.
             raise UsageError(
                 printable(f"Dask cannot be loaded: {type(error).__name__}: {error}"),
                 hint='in a container, mount /proc; or pip install --upgrade "onnxopt[cluster]"',
@@ -286,7 +288,7 @@ class Cluster:
         self._thread.join(_CLOSING_SECONDS)
 
     async def present(self) -> dict[str, dict[str, float]]:
-        """Return the last heartbeat and the number of threads of each worker, by address.
+        """Return the last heartbeat's time and the thread count of each worker, by address.
 
         Raises:
             BackendUnavailable: if the scheduler does not respond, or its response is invalid.
@@ -383,8 +385,8 @@ def _digest(content: bytes) -> str:
 def real_place(path: Path | str) -> str:
     """Return the absolute path of a file.
 
-    Links are resolved in the path of the folder, but not in the file's name. The ids of cases
-    contain the file's name.
+    Links are resolved in the path of the folder, but not in the file's name, because the ids of
+    cases contain the file's name.
     """
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - called for many strings
     return os.path.join(os.path.realpath(folder), name)  # noqa: PTH118 - as above
@@ -427,8 +429,8 @@ class _Work(Generic[Done]):
         size = self._batch_size(last - first, workers)
         end = first + min(size, last - first)
         if end < last:
-            # If possible, end the batch between two files, because a file that is split between
-            # batches may be read twice.
+            # If possible, end the batch between two files, because a file whose items are split
+            # between batches may be read twice.
             ends = range(end, first + size // 2, -1)
             end = next((index for index in ends if self.files(index - 1) != self.files(index)), end)
         self.parts[part] = range(end, last)
@@ -470,7 +472,7 @@ class _Work(Generic[Done]):
         """Record a worker's responses to a batch.
 
         Raises:
-            ValueError: if the responses are invalid; also KeyError, TypeError or AttributeError.
+            ValueError, KeyError, TypeError, AttributeError: if the responses are invalid.
         """
         pairs = zip(batch, responses, strict=True)
         self.done.put({index: self.read(index, response) for index, response in pairs})
@@ -591,13 +593,13 @@ class WorkerGroup:
         Args:
             request: the name of the request.
             items: the items, as values of JSON.
-            read: returns the result for the index of an item and the worker's response; raises
-                ValueError, KeyError or TypeError if the response is invalid.
-            files: returns the files that the item with an index needs.
+            read: takes the index of an item and the worker's response, and returns the result;
+                raises ValueError, KeyError or TypeError if the response is invalid.
+            files: takes the index of an item, and returns the files that the item needs.
             stop: returns whether to stop early.
-            part: returns the part to which the item with an index belongs; None if there is only
-                one part. Workers receive different parts while there are enough parts, so that one
-                worker processes a whole part if possible.
+            part: takes the index of an item, and returns the part to which the item belongs; None
+                if there is only one part. If there are enough parts, each worker receives items of
+                a different part, so that one worker processes a whole part if possible.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.
@@ -717,11 +719,11 @@ class WorkerGroup:
         elif monotonic() - self._workerless_since > _WORKERS_SECONDS:
             raise BackendUnavailable(
                 f"the cluster has had no worker for {_WORKERS_SECONDS:g} s",
-                hint="dask worker SCHEDULER starts one; it needs onnxopt installed",
+                hint="dask worker SCHEDULER starts one; onnxopt must be installed there",
             )
 
     async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
-        """Start a sidecar on a new worker, compare it with the first one, and assign batches."""
+        """Start a sidecar on a new worker, compare its hello with the first, and send batches."""
         worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"

@@ -4,8 +4,9 @@ The Dask worker only starts the sidecar and forwards bytes. The Dask worker impo
 one run cannot affect the next. The sidecar works like a command on one machine: backends run in
 supervised workers of the sidecar, and have no access to Dask.
 
-All files are in a subfolder of the Dask worker's folder: a store of files by digest, which later
-runs reuse, and for each run a tree with copies of the client's files at their original paths.
+All files are in a subfolder of the Dask worker's folder. The subfolder contains a store of files by
+digest, which later runs reuse. For each run, the subfolder also contains a tree with copies of the
+client's files at their original paths.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Setup:
 
     Attributes:
         versions: required versions, from :func:`versions`.
-        opener: module and function, joined by a colon, of an :data:`Opener`.
+        opener: the module and the name of an :data:`Opener`, joined by a colon.
         settings: the first argument of the opener.
         folder: the client's current folder.
-        local: whether to use that folder itself, not a copy of it.
+        local: whether to use ``folder`` itself instead of a copy.
         operators: operator files, as absolute paths on the client.
     """
 
@@ -120,7 +121,8 @@ class Sidecar:
             The digests that the store lacks.
         """
         for digest, content in contents.items():
-            # An incomplete file, as on a full disk, would remain in the store for later runs.
+            # Without an atomic write, an incomplete file would remain in the store if the disk is
+            # full.
             write_atomically(self._files / digest, content)
         lacking = {digest for digest, _ in wanted.values() if not (self._files / digest).exists()}
         for path, (digest, mode) in wanted.items() if not lacking else ():
@@ -184,7 +186,11 @@ class Sidecar:
         self.close()
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
-        """Pickle as an empty string; a Dask worker that retires sends its objects to others."""
+        """Pickle as an empty string.
+
+        A Dask worker that retires sends its objects to other workers, where a sidecar is not
+        usable.
+        """
         return str, ()
 
 
