@@ -244,6 +244,7 @@ def neighbours(
     with_lists = [node for node in failing if _lists_of_floats(node)]
     with_long_integers = [node for node in failing if _long_integers(node)]
     ways += ["neutral"] * 6 * bool(with_lists) + ["short"] * 4 * bool(with_long_integers)
+    ways += ["constant"] * 2
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -252,6 +253,8 @@ def neighbours(
                 with time_limit(seconds):
                     if way == "neutral":
                         node = _neutral(random, random.choice(with_lists))
+                    elif way == "constant":
+                        node = _constant(random, random.choice(failing))
                     elif way == "short":
                         node = _shortened(random.choice(with_long_integers))
                     else:
@@ -889,6 +892,20 @@ def _neutral(random: Random, node: BoundNode) -> BoundNode:
     name = random.choice(_lists_of_floats(node))
     number = float(random.randrange(2))
     return node.with_attribute(name, [number] * len(node.attributes[name]))
+
+
+def _constant(random: Random, node: BoundNode) -> BoundNode:
+    """Replace all elements of a floating-point input by 0, by 1 or by its first element."""
+    arrays = [
+        (place, array)
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.dtype.kind == "f" and array.size > 1
+    ]
+    if not arrays:
+        return node
+    place, array = random.choice(arrays)
+    number = random.choice((0.0, 1.0, float(array.flat[0])))
+    return node.with_operand(place, np.full_like(array, number))
 
 
 def _emptied(random: Random, node: BoundNode) -> BoundNode:

@@ -38,9 +38,9 @@ MIN_FAILING = 8
 MAX_CHANCE = 1e-6
 #: At least MIN_WRONG_SHARE of the elements that meet a condition must be wrong.
 MIN_WRONG_SHARE = 0.2
-#: A statement says "wherever" instead of "only where" if at least WHEREVER_SHARE of the elements
-#: that meet the condition are wrong.
-WHEREVER_SHARE = 0.99
+#: If some wrong elements do not meet a condition, at least SUFFICIENT_SHARE of the elements that
+#: meet the condition must be wrong.
+SUFFICIENT_SHARE = 0.99
 #: If a condition names a trait, at least MIN_RIGHT_WITHOUT new nodes without the trait must be
 #: right.
 MIN_RIGHT_WITHOUT = 11
@@ -321,7 +321,7 @@ class ElementConditions:
         share = wrong / np.maximum(met, 1)
         covered = within @ (cases[:, None] * (1 - counts[:, :, 3]))
         is_necessary = (disagrees == 0) & (share >= _MIN_CANDIDATE_SHARE)
-        is_sufficient = ~is_necessary & (share >= WHEREVER_SHARE)
+        is_sufficient = ~is_necessary & (share >= SUFFICIENT_SHARE)
         evidence = np.where(is_sufficient, sufficient_evidence, evidence)
         valid = (is_necessary | is_sufficient) & (covered > 0)
         valid &= evidence >= _MIN_CANDIDATE_EVIDENCE
@@ -458,7 +458,7 @@ class ElementConditions:
     def agrees(self, condition: ElementCondition) -> bool:
         """Return whether all failing nodes with the trait agree with a condition."""
         if condition.is_sufficient:
-            return condition.share >= WHEREVER_SHARE
+            return condition.share >= SUFFICIENT_SHARE
         return all(
             node.agrees(condition) for node in self._failing if condition.applies_to(node.sample)
         )
@@ -629,8 +629,12 @@ class ElementConditions:
         wrong = sum(
             node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
         )
-        is_wherever = condition.share >= WHEREVER_SHARE and not condition.limits
-        quantifier = "wrong wherever" if is_wherever else f"{otherwise}wrong only where"
+        if wrong_met == met and not condition.limits:
+            quantifier = "wrong wherever"
+        elif condition.is_sufficient:
+            quantifier = "mostly wrong where"
+        else:
+            quantifier = f"{otherwise}wrong only where"
         parts = " and ".join(condition.parts)
         content = ""
         if condition.content:

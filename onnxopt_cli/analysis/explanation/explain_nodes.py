@@ -866,13 +866,16 @@ class _NodeSearch:
             if ids:
                 explained.update(ids)
                 names = (hypothesis.mistake.name,) if hypothesis.mistake else ()
-                text = hypothesis.text(_FAULTS[self._outcome])
+                text = hypothesis.text(
+                    _FAULTS[self._outcome],
+                    is_contradicted=any(map(hypothesis.contradicts, self._nodes.samples)),
+                )
                 if rivals := self._ranking.rivals(hypothesis):
                     text += f" (or {' or '.join(map(repr, rivals))} with the same effect here)"
                 if hypothesis.has_exceptions(self._nodes.samples):
                     text += f", if {hypothesis.dependence} changes the result"
-                if hypothesis.has_silent_exceptions(self._nodes.samples):
-                    text += ", unless all right values are 0, infinite or NaN"
+                if exceptions := hypothesis.silent_exceptions(self._nodes.samples):
+                    text += f", unless {' or '.join(exceptions)}"
                 text += hypothesis.uncertainty + self._evidence(hypothesis, len(ids))
                 causes.append(Cause(text, ids, names))
         return tuple(causes)

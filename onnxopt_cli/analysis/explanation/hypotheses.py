@@ -41,16 +41,22 @@ class Hypothesis:
     mistake: NodeMutant | None
     cost: float
 
-    def text(self, fault: str = "wrong") -> str:
+    def text(self, fault: str = "wrong", *, is_contradicted: bool = False) -> str:
         """Return the statement in words.
 
         Args:
             fault: a description of the failures that have no known mistake.
+            is_contradicted: whether a few nodes contradict the statement.
         """
         where = " and ".join(trait.text for trait in self.traits)
         if self.mistake is None:
-            return f"{fault} wherever {where}"
-        return f"{self.mistake.name!r}" + (f" wherever {where}" if where else "")
+            return (
+                f"mostly {fault} where {where}" if is_contradicted else f"{fault} wherever {where}"
+            )
+        if not where:
+            return repr(self.mistake.name)
+        quantifier = "in most nodes in which" if is_contradicted else "wherever"
+        return f"{self.mistake.name!r} {quantifier} {where}"
 
     @property
     def key(self) -> str:
@@ -111,15 +117,24 @@ class Hypothesis:
             return sample.effects.get(self.mistake.name) is not Effect.NONE
         return sample.is_telling and self._shows(sample)
 
-    def has_silent_exceptions(self, samples: Iterable[NodeSample]) -> bool:
-        """Return whether a passing node meets the condition, but cannot show wrong values."""
-        return self.mistake is None and any(
-            sample.failed is False
+    def silent_exceptions(self, samples: Iterable[NodeSample]) -> list[str]:
+        """Return, in words, why passing nodes that meet the condition cannot show wrong values."""
+        if self.mistake is not None:
+            return []
+        silent = [
+            sample
+            for sample in samples
+            if sample.failed is False
             and self.meets(sample)
             and self._shows(sample)
             and not sample.is_telling
-            for sample in samples
-        )
+        ]
+        exceptions = []
+        if any(sample.has_no_finite_output for sample in silent):
+            exceptions.append("all right values are 0, infinite or NaN")
+        if any(not sample.has_no_finite_output for sample in silent):
+            exceptions.append("all elements of an input are equal")
+        return exceptions
 
     def leaves_out(self, sample: NodeSample) -> bool:
         """Return whether a node is predicted to pass only because it does not meet the condition.

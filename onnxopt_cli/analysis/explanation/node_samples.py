@@ -122,23 +122,37 @@ class NodeSample:
             return trait in self.traits
         return trait.limits.contain(self.numbers)
 
-    @cached_property
+    @property
     def is_telling(self) -> bool:
-        """Whether a fault would be visible.
+        """Whether a fault would be visible."""
+        return self.is_for_errors or not (self.has_no_finite_output or self.has_equal_elements)
 
-        Wrong arithmetic is not visible if all values are 0, infinite or NaN.
+    @cached_property
+    def has_equal_elements(self) -> bool:
+        """Whether all elements of a floating-point input of several elements are equal.
+
+        A fault that exchanges or repeats elements is then not visible.
         """
-        if self.outputs is None or self.is_for_errors:
-            return True
+        arrays = [value for value in self.inputs.values() if isinstance(value, np.ndarray)]
+        return any(
+            array.size > 1 and "float" in array.dtype.name and bool((array == array.flat[0]).all())
+            for array in arrays
+        )
+
+    @cached_property
+    def has_no_finite_output(self) -> bool:
+        """Whether all correct values are 0, infinite or NaN, so that no wrong factor is visible."""
+        if self.outputs is None:
+            return False
         arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
         if len(arrays) < len(self.outputs.right):
-            return True
-        if not any(value.size for value in arrays):
             return False
+        if not any(value.size for value in arrays):
+            return True
         numbers = [value.astype(np.float64) for value in arrays if "float" in value.dtype.name]
         if len(numbers) < len(arrays):
-            return True
-        return any((np.isfinite(values) & (values != 0)).any() for values in numbers)
+            return False
+        return not any((np.isfinite(values) & (values != 0)).any() for values in numbers)
 
     @property
     def has_truth_values(self) -> bool:

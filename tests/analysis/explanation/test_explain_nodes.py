@@ -434,7 +434,35 @@ def test_node_with_only_zeros_nans_or_no_values_contradicts_no_condition(right, 
     sample.outputs = JudgedOutputs([np.float32(right)])
     hypothesis = Hypothesis((is_float,), None, 0.0)
     assert hypothesis.contradicts(sample) is contradicts
-    assert hypothesis.has_silent_exceptions([sample]) is not contradicts
+    exceptions = ["all right values are 0, infinite or NaN"] * (not contradicts)
+    assert hypothesis.silent_exceptions([sample]) == exceptions
+
+
+@pytest.mark.parametrize(("x", "contradicts"), [([3.0, 3.0], False), ([3.0, 2.0], True)])
+def test_node_with_equal_elements_contradicts_no_condition(x, contradicts):
+    is_float = Trait("X is a float", 1.0)
+    inputs = {"x": np.float32(x)}
+    sample = NodeSample("", None, inputs, None, None, failed=False, traits=frozenset({is_float}))
+    sample.outputs = JudgedOutputs([np.float32([2.0, 1.0])])
+    hypothesis = Hypothesis((is_float,), None, 0.0)
+    assert hypothesis.contradicts(sample) is contradicts
+    exceptions = ["all elements of an input are equal"] * (not contradicts)
+    assert hypothesis.silent_exceptions([sample]) == exceptions
+
+
+def test_contradicted_statement_does_not_say_wherever():
+    is_float = Trait("X is a float", 1.0)
+    mistake = SimpleNamespace(name="alpha ignored")
+    assert Hypothesis((is_float,), None, 0.0).text() == "wrong wherever X is a float"
+    statements = [
+        Hypothesis(traits, cause, 0.0).text(is_contradicted=True)
+        for traits, cause in (((is_float,), None), ((is_float,), mistake), ((), mistake))
+    ]
+    assert statements == [
+        "mostly wrong where X is a float",
+        "'alpha ignored' in most nodes in which X is a float",
+        "'alpha ignored'",
+    ]
 
 
 @pytest.mark.parametrize(
