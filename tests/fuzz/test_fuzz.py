@@ -296,8 +296,8 @@ def test_file_created_during_the_search_is_not_replaced(fuzz):
     fuzz(backend, "--isolation", "none", "--examples", "20")
     (path,) = Path("fuzz").glob("*.yaml")
     path.unlink()
-    # Path.exists() is false for a dangling link, so the search notices the link only when it creates
-    # the file.
+    # Path.exists() is false for a dangling link, so the search notices the link only when it
+    # creates the file.
     path.symlink_to("nowhere.yaml")
     answer = fuzz(backend, "--isolation", "none", "--examples", "20")
     assert answer.code == 1

@@ -1,4 +1,4 @@
-"""Nodes of the ADMM operators, from given numbers or drawn at random."""
+"""Calls of the ADMM operators, with given or random inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRUNING = tuple(
 
 
 def call_of(name, *inputs, dtype="float32", **attributes):
-    """Bind a node; inputs that are not arrays are converted to arrays of ``dtype``."""
+    """Return a call; inputs that are not arrays are converted to arrays of ``dtype``."""
     operator = registry().named(name)
     arrays = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in inputs
@@ -25,7 +25,7 @@ def call_of(name, *inputs, dtype="float32", **attributes):
 
 
 def deviating(call, name):
-    """Return a node's outputs under a known mistake, given by its name."""
+    """Return the outputs of a call that is computed with the known mistake ``name``."""
     return next(
         known_mistake
         for known_mistake in all_known_mistakes(call.operator)
@@ -35,7 +35,7 @@ def deviating(call, name):
 
 @st.composite
 def calls(draw, operator, *, special=False, dtypes=FLOATS):
-    """Draw a node of one to three layers, some with ties and integer ranks."""
+    """Draw a call of one to three layers, which may have ties and integer ranks."""
     groups = draw(st.integers(1, 3))
     attributes = {}
     for attribute in operator.attributes:

@@ -1,4 +1,4 @@
-"""Small models for tests of backends, made only with onnx's own helpers."""
+"""Small models for tests of backends, created with onnx's helpers only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAM_INPUTS = {
     "H": np.array([0.0, 0.0], np.float32),
 }
 ADAM_ATTRIBUTES = {"alpha": 0.9, "beta": 0.999, "epsilon": 0.1}
-#: The numbers were computed by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
+#: Computed by hand for G = ±1: 1 ∓ 0.1·(sqrt(0.001)/0.1)·0.1/(sqrt(0.001)+0.1).
 ADAM_X_NEW = np.array([0.975975, 1.024025], np.float32)
 
 
@@ -28,7 +28,7 @@ def value(name, dtype=FLOAT, shape=("n",)):
 def model(
     nodes, inputs, outputs, *, opset=18, domains=(), functions=(), ir_version=8, constants=()
 ):
-    """Return a model that imports version 1 of the given domains."""
+    """Return a model of nodes; ``domains`` are imported in version 1."""
     imports = [helper.make_opsetid("", opset)]
     imports += [helper.make_opsetid(domain, 1) for domain in domains]
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(constants))
@@ -40,7 +40,7 @@ def model(
 def one_node(
     op_type, dtype=FLOAT, *, outputs_as=None, opset=18, ir_version=8, domain="", **attributes
 ):
-    """Return a model of one node from x to y, both with three elements."""
+    """Return a model of one node with the input x and the output y, each of three elements."""
     node = helper.make_node(op_type, ["x"], ["y"], domain=domain, **attributes)
     return model(
         [node],
@@ -72,7 +72,7 @@ def adam(**attributes):
 
 
 def doubled_adam(**attributes):
-    """Return a model of three nodes: X + X, Adam with the sum as its X, and Neg of X_new."""
+    """Return a model of three nodes: Add computes X + X for Adam, and Neg negates X_new."""
     node = adam_node(**attributes)
     node.input[2] = "doubled"
     nodes = [
@@ -84,12 +84,12 @@ def doubled_adam(**attributes):
 
 
 def adam_in_function(call=None, *, attributes=(), defaults=None):
-    """Return a model with Adam in a function, whose attribute rate becomes the operator's alpha.
+    """Return a model that calls a function with Adam; Adam's alpha is the function's rate.
 
     Args:
-        call: attributes of the call.
-        attributes: the function's attributes without default.
-        defaults: the function's attributes with default.
+        call: the attributes of the call.
+        attributes: the names of the function's attributes without a default.
+        defaults: the function's attributes with a default, by name.
     """
     node = adam_node(beta=0.999, epsilon=0.1)
     reference = node.attribute.add(name="alpha", ref_attr_name="rate")
@@ -115,7 +115,7 @@ def adam_in_function(call=None, *, attributes=(), defaults=None):
 
 
 def adam_in_branch():
-    """Return a model with Adam in the branch of an If that runs, on tensors of the outer graph."""
+    """Return a model with Adam in the executed branch of an If; Adam reads outer tensors."""
     branch = helper.make_graph(
         [adam_node(("inner", "v", "h"))], "b", [], [value("inner", shape=[2])]
     )
@@ -135,7 +135,7 @@ def adam_in_branch():
 
 
 def adam_in_function_in_branch():
-    """Return a model with a function that contains an If, whose branch contains Adam."""
+    """Return a model that calls a function with an If; Adam is in the executed branch."""
     branch = adam_in_branch()
     function = helper.make_function(
         "local",

@@ -1,4 +1,4 @@
-"""Runs ``onnxopt`` in a separate process."""
+"""Run ``onnxopt`` in a separate process."""
 
 from __future__ import annotations
 

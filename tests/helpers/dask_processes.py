@@ -1,4 +1,4 @@
-"""A Dask scheduler and workers on loopback, which are started by hand as in docs/cluster.md."""
+"""A Dask scheduler and workers on this machine, started as docs/cluster.md describes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from places import REPOSITORY
 
 
 def until(happened, seconds=60):
-    """Wait until a condition is true."""
+    """Wait until a condition is true; fail after ``seconds`` seconds."""
     end = time.monotonic() + seconds
     while not happened() and time.monotonic() < end:
         time.sleep(0.02)
@@ -30,7 +30,7 @@ class DaskProcesses:
         self._numbers = count()
         self.file = folder / "scheduler.json"
         self.scheduler = self._start("scheduler", "--port", "0")
-        # The file exists before its content has been written completely.
+        # The scheduler creates the file before it writes the content.
         until(lambda: self.file.exists() and self.file.stat().st_size)
         self.address = json.loads(self.file.read_text())["address"]
         self.workers: list[subprocess.Popen[bytes]] = []
@@ -38,8 +38,9 @@ class DaskProcesses:
     def add(self, *options: str, begins_with: str = "") -> subprocess.Popen[bytes]:
         """Start a worker.
 
-        The worker's interpreter, and the interpreters of its children, first execute the given
-        code.
+        Args:
+            options: options of the worker; by default, it has no nanny.
+            begins_with: Python code that the worker and its child processes execute first.
         """
         first = self.folder / f"first-{next(self._numbers)}"
         first.mkdir()
@@ -59,7 +60,7 @@ class DaskProcesses:
             process.wait()
 
     def sidecars(self) -> list[str]:
-        """Return the folders of runs that still exist on workers."""
+        """Return the folders of sidecars that still exist on workers."""
         return [str(path) for path in self.folder.glob("dask-scratch-space/*/onnxopt/run-*")]
 
     def _start(self, program: str, *options: str, first: Path | None = None):

@@ -1,4 +1,4 @@
-"""A file of small cases, and backends with scripted behaviour, for tests of whole runs."""
+"""A file of small cases, and backends with scripted behaviour, for tests of complete runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 _HEAD = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
-#: Text of a case, given its name and the first element of X.
+#: The text of a case; its name and the first element of X are inserted.
 CASE = """\
   - name: {name}
     attributes: {{alpha: 0.9, beta: 1.0, mode: standard, norm_coefficient: 0.0}}

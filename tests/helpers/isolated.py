@@ -1,4 +1,4 @@
-"""Run the command as a process with backends that misbehave, and find processes that survive."""
+"""Run ``onnxopt`` as a process with misbehaving backends, and find processes that survive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coeff
 
 
 def write_cases(folder: Path, rates: dict[str, float]) -> None:
-    """Write a file with a case for each name; backends misbehave if the rate is at least 0.5."""
+    """Write a case for each name, with its rate as R; backends misbehave if R is at least 0.5."""
     text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
     for name, rate in rates.items():
         text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"
@@ -31,7 +31,7 @@ def write_cases(folder: Path, rates: dict[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """A running process."""
+    """A running process: its id and its command line."""
 
     number: int
     command: str
@@ -39,7 +39,7 @@ class Process:
 
 @dataclass
 class Run:
-    """A command that is running or that has ended."""
+    """A command that is running or has ended, and its results."""
 
     process: subprocess.Popen[str] | subprocess.CompletedProcess[str]
     mark: str
@@ -58,7 +58,7 @@ class Run:
         return self.read()
 
     def read(self) -> Run:
-        """Read the report that the command has written."""
+        """Read outcomes and results from the report of the command."""
         if self.report.exists():
             for result in json.loads(self.report.read_text())["results"]:
                 name = result["case"].removeprefix("demo/demo/")
@@ -69,7 +69,7 @@ class Run:
         return self
 
     def survivors(self, seconds: float = 30) -> list[Process]:
-        """Return the processes of a run that have not ended after ``seconds`` seconds."""
+        """Return the processes of the run that are still running after ``seconds`` seconds."""
         end = time.monotonic() + seconds
         while (processes := self._alive()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -86,7 +86,7 @@ class Run:
                 continue
             try:
                 arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                # Other programs of the machine may have arguments that are not UTF-8.
+                # Arguments of other programs on the machine may not be UTF-8.
                 command = arguments.decode(errors="replace")
                 marked = (entry / "environ").read_bytes() + (entry / "comm").read_bytes()
                 if self.mark[-15:].encode() in marked or self.mark in command:
@@ -99,10 +99,15 @@ class Run:
 def start(
     folder: Path, backend: str, *options: str, prefix: Sequence[str] = (), ways: Sequence[str] = ()
 ) -> Run:
-    """Start ``onnxopt run`` on the cases of a folder and a backend of the hostile plugins.
+    """Start ``onnxopt run`` on the cases of a folder.
 
-    The argument ``prefix`` is a command that runs ``onnxopt``. By default, there is one worker,
-    because starting a second worker would take most of the time, and failures are not explained.
+    By default, there is one worker, because starting another one would take most of the time.
+    Failures are not explained.
+
+    Args:
+        backend: a specification, or the name of a class in ``plugins/hostile.py``.
+        prefix: the words of a command that runs ``onnxopt``.
+        ways: the ways in which a backend ``InTurn`` misbehaves.
     """
     mark, report, words, env = _asked(folder, backend, options, ways)
     process = subprocess.Popen(
@@ -124,7 +129,7 @@ def _asked(
 ) -> tuple[str, Path, list[str], dict[str, str]]:
     """Return a unique mark, the path of the report, the arguments and the environment.
 
-    The environment contains the mark, by which the processes of the run are found.
+    The environment contains the mark, so the processes of the run can be found by it.
     """
     mark = f"ONNXOPT_TEST_{uuid.uuid4().hex}"
     report = folder / f"{mark}.json"
@@ -143,10 +148,10 @@ def run_in_turn(
     plugin: Path = HOSTILE,
     prefix: Sequence[str] = (),
 ) -> Run:
-    """Run one backend that misbehaves in many ways, which is faster than a run for each way.
+    """Run a backend that misbehaves in several ways; one run takes less time than many.
 
-    The first case, ``first``, is ordinary. Each way of misbehaving has a case with its name, which
-    is followed by an ordinary case with the prefix ``after_``.
+    The backend handles the case ``first`` correctly. It then misbehaves in a case named after each
+    way, and handles a case with the prefix ``after_`` correctly.
     """
     rates = {"first": 0.25}
     for number, way in enumerate(ways, start=1):
@@ -162,7 +167,7 @@ def run_in_turn(
 
 
 def require(run: Run, way: str, outcome: str, message: str = "") -> None:
-    """Check that a misbehaviour affects only the case in which it occurs."""
+    """Check that a way of misbehaving has an outcome, and that it affects no other case."""
     assert run.outcomes["first"] == run.outcomes[f"after_{way}"] == "pass"
     assert run.outcomes[way] == outcome, run.results[way]
     result = run.results[way]

@@ -1,4 +1,4 @@
-"""Models with Momentum nodes, and properties that every lowered model has."""
+"""Models with Momentum nodes, and a check of the properties that every lowered model has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CALLING = f"""<ir_version: 8, opset_import: ["": 15, "made.here": 1]> g (INPUTS)
 
 
 def momentum(*operands, **attributes):
-    """Return the results of the formula, which are exact in float32 for the tests' numbers."""
+    """Return the outputs of Momentum; they are exact in float32 for the numbers in the tests."""
     operator = registry().named("Momentum")
     defaults = {"alpha": 0.5, "beta": 0.25, "mode": "standard", "norm_coefficient": 0.125}
     operands = [np.asarray(operand) for operand in operands]
@@ -58,7 +58,7 @@ def parsed(text):
 
 
 def checked(model):
-    """Lower a model and check the properties of every lowered model."""
+    """Lower a model, check the properties that every lowered model has, and return the result."""
     before = model.SerializeToString()
     lowered = lower(model).model
     assert model.SerializeToString() == before

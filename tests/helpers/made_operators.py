@@ -1,4 +1,4 @@
-"""Operators with formulas that tests define, and the lowered nodes of these operators."""
+"""Operators whose formulas tests define, and models of their lowered nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxopt_cli.operators.operator import Operator, Scalar
 
 
 def operator_of(formula, outputs):
-    """Return an operator with the inputs T, X and Y."""
+    """Return an operator with the formula, the inputs T, X and Y, and a number of outputs."""
     return Operator(
         name="Made",
         domain="made.here",
@@ -28,7 +28,7 @@ def operator_of(formula, outputs):
 
 
 def lowered(operator, inputs, *, known=True):
-    """Return a model that consists of the nodes of a lowered call."""
+    """Lower a call of an operator, and return a model of the resulting nodes."""
     operands = [
         GraphTensor(name, value.dtype, value.shape if known else None)
         for name, value in zip(operator.input_names(1), inputs, strict=True)

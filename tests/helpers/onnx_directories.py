@@ -1,4 +1,4 @@
-"""ONNX test directories for tests, made only with onnx's own helpers."""
+"""ONNX test directories for tests, created with onnx's helpers only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ def tensor_type(dtype=TensorProto.FLOAT, shape=None):
 
 
 def identity(inputs, initializers=()):
-    """Return a model that returns its inputs, {name: type}, under the names out_<name>."""
+    """Return a model that copies each input NAME to an output out_NAME.
+
+    Args:
+        inputs: the types of the inputs by name.
+        initializers: initializers of the graph; inputs with their names have no output.
+    """
     names = [name for name in inputs if name not in {tensor.name for tensor in initializers}]
     return helper.make_model(
         helper.make_graph(
@@ -42,7 +47,7 @@ def as_bytes(message):
 
 
 def make_directory(folder: Path, model=None, inputs=(), outputs=(), number=0):
-    """Write a test directory. Messages and bytes are written without changes."""
+    """Write a test directory with messages, or with bytes in their place."""
     data_set = folder / f"test_data_set_{number}"
     data_set.mkdir(parents=True)
     if model is not None:
@@ -55,7 +60,7 @@ def make_directory(folder: Path, model=None, inputs=(), outputs=(), number=0):
 
 
 def make_plain(folder: Path):
-    """Write a valid test directory with one float32[2] input and output."""
+    """Write a valid test directory with one input and one output, both float32[2]."""
     value = tensor(ONE_TWO)
     return make_directory(folder, identity({"x": FLOAT}), [value], [value])
 
@@ -84,7 +89,7 @@ def same(one, other):
 
 @st.composite
 def arrays(draw):
-    """Draw tensors of any element type, bits and shape, including empty tensors and scalars."""
+    """Draw tensors of all element types and shapes, with any bits that the type permits."""
     name = draw(st.sampled_from(sorted(DTYPES)))
     shape = draw(npst.array_shapes(min_dims=0, min_side=0, max_side=5))
     count = int(np.prod(shape))

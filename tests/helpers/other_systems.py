@@ -1,10 +1,10 @@
 """Simulate other systems by removing modules and functions that they lack.
 
-The simulation removes names, but does not simulate the behaviour of the other system.
+The remaining functions still behave as on this system.
 
-The program ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command for which system
-calls fail, as they do in containers and on older kernels. The kernel's filter (seccomp) also
-applies to libraries and to all processes that the command starts.
+The program ``other_systems.py ERRNO CALL,CALL COMMAND...`` executes a command. The named system
+calls fail with the error, as they do in containers and on older kernels. A filter of the kernel
+(seccomp) makes the calls fail in libraries and in all child processes as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from places import REPOSITORY
 
-# The packages that depend on the platform are imported before the platform is changed.
+# These packages must see the real platform, so they are imported before names are removed.
 _BEFORE = """
 import ctypes, multiprocessing, selectors, shutil, socket, subprocess, sysconfig, tempfile, uuid
 sysconfig.get_config_vars()
@@ -49,7 +49,7 @@ _WITHOUT = {
 import sys
 sys.modules["numpy_quaddtype"] = None
 """,
-    # On Linux, psutil itself imports one of these modules.
+    # psutil must be imported first, because it imports one of these modules on Linux.
     "no modules": """
 import psutil
 import sys
@@ -89,7 +89,7 @@ SYSTEMS = tuple(name for name in _WITHOUT if name != "ARM without quads")
 
 
 def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command and its workers in a folder, as on another system in SYSTEMS."""
+    """Run ``onnxopt`` in a folder, as on a system in SYSTEMS; this includes its workers."""
     start = folder / f"python of {system}"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(_WITHOUT[system])
@@ -121,7 +121,7 @@ CALLS = {
     "unlinkat": 263, "rmdir": 84, "poll": 7, "epoll_wait": 232, "umask": 95, "sendmsg": 46,
     "sched_getscheduler": 145, "getpriority": 140, "pidfd_send_signal": 424, "kcmp": 312,
 }  # fmt: skip
-#: True if this machine has the system call numbers of x86-64 and can filter system calls.
+#: True if the machine has these numbers of system calls and can filter system calls.
 AVAILABLE = sys.platform == "linux" and platform.machine() == "x86_64"
 
 _LOAD, _EQUAL, _SET, _RETURN = 0x20, 0x15, 0x45, 0x06
@@ -134,7 +134,9 @@ _FIRST_ARGUMENT = 16
 def forbid(number: int, calls: list[str]) -> None:
     """Make system calls of this process and its descendants fail with an error.
 
-    The name ``fork`` denotes the creation of processes that are copies of their parent.
+    Args:
+        number: the number of the error.
+        calls: names in CALLS, or ``fork``, which denotes the creation of a copy of a process.
     """
     program = []
 
@@ -144,7 +146,8 @@ def forbid(number: int, calls: list[str]) -> None:
     put(_LOAD, 0)
     for call in calls:
         if call == "fork":
-            # With CLONE_VM, the call creates a thread, or a process that executes a program next.
+            # Calls with CLONE_VM are permitted. They create threads, or processes that execute
+            # another program at once.
             put(_EQUAL, CALLS["vfork_or_fork"], 0, 4)
             put(_LOAD, _FIRST_ARGUMENT)
             put(_SET, _CLONE_VM, 1, 0)

@@ -1,4 +1,4 @@
-"""Records of runs for tests of reports: ordinary records, and a record with hostile names."""
+"""Records of runs for tests of reports: ordinary records, and a record with hostile texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxopt_cli.errors import Fault
 from onnxopt_cli.report.report_files import render
 from onnxopt_cli.report.view.run_view import RunView
 
-#: Hostile texts, which names, messages and values may contain.
+#: Hostile texts for names, messages and values.
 HOSTILE = (
     "<script>document.title='owned'</script>",
     '"><img src=x onerror="document.title=\'owned\'">',
@@ -46,7 +46,7 @@ HOSTILE = (
 
 
 def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
-    """Return the diff of an output with two elements; by default, the second element is wrong."""
+    """Return the diff of an output whose right elements are 1 and 2."""
     expected = np.array([1.0, 2.0], dtype=np.float32)
     error_bound = ErrorBound(Branch(expected, np.full(2, limit)).at, factor=4.0)
     returned = np.array(actual, dtype=np.float32)
@@ -54,7 +54,7 @@ def diff(name="X_new", actual=(1.0, 2.5), limit=1e-6):
 
 
 def result(case="demo/adam/first", backend="numpy", outcome=Outcome.PASS, **fields):
-    """Return a result of Adam; a failing result has wrong outputs."""
+    """Return a result of Adam; if the outcome is FAIL, X_new is wrong."""
     right = [diff(name, actual=(1.0, 2.0)) for name in ("V_new", "H_new")]
     diffs = ()
     if outcome in (Outcome.PASS, Outcome.FAIL):
@@ -81,12 +81,12 @@ def record(*results, **fields):
 
 
 def rendered(form, run):
-    """Return the report of a run in a given format."""
+    """Return the report of a run as text in the format ``form``."""
     return "".join(render(form, RunView(run)))
 
 
 def every_outcome():
-    """Return the record of a run with a result of each outcome and standing."""
+    """Return the record of a run that contains every outcome and every standing."""
     results = [
         result(
             f"demo/adam/{outcome.value}",
@@ -103,7 +103,7 @@ def every_outcome():
 
 
 def hostile():
-    """Return the record of a run in which every text of external origin is hostile."""
+    """Return the record of a run in which every text from files or backends is hostile."""
     results = []
     for number, text in enumerate(HOSTILE):
         for backend in ("numpy", HOSTILE[0], HOSTILE[4]):

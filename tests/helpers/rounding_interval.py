@@ -1,9 +1,9 @@
-"""Interval arithmetic that encloses the results of all evaluations that round each operation once.
+"""Interval arithmetic that bounds the errors of lowered graphs independently of onnxopt's bound.
 
-The resulting bound on the error of lowered graphs is independent of onnxopt's error bound: a
-formula that is called with intervals encloses the results of all evaluations in the same order. The
-error of an operation is at most half a unit in the last place of the type in which the lowering
-documents the operation (one unit for powers, as in C libraries).
+If a formula is called with intervals, its results contain the results of all evaluations that use
+the same order and round each operation once. Each operation has a documented type. Its error is at
+most half a unit in the last place of this type; for powers, it is at most one unit, as in C
+libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ DOUBLE = np.dtype(np.float64)
 
 
 class Interval(NDArrayOperatorsMixin):
-    """An interval for each element; constants, integers and their results have the dtype None."""
+    """An interval for each element.
+
+    The dtype of constants, of integers, and of results of both is None.
+    """
 
     def __init__(self, low, high, dtype=None):
         self.low, self.high, self.dtype = np.asarray(low), np.asarray(high), dtype
@@ -48,7 +51,7 @@ class Interval(NDArrayOperatorsMixin):
         return Interval(low, high, typed(branches))
 
     def rounded_to(self, dtype):
-        """Convert an interval to a type; points that the type represents exactly remain points."""
+        """Round to a type; a single number remains exact if the type can represent it."""
         with np.errstate(all="ignore"):
             held = (self.low == self.high) & (self.low.astype(dtype) == self.low)
         wider = self.rounded(dtype)
@@ -58,7 +61,7 @@ class Interval(NDArrayOperatorsMixin):
 
     def rounded(self, dtype, half_units=1):
         numbers = np.finfo(dtype)
-        # The second term covers the rounding of the bounds themselves.
+        # The second term allows for roundings of the bounds themselves.
         unit = WIDE_TYPE(numbers.eps) / 2 * half_units + 4 * np.finfo(WIDE_TYPE).eps
         tiny = WIDE_TYPE(numbers.smallest_subnormal)
         return Interval(

@@ -37,7 +37,7 @@ runtimes = pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=RUNTIMES.ke
 
 @cache
 def newest_opset(runtime):
-    """Return the newest opset that a runtime loads; ONNX Runtime supports new opsets late."""
+    """Return the newest opset that a runtime loads; it may be older than that of onnx."""
     text = '<ir_version: 8, opset_import: ["": 13]> one (float X) => (float Y) { Y = Abs (X) }'
     model = onnx.parser.parse_model(text)
     for opset in range(NEWEST, 18, -1):

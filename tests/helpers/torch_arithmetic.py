@@ -1,4 +1,4 @@
-"""Formulas evaluated on tensors of PyTorch: correct results, rounded by independent code."""
+"""Formulas evaluated with PyTorch, whose correct results independent code has rounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 
 def computed_by_torch(call):
-    """Compute a node on tensors of PyTorch, with PyTorch's type promotion."""
+    """Return the outputs of a call, computed with PyTorch and its type promotion."""
     rate = scalar_dtype(call)
     results = call.apply(
         lambda scalar: _TorchOperand(torch.tensor(scalar.reshape(()).astype(rate))),
@@ -59,8 +59,8 @@ class _TorchOperand(NDArrayOperatorsMixin):
         return _TorchOperand(_torch_function(function)(*map(_torch_value, inputs)))
 
 
-#: For functions whose counterparts in PyTorch do not accept all pairs of a tensor and a number:
-#: Python operators, which accept all such pairs.
+#: Python operators that replace functions of PyTorch. The operators accept a number as either
+#: operand, and the functions do not.
 _OPERATIONS = {
     np.add: python.add,
     np.subtract: python.sub,
@@ -89,7 +89,7 @@ def _torch_reduced(function, tensor):
 
 
 def _torch_percentile(tensor, percent):
-    """Interpolate by the definition, because PyTorch's quantile returns NaN next to infinity."""
+    """Compute the percentile by its definition; torch.quantile returns NaN beside infinities."""
     elements = tensor.reshape(-1).sort().values
     if elements.numel() == 0 or elements.isnan().any():
         return torch.tensor(torch.nan, dtype=tensor.dtype)

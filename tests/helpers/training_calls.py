@@ -1,4 +1,4 @@
-"""Randomly drawn nodes, and error / tolerance of their outputs."""
+"""Random calls of the training operators, and the ratio error / bound of their outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPONENTS = (0, -3, -8, -12, -17, -25, -36, 6, 12, 17, 30, 37)
 
 
 def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
-    """Return a node of one group with pseudorandom tensors, which are equal in all runs."""
+    """Return a call of one group; its tensors are random, but equal in all runs."""
     random = np.random.default_rng(0)
     inputs = [np.asarray(0.1, dtype), np.asarray(count)]
     for name in operator.tensors:
@@ -40,7 +40,7 @@ def call_of(operator, size=500, dtype=np.float32, count=3, **attributes):
 
 @st.composite
 def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
-    """Draw a node of one or two groups with finite inputs."""
+    """Draw a call of one or two groups with finite inputs."""
     attributes = {}
     for attribute in operator.attributes:
         if attribute.choices:
@@ -62,7 +62,7 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
     for name in operator.tensors:
         tensor_dtype = common or draw(dtype)
         shift = draw(st.sampled_from([0, 0, 0, -3, 3]))
-        # H accumulates squares, so its exponent is twice the exponent of the other tensors.
+        # H accumulates squares, so its exponent is twice that of the other tensors.
         size = exponent * (1 + (name == "H")) + shift
         inputs += [_tensor(random, tensor_dtype, shape, size, name == "H") for shape in shapes]
     call = bind(operator, inputs, complete_attributes(operator, attributes))
@@ -70,7 +70,7 @@ def calls(draw, operator, *, dtypes=FLOATS, exponents=EXPONENTS, counts=COUNTS):
 
 
 def shares(derived_output, output):
-    """Return the error / bound of each element; inf if an expected NaN or Inf is missing."""
+    """Return error / bound of each element; it is inf if an expected NaN or infinity is missing."""
     assert output.dtype == derived_output.expected.dtype
     assert output.shape == derived_output.expected.shape
     as_expected = (output == derived_output.expected) | (
@@ -81,7 +81,7 @@ def shares(derived_output, output):
     share = np.where(np.isnan(share), np.inf, share).astype(np.float64)
     exact = as_expected & ((derived_output.error == 0) | ~np.isfinite(derived_output.expected))
     used = np.where(exact | np.isinf(derived_output.error), 0.0, share)
-    # The tolerance may also accept NaN or the opposite infinity.
+    # An element may have a second right value, such as NaN or the opposite infinity.
     return (
         used
         if derived_output.otherwise is None
@@ -96,13 +96,13 @@ def _tensor(random, dtype, shape, exponent, positive):
         values = values * (random.random(shape) < 0.6)
     if kind == 1:
         values = 10.0**exponent * np.round(random.normal(size=shape) * 4) / 4
-    # A power of ten beyond the range of float32 becomes 3e38, which float32 can represent.
+    # Values beyond the range of float32 become ±3e38.
     values = np.clip(np.abs(values) if positive else values, -3e38, 3e38)
     return np.asarray(values).astype(dtype)
 
 
 def _nearly_cancelled(call):
-    """Return the call with an X that is approximately equal to the step, so that X_new cancels."""
+    """Return the call with an X that almost equals the step, so that X_new nearly cancels."""
     groups = []
     for group, moved in zip(call.groups, evaluate(call), strict=False):
         with np.errstate(all="ignore"):

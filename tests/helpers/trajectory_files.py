@@ -1,4 +1,4 @@
-"""Trajectories for tests: case files, and the cases that the files contain."""
+"""Case files with trajectories, and the cases that they contain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trajectory_text(operator: str, gradient: str, count: int, *, start: str = ""
 
 
 def contents(folder, text):
-    """Return the problems of a trajectory: its single steps, and its loop."""
+    """Return both problems of a trajectory: the one of single steps, and the one of the loop."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]

@@ -1,4 +1,4 @@
-"""Functions that write and read case files, and return the results of cases."""
+"""Functions that write and read case files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ cases:
 
 
 def read_text(folder: Path, text: str, name: str = "file.yaml"):
-    """Write a case file, by default of the suite ``s``, and read it."""
+    """Write a case file, and return its cases and its problems."""
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     return read_yaml_file(path)
 
 
 def problems_of(folder: Path, text: str) -> list[str]:
-    """Return the problems of a file in the form ``line: message``."""
+    """Return the problems of a case file as texts ``line: message``."""
     _, problems = read_text(folder, text)
     start = f"{folder / 'file.yaml'}:"
     assert all(problem.where.startswith(start) for problem in problems)
@@ -42,7 +42,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 
 
 def only_case(folder: Path, text: str):
-    """Return the problem of the only case of a valid file."""
+    """Return the problem of the only case in a valid case file."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert len(cases) == 1
@@ -50,7 +50,7 @@ def only_case(folder: Path, text: str):
 
 
 def identity(value: str, output: str | None = None, dtype: str = "") -> str:
-    """Return a file with one case of Identity that has the given value as input and output."""
+    """Return a file with one case of Identity; by default, the output equals the input."""
     return (
         "onnxopt: 1\nsuite: s\ncases:\n- name: c\n  operator: Identity\n"
         f"  inputs: {{input: {value}}}\n  outputs: {{output: {output or value}}}\n"

@@ -1,4 +1,4 @@
-"""The ADMM operators, lowered and bounded: correct results pass, and wrong results are rejected."""
+"""Lowering and error bound of the ADMM operators: only correct results are accepted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ each_operator = pytest.mark.parametrize("operator", PRUNING, ids=lambda operator
 
 
 def judge_of(call, factor=1.0):
-    """Return a function that returns whether outputs of a call are within the derived tolerance."""
+    """Return a function that decides whether outputs are within the derived tolerance of a call."""
     derived_outputs = {
         f"output {index}": output for index, output in enumerate(bound(call, factor))
     }
@@ -58,7 +58,7 @@ def test_onnxruntime_computes_the_lowered_node(operator, data):
 
 @each_operator
 @given(data=st.data())
-def test_exact_percent_and_tensors_leave_no_choice(operator, data):
+def test_exact_percent_and_tensors_have_one_right_result(operator, data):
     call = data.draw(calls(operator, dtypes=("float32",)))
     attributes = {name: 50.0 if name == "percent" else 1.0 for name in call.attributes}
     inputs = [np.round(array * 8) / 8 for array in call.inputs]
@@ -69,7 +69,7 @@ def test_exact_percent_and_tensors_leave_no_choice(operator, data):
 
 
 def test_element_at_a_threshold_may_be_pruned_or_kept():
-    # The rank, 80 % of 5, is an integer; in float32 it may be an ulp smaller or larger.
+    # The rank is 80 % of 5. This is an integer, but float32 may round it an ulp up or down.
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
     right = evaluate(call)
@@ -88,14 +88,14 @@ def test_element_at_a_threshold_may_be_pruned_or_kept():
         assert not accepted(call, [flipped, right[1]])
 
 
-def test_only_one_choice_is_accepted_if_rounding_cannot_decide():
+def test_one_result_is_accepted_if_rounding_cannot_change_the_choice():
     W = np.float32([1, 2, 3, 4, 5])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=50)
     assert accepted(call, evaluate(call))
     assert not accepted(call, deviating(call, "elements equal to the threshold pruned"))
 
 
-def test_equal_magnitudes_leave_no_choice_at_any_rank():
+def test_equal_magnitudes_have_one_right_result_at_any_rank():
     W = np.float32([1, 1, -1, 1, 2])
     call = call_of("MagnitudePrune", W, percent=60)
     assert all(derived_output.otherwise is None for derived_output in bound(call))
@@ -122,7 +122,7 @@ def test_bound_of_a_sum_grows_with_the_root_of_its_length():
         (loss,) = bound(call_of("AdmmPenalty", 0.0, W, 0 * W, 0 * W, rho=2))
         errors.append(float(loss.error) / size)
     assert 2.0**-24 * 9 < errors[0] < 2.0**-24 * 20
-    # Any order of ten terms rounds at most nine times.
+    # The bound of ten terms is limited to nine roundings, so the first ratio exceeds sqrt(100).
     assert 10 < errors[1] / errors[0] < 25
     assert 9 < errors[2] / errors[1] < 11
 
@@ -144,7 +144,7 @@ def test_omitted_layer_is_rejected():
 
 
 def training_step():
-    """Build a model whose types onnx can infer only if it knows both operators."""
+    """Return a model whose types onnx can infer only if both operators are registered."""
     update = helper.make_node(
         "AdmmUpdate",
         ["W1", "W2", "Z1", "Z2", "U1", "U2"],

@@ -1,4 +1,4 @@
-"""Large tensors are computed and judged in blocks, with the same verdicts as complete tensors."""
+"""Large tensors are computed and judged in blocks; the verdicts are those of complete tensors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Backend:
 
 @pytest.fixture
 def large(workplace):
-    """Return a large call of two groups, with broadcast operands and special values."""
+    """Write a large case of two groups, with broadcast operands and special values."""
     random = np.random.default_rng(5)
     special = np.float32([np.nan, np.inf, -np.inf, 0, 1e-42, 3e38])
     shapes = {"1": (COUNT,), "2": (8, COUNT // 7)}
@@ -120,7 +120,7 @@ def test_elementwise_formulas_are_recognised():
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
     """Check that the fast comparison agrees with the complete comparison.
 
-    Both comparisons examine a given output, and an output just beyond the limits.
+    The output ``actual`` is examined, and another output that slightly exceeds the limits.
     """
     if not isinstance(error_bound, ErrorBound):
         return
@@ -133,7 +133,10 @@ def compare_fast_verdict(expected, actual, error_bound, agrees, location):
 
 
 def compare_parts(content, location, random, monkeypatch):
-    """Judge wrong outputs completely and in blocks, compare the diffs, and yield them in pairs."""
+    """Judge outputs as complete tensors and in blocks, and check that the diffs are equal.
+
+    Yield for each output whether it has wrong elements, and whether it has an error.
+    """
     call = None if content.must_reject else sole_call(content.model, content.inputs)
     if content.trajectory is not None or call is None:
         return
@@ -143,7 +146,8 @@ def compare_parts(content, location, random, monkeypatch):
             with np.errstate(over="ignore"):
                 magnitude = np.abs(np.float64(derived_output.value))
             normal = np.isfinite(magnitude)
-            # Half of an odd subnormal number is rounded down in one tensor and up in the other.
+            # An error may be smaller by one subnormal number, because half of an odd subnormal
+            # number may be rounded down.
             enough = (
                 derived_output.error + np.finfo(np.float64).smallest_subnormal >= share * magnitude
             )
@@ -180,10 +184,9 @@ def compare_parts(content, location, random, monkeypatch):
 
 @pytest.mark.slow
 def test_blocks_judge_cases_of_suites_like_complete_tensors(monkeypatch):
-    """Judge outputs in blocks and as complete tensors, and compare the verdicts.
+    """Some of the outputs are correct, and others are wrong.
 
-    The limits of complete tensors are computed in the widest type. Some outputs are correct, others
-    are wrong.
+    The limits of complete tensors are computed in the widest type.
     """
     random = np.random.default_rng(3)
     outcomes = set()
@@ -205,8 +208,8 @@ def test_blocks_judge_fuzz_examples_like_complete_tensors(example, seed):
 
 
 @pytest.mark.slow
-def test_double_precision_changes_no_expected_value_of_the_suite(monkeypatch):
-    """Results computed in double, and corrected near ties, equal those of the widest type."""
+def test_double_precision_changes_no_expected_value_of_a_suite(monkeypatch):
+    """Large tensors are computed in double, and in the widest type only near ties of rounding."""
     compared = 0
     for case in collect([str(CASES)]).cases[::11]:
         content = case.load()
@@ -243,7 +246,7 @@ def test_extended_precision_is_used_near_ties_and_subnormal_numbers(name, monkey
 
 
 def normed(W, Z, U, *, percent):
-    """Formulas may reduce values that depend on another reduction, or on an undecided choice."""
+    """A formula that reduces values which depend on another reduction or on a pruned tensor."""
     norm = np.sqrt(np.sum(W * W))
     largest = np.max(np.abs(Z) / norm)
     pruned = np.where(np.abs(U) < percentile(np.abs(U), percent), 0, U)
@@ -259,7 +262,7 @@ def test_reductions_of_blocks_equal_those_of_complete_tensors(name, formula, mon
     random = np.random.default_rng(2)
     tensors = [random.standard_normal(COUNT).astype(np.float32) for _ in operator.tensors]
     for tensor in tensors:
-        # Some elements equal the threshold, others are its neighbours.
+        # Rounding creates equal elements, so some elements equal the threshold.
         tensor[::3] = np.round(tensor[::3], 2)
     call = bind(operator, tensors, complete_attributes(operator, {"percent": (100 / 3,)}))
     assert evaluate_module.has_blocks(call)

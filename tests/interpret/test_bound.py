@@ -1,4 +1,4 @@
-"""Error bounds of outputs, element by element."""
+"""Error bounds of the elements of outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def call_of(name, *inputs, dtype=np.float32, rate=None, **attributes):
-    """Bind R, T and one tensor of each kind; plain numbers are converted to the given types."""
+    """Return a call with R, T and one tensor of each kind.
+
+    Args:
+        dtype: the type to which tensors are converted if they are not arrays.
+        rate: the type of R, by default ``dtype``.
+    """
     operator = registry().named(name)
     R, T, *tensors = inputs
     arrays = [np.asarray(R, rate or dtype), np.asarray(T, np.int64)]
@@ -45,7 +50,7 @@ def momentum(*inputs, alpha=0.5, beta=1.0, mode="standard", norm_coefficient=0.0
 
 
 def judged(formula, *tensors, dtype=np.float32):
-    """Return the bounds of a formula of two tensors."""
+    """Return the error bound of a formula that is called with two tensors."""
     operator = replace(
         ADAM,
         formula=lambda _, X, G: (formula(X, G),),
@@ -60,7 +65,7 @@ def judged(formula, *tensors, dtype=np.float32):
 
 def test_error_follows_from_the_rules():
     V_new = bound(momentum(0.25, 1, 10.0, 4.0, 2.0))[1]
-    # The operations: 0 * X; adding G; 0.5 * V; 1 * G_regularized; the sum; rounding to float32.
+    # Magnitudes of the rounded results: 0 * X, + G, 0.5 * V, 1 * G_regularized, sum, output.
     roundings = [0, 4, 1, 4, 5, 5]
     assert V_new.value == 5
     assert V_new.error == pytest.approx(U * sum(roundings), rel=1e-6)
@@ -77,7 +82,7 @@ def test_limit_is_a_multiple_of_the_error_and_marked_as_derived():
 
 
 def sides(derived_output):
-    """Yield accepted values and error bounds of each element, on both sides of a choice."""
+    """Yield expected output, unrounded value and error bound of each accepted result."""
     while derived_output is not None:
         yield derived_output.expected, derived_output.value, derived_output.error
         derived_output = derived_output.otherwise
@@ -88,14 +93,14 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
     tensors = [random.choice(special, shape).astype("f4") for _ in ADAM.tensors for shape in shapes]
-    # A tensor that broadcasts.
+    # One of the tensors broadcasts.
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
     call = bind(ADAM, inputs, complete_attributes(ADAM, {}) | {"epsilon": epsilon})
     single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
-        # If any tensor has two possible bounds, a tensor with a single bound repeats its bound.
+        # If any tensor has two right results, the bound repeats the result of other tensors.
         wanted += wanted[-1:] * (len(several) - len(wanted))
         for output, expected_output in zip(several, wanted, strict=True):
             for actual_part, expected_part in zip(output, expected_output, strict=True):
@@ -127,7 +132,7 @@ def test_empty_tensor_has_empty_bounds():
         assert derived_output.inconclusive == 0
 
 
-def test_zeros_that_no_rounding_can_reach_are_exact_and_not_inconclusive():
+def test_zeros_without_rounding_errors_are_exact_and_not_inconclusive():
     for derived_output in bound(momentum(0.5, 1, 0.0, 0.0, 0.0)):
         assert derived_output.limit == 0
         assert derived_output.inconclusive == 0
@@ -135,7 +140,7 @@ def test_zeros_that_no_rounding_can_reach_are_exact_and_not_inconclusive():
 
 def test_cancellation_makes_an_element_inconclusive_and_leaves_its_neighbours():
     X = np.float32([1, 1, 3])
-    # R * V_new differs from 1 only in its last bits.
+    # For the first two elements, R * V_new differs from X = 1 only in its last bits.
     G = np.float32([3.0000002, 3, 3])
     V = np.zeros(3, np.float32)
     X_new = bound(momentum(1 / 3, 1, X, G, V))[0]
@@ -174,7 +179,7 @@ def test_intermediate_results_in_double_have_the_range_of_double():
     assert H_new.limit < 1e-14 * H_new.value
 
 
-def test_products_that_overflow_only_in_another_order_cannot_be_judged():
+def test_product_that_overflows_in_another_order_cannot_be_judged():
     product = judged(lambda X, G: X * 1e-20 / G, 1e30, 1e-10)
     assert product.value == pytest.approx(1e20)
     assert np.isinf(product.limit)
@@ -182,13 +187,13 @@ def test_products_that_overflow_only_in_another_order_cannot_be_judged():
     assert np.isfinite(product.limit)
 
 
-def test_products_that_overflow_only_term_by_term_cannot_be_judged():
+def test_product_with_a_sum_that_overflows_term_by_term_cannot_be_judged():
     sums = judged(lambda X, G: 1e9 * (X - G), [3e30, 3e28], [2.9e30, 2.9e28])
     assert np.isinf(sums.limit).tolist() == [True, False]
 
 
-def test_mean_of_terms_with_overflowing_difference_is_inconclusive():
-    # TensorFlow and PyTorch compute V + (G - V) * (1 - alpha).
+def test_weighted_mean_is_inconclusive_if_the_difference_overflows():
+    # TensorFlow and PyTorch compute V + (G - V) * (1 - alpha), so the difference G - V overflows.
     outputs = momentum(0.1, 1, [1, 1], [3e38, 1], [-3e38, 2], alpha=0.9, beta=0.1)
     _, moved = bound(outputs)
     assert moved.limit.tolist()[0] == np.inf
@@ -215,7 +220,7 @@ def test_infinite_second_moment_leads_to_no_step():
     assert 0 < X_new.limit < 1e-6
 
 
-def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_number_inconclusive():
+def test_root_of_a_number_of_uncertain_sign_is_inconclusive():
     X_new, H_new = bound(
         call_of(
             "Adagrad", 0.1, 0, np.float32([1] * 3), np.float32([3] * 3), np.float32([-10, -9, -8])
@@ -229,9 +234,9 @@ def test_root_of_a_negative_number_is_nan_and_of_an_uncertain_number_inconclusiv
 
 
 def test_root_of_a_cancelled_mean_is_inconclusive():
-    # beta * H is -1 and -3 before the square of G is added. The reformulation H + (1 - beta) *
-    # (square - H) has the rounding errors of H and of the difference, which are a million times as
-    # large as the result.
+    # beta * H is -1 and -3, and the square of G is added to it. The reformulation
+    # H + (1 - beta) * (square - H) rounds H and the difference, which are a million times as large
+    # as the result.
     X_new, _, H_new = bound(
         call_of("Adam", 0.1, 0, [1.0] * 2, [1.0] * 2, [1.0] * 2, [-1e6, -3e6], beta=1e-6)
     )
@@ -269,7 +274,7 @@ def test_double_in_a_float32_node_may_be_rounded_first():
 
 
 def test_double_tensors_beside_float32_scalars_may_not_be_rounded():
-    # With T = 0, no result is computed from R alone.
+    # T is 0, so no intermediate result depends on R alone.
     X = np.float64(2**24 + 1)
     X_new = bound(momentum(0.5, 0, X, 1.0, 0.0, dtype=np.float64, rate=np.float32))[0]
     assert X_new.limit < 1e-6
@@ -284,7 +289,7 @@ def test_double_tensors_beside_float32_scalars_may_not_be_rounded():
         (np.float64, np.float64, False),
     ],
 )
-def test_powers_of_beta_may_be_rounded_to_float32_where_an_input_is_float32(rate, dtype, accepted):
+def test_powers_of_beta_may_be_rounded_to_float32_if_an_input_is_float32(rate, dtype, accepted):
     beta, T = np.float32(0.9999), 3
     X_new = bound(
         call_of("Adam", 1, T, 0.0, 1.0, 1.0, 1.0, dtype=dtype, rate=rate, beta=float(beta))
@@ -367,7 +372,7 @@ def test_doubles_beyond_float32_must_not_be_converted_to_float32(name, size):
     assert X_new.expected.dtype == np.float64
     assert np.isfinite(X_new.expected).all()
     assert (X_new.limit < 1e-4 * np.abs(X_new.expected)).all()
-    # The second element is within the range of float32 and may therefore be computed in float32.
+    # The second element may be computed in float32, because it is within the range of float32.
     assert X_new.limit[1] > 1e-9
 
 
@@ -375,12 +380,12 @@ def test_float32_results_may_be_computed_in_float32_from_double_inputs():
     X = np.float32([1])
     V = np.float64([1 + 2**-30])
     X_new = bound(momentum(1, 1, X, np.float32([0]), V, alpha=1.0))[0]
-    # Computed in float32, the step is 1, and X_new is 0.
+    # If the step is computed in float32, it is exactly 1, and X_new is 0.
     assert abs(X_new.value) <= X_new.error
 
 
 def powi(base, exponent):
-    """Return a power as LLVM's powi does."""
+    """Compute a power by the algorithm of LLVM's powi."""
     square, result = base, base.dtype.type(1)
     while True:
         if exponent & 1:
@@ -392,7 +397,7 @@ def powi(base, exponent):
 
 
 def power_from_the_left(base, exponent):
-    """Return a power by squaring, from the highest bit of the exponent on."""
+    """Compute a power by squaring, beginning with the highest bit of the exponent."""
     result = base.dtype.type(1)
     for bit in f"{exponent:b}":
         result = result * result

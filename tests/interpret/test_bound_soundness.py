@@ -1,4 +1,4 @@
-"""Reformulations, and the evaluation in the wide type, stay within the error bound."""
+"""Results of reformulations and of the wide type are within the error bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxopt_cli.interpret.reformulations import reformulations
 
 
 def largest_shares(call):
-    """Return the largest error / bound of each reformulation."""
+    """Return the largest ratio error / bound of each reformulation, by name."""
     derived_outputs = bound(call)
     return {
         reformulation.name: max(
@@ -52,8 +52,8 @@ def test_expected_values_equal_those_of_evaluate_bitwise(operator, data):
 @each_training_operator
 @given(data=st.data())
 def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
-    # All inputs are double, so the error bound of the wide type is that of double, scaled by the
-    # ratio of the unit roundoffs. The magnitudes are normal numbers in both types.
+    # All inputs are double, and their magnitudes are normal numbers in both types. The error bound
+    # of the wide type is therefore that of double, multiplied by the ratio of the unit roundoffs.
     call = data.draw(
         calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
     )
@@ -71,15 +71,14 @@ def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
 @given(data=st.data())
 def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
-    # Terms of a reformulation may cancel, such as those of H + (G * G - H) * (1 - beta) if beta is
-    # 0 and H is large. The intermediate results of a reformulation are rounded in long double, too.
-    # Errors in double and in the wide type are proportional to the machine epsilons of the types.
-    # Limits depend on intermediate results and on their squares.
+    # Limits depend on intermediate results, which are rounded in long double as well. The terms of
+    # a reformulation may cancel, such as those of H + (G * G - H) * (1 - beta) if beta is 0 and H
+    # is large. Errors in double and in long double are in the ratio of their machine epsilons.
     ratio = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps)
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):
-            # If a limit is as large as the value, roundings of intermediate long doubles affect it
-            # more.
+            # Roundings in long double change a limit more if the limit is large in relation to the
+            # value.
             allowed = wide.limit * ratio * (4 + wide.error / np.abs(wide.expected))
             alike = np.abs(quad.limit - wide.limit) <= allowed
             assert np.all(alike | (quad.limit == wide.limit))
@@ -90,7 +89,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
 
 
 def exact_outputs(call):
-    """Compute every output, including infinities and NaN, with 60 digits."""
+    """Compute the outputs of a call with 60 digits, including infinities and NaN."""
     outputs = []
     with localcontext(prec=60, traps=[]):
         for group in call.groups:

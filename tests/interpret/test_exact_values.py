@@ -1,4 +1,4 @@
-"""Exact results by mpmath confirm the verdicts in which conditioned and ONNX tolerances differ."""
+"""Exact results by mpmath confirm verdicts where conditioned and ONNX tolerances disagree."""
 
 import json
 import runpy

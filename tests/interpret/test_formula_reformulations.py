@@ -69,7 +69,7 @@ def test_reformulations_round_differently_from_the_formula(operator):
         for mode in modes
         for dtype in (np.float32, np.float64)
         for count in range(1, 12)
-        # Some reformulations are as accurate as the formula only if alpha and beta are near 1.
+        # Some reformulations are as accurate as the formula only with these alpha and beta.
         for weights in ({}, {"alpha": 0.9, "beta": 0.9} if operator.name == "Adam" else {})
     ]
     same = set()
@@ -80,11 +80,11 @@ def test_reformulations_round_differently_from_the_formula(operator):
             for first, second in zip(reformulation.run(call), plain(call), strict=True)
         ):
             same.add(reformulation.name.partition(",")[0])
-    # Reformulations that only change signs, or replace a product by a square, round equally.
+    # These reformulations round like the formula: they only change signs or replace squares.
     assert same <= {"step negated and added", "power less one", "square by a power"}
 
 
-def test_own_types_are_those_of_the_operands():
+def test_results_have_the_type_of_their_operands():
     adagrad = registry().named("Adagrad")
     call = call_of(adagrad, size=1, decay_factor=0.0, norm_coefficient=0.0, epsilon=0.0)
     (G, H), H_new = call.groups[0][1:], computed(Arithmetic())(call)[1]
@@ -98,14 +98,14 @@ def test_fused_product_is_added_unrounded():
     inputs = [np.float32(1), np.int64(0), np.float32(0), np.float32(1 + tiny)]
     inputs.append(np.float32(-(1 + 2 * tiny)))
     call = bind(adagrad, inputs, complete_attributes(adagrad, {}))
-    # The square is 1 + 2 tiny + tiny**2, whose last term is lost if it is rounded.
+    # The square is 1 + 2 tiny + tiny**2. If it is rounded, the last term is lost.
     assert computed(Arithmetic())(call)[1] == 0
     assert computed(Arithmetic(fused=True))(call)[1] == tiny**2
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("root", [root_by_reciprocal, root_by_newton])
-def test_reciprocal_roots_are_right_to_a_few_units_and_at_the_ends(dtype, root):
+def test_reciprocal_roots_are_accurate_to_a_few_ulps_in_the_complete_range(dtype, root):
     ends = np.array([0, np.finfo(dtype).smallest_normal, 1, np.finfo(dtype).max, np.inf], dtype)
     inner = np.random.default_rng(0).uniform(0.5, 5, 1000).astype(dtype)
     with np.errstate(all="ignore"):
@@ -116,7 +116,7 @@ def test_reciprocal_roots_are_right_to_a_few_units_and_at_the_ends(dtype, root):
     assert (root(inner) != np.sqrt(inner)).any()
 
 
-def test_flushing_keeps_all_but_subnormal_numbers():
+def test_flushing_changes_only_subnormal_numbers():
     values = np.array([1e-40, -1e-40, 0, 2.0**-126, np.inf, np.nan], np.float32)
     assert np.array_equal(
         flushed(values), np.array([0, 0, 0, 2.0**-126, np.inf, np.nan]), equal_nan=True

@@ -1,4 +1,4 @@
-"""Infinite inputs: NaN is correct only where a reformulation subtracts infinity from itself."""
+"""Infinite inputs: NaN is right only if a reformulation subtracts infinity from infinity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFORMULATED = f"python:{PLUGINS / 'reformulated.py'}"
 
 @st.composite
 def infinite_calls(draw, operator):
-    """Draw a node in which some elements, or R, are infinite."""
+    """Draw a call in which some elements are infinite or NaN, and R may be infinite."""
     call = draw(calls(operator, exponents=(0, -3, 6)))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
 
@@ -39,7 +39,7 @@ def infinite_calls(draw, operator):
 
 
 def accepted(derived_output, output):
-    """Return for each element whether it is accepted."""
+    """Return a mask of the accepted elements."""
     return element_shares(derived_output.expected, output, derived_output.error_bound) <= 1
 
 
@@ -84,7 +84,7 @@ def test_no_reformulation_is_rejected_for_infinite_inputs(operator, data):
     ids=lambda item: item[0],
 )
 def test_adam_as_public_libraries_write_it_conforms(onnxopt, cases):
-    # A hundredth of the pairs are tested, because all pairs would take minutes.
+    # The test uses a hundredth of the pairs, because all pairs would take minutes.
     names = ("PyTorch", "PyTorchWithTensorRates", "TensorFlow", "Keras", "Fused")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
     answer = onnxopt("run", *cases, "--isolation", "none", *backends)
@@ -104,7 +104,7 @@ def test_subtracted_decay_turns_infinity_into_nan(onnxopt):
 
 
 @pytest.mark.slow
-def test_nan_that_is_the_result_of_no_reformulation_is_wrong(onnxopt):
+def test_nan_is_wrong_if_no_reformulation_returns_it(onnxopt):
     arguments = ("conformance/adam/not_finite", "--isolation", "none", "--no-explain")
     names = ("NanForInfinity", "NanForInfiniteGradient")
     backends = [word for name in names for word in ("-b", f"{REFORMULATED}:{name}")]
@@ -153,7 +153,7 @@ def test_subtracted_decay_may_turn_a_division_by_zero_into_nan(workplace, onnxop
     assert "X_new  float32[2]  1 of 2 off" in answer.out
 
 
-def test_one_reformulation_may_absorb_a_gradient_where_another_yields_nan(workplace, onnxopt):
+def test_reformulation_may_absorb_a_gradient_although_another_returns_nan(workplace, onnxopt):
     text = HARD.format(name="both", alpha=0.25, epsilon=0, V=1, H=0)
     text = text.replace("V: [1, 2], H: [0, 2]", "V: [1, .inf], H: [0, 0]")
     (workplace / "one.yaml").write_text(text.replace("G: [0.5, 0.5]", "G: [0.0, 0.0]"))
@@ -185,7 +185,7 @@ def test_reported_expected_value_is_that_of_the_formula(workplace, onnxopt):
 
 
 @pytest.mark.slow
-def test_trajectory_from_infinity_may_be_nan_as_in_a_reformulation(workplace, onnxopt):
+def test_trajectory_from_infinity_may_become_nan_if_a_reformulation_does(workplace, onnxopt):
     (workplace / "walk.yaml").write_text(
         ONE_STEP.replace("G: [0.5, 0.5], ", "")
         + "  steps: {count: 4, inputs: {G: {cycle: [[1, -0.5], [0.25, 2]]}}}\n"
@@ -215,7 +215,7 @@ def sum_of_both(_, X, G):
 
 
 def judged(formula, form, X, G):
-    """Return the bound of a formula with one reformulation."""
+    """Return the error bound of a formula that has one reformulation, given as replacements."""
     adam = registry().named("Adam")
     changed = replace(
         adam,
@@ -239,7 +239,7 @@ def test_reformulations_of_user_operators_define_correct_results():
     assert not accepted(derived_output, np.float32([-np.inf, np.inf, np.inf])).any()
 
 
-def test_nan_from_finite_inputs_is_wrong_also_beside_infinite_inputs():
+def test_nan_from_finite_inputs_is_wrong_even_beside_infinite_inputs():
     form = {"X + G": "X + G * (X / X)"}
     derived_output = judged(sum_of_both, form, [np.inf, 0, 1], [1, 1, 1])
     assert accepted(derived_output, np.full(3, np.nan, np.float32)).tolist() == [True, False, False]
@@ -247,7 +247,7 @@ def test_nan_from_finite_inputs_is_wrong_also_beside_infinite_inputs():
 
 
 def unity(T, dtype=np.float32, **attributes):
-    """Return the tensors and bounds of Adam without decay of its averages."""
+    """Return the tensors of a step of Adam, and its error bounds; by default, alpha is 1."""
     adam = registry().named("Adam")
     group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]
@@ -264,7 +264,7 @@ def test_zero_from_cancellation_may_have_either_sign(T, dtype):
             rate = 0.5 * np.sqrt(1 - np.float32(0.999) ** np.float64(T)) / np.float64(zero)
             step = X - rate * V_new.expected / 1
         assert accepted(X_new, step.astype(dtype)).all()
-    # The result depends on the sign of the zero, but is never finite.
+    # X_new depends on the sign of the zero, but is never finite.
     for wrong in (X, np.zeros_like(X), np.full_like(X, 3e38)):
         assert not accepted(X_new, wrong).any()
     assert not accepted(V_new, -V_new.expected)[[0, 2]].any()

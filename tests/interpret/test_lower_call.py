@@ -1,4 +1,4 @@
-"""A lowered node computes the formula on every runtime, by equivalent operators of ONNX."""
+"""A lowered node computes the formula on every runtime, with primitive operators of ONNX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F, D = np.float32, np.float64
 
 
 def one_node_model(operator, inputs, attributes, opset=17, *, known=True):
-    """Return a model of one node, with inputs of known shapes, or of known ranks only."""
+    """Return a model of one node; if not ``known``, only the ranks of inputs are declared."""
     groups = (len(inputs) - len(operator.scalars)) // len(operator.tensors)
     names = operator.input_names(groups)
     declared = {
@@ -65,7 +65,7 @@ def bound_call(model, inputs):
 
 
 def enclosures(call):
-    """Return intervals that contain the results of all rounded evaluations, for every output."""
+    """Return for each output an interval that contains the results of all rounded evaluations."""
 
     def scalar(value):
         return Interval.exactly(value.reshape(()), value.dtype if value.dtype.kind == "f" else None)
@@ -85,8 +85,8 @@ magnitudes = st.floats(-10, 3).map(lambda exponent: 10.0**exponent)
 
 @st.composite
 def tensors(draw, shape, *, positive=False):
-    # Seeds are drawn instead of elements: a seed shrinks equally well, and results in more varied
-    # elements.
+    # Drawing a seed results in more varied elements than drawing each element, and shrinks equally
+    # well.
     random = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
     scale = draw(magnitudes)
     values = random.standard_normal(shape) * scale * random.choice([0, 1, 1, 1], shape)
@@ -95,14 +95,14 @@ def tensors(draw, shape, *, positive=False):
 
 @st.composite
 def narrowed(draw, shape):
-    """Draw a shape that broadcasts to another shape."""
+    """Draw a shape that can be broadcast to ``shape``."""
     suffix = shape[draw(st.integers(0, len(shape))) :]
     return tuple(1 if draw(st.booleans()) else size for size in suffix)
 
 
 @st.composite
 def nodes(draw):
-    """Draw an operator, and the inputs and attributes of a node of this operator."""
+    """Draw the name of an operator, and the inputs and attributes of its node."""
     operator = draw(st.sampled_from(TRAINING))
     single_shapes = st.sampled_from([(), (1,), (1, 1)])
     R = np.asarray(draw(magnitudes), dtype=draw(st.sampled_from([F, D]))).reshape(
@@ -126,7 +126,7 @@ def nodes(draw):
         if attribute.required or draw(st.booleans())
     }
     if attributes.get("epsilon") == 0:
-        # A gradient of zero over a root of zero is NaN in every evaluation.
+        # A zero gradient divided by a zero root would be NaN.
         attributes["epsilon"] = 1e-8
     columns = [tensor for row in zip(*groups, strict=True) for tensor in row]
     return operator.name, [R, T, *columns], attributes
@@ -228,7 +228,7 @@ def test_nan_and_infinity_are_as_in_the_formula(runtime, operator, special):
 
 @runtimes
 @pytest.mark.parametrize("enlarging", [(3, 2), (1, 3), (3,)])
-def test_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
+def test_operand_that_would_enlarge_a_tensor_of_unknown_shape_is_an_error(runtime, enlarging):
     X, G = np.ones((1, 2), F), np.ones(enlarging, F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
     lowered = lower(model).model
@@ -237,7 +237,7 @@ def test_operand_that_enlarges_a_tensor_of_unknown_shape_is_an_error(runtime, en
 
 
 @runtimes
-def test_operand_of_unknown_shape_that_enlarges_a_known_shape_is_an_error(runtime):
+def test_operand_of_unknown_shape_that_would_enlarge_a_tensor_is_an_error(runtime):
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, inputs = one_node("Momentum", [F(0.1), 3, X, G, X], known=False)
     for value in (model.graph.input[2], *model.graph.output):
@@ -248,7 +248,7 @@ def test_operand_of_unknown_shape_that_enlarges_a_known_shape_is_an_error(runtim
         runtime(lowered, inputs)
 
 
-def test_operand_that_enlarges_a_tensor_of_known_shape_is_rejected():
+def test_operand_that_would_enlarge_a_tensor_of_known_shape_is_rejected():
     X, G = np.ones((1, 2), F), np.ones((3, 2), F)
     model, _ = one_node("Momentum", [F(0.1), 3, X, G, X])
     with pytest.raises(NodeError, match="does not broadcast"):
@@ -257,7 +257,7 @@ def test_operand_that_enlarges_a_tensor_of_known_shape_is_rejected():
 
 @runtimes
 @pytest.mark.parametrize("place", [0, 1])
-def test_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
+def test_scalar_input_of_unknown_shape_with_two_elements_is_an_error(runtime, place):
     values = one_group("Momentum", F)
     values[place] = np.resize(values[place], 2)
     model, inputs = one_node("Momentum", values, known=False)
@@ -267,12 +267,12 @@ def test_scalar_of_two_elements_and_unknown_shape_is_an_error(runtime, place):
 
 
 SPECIAL = np.array([-np.inf, -1.5, -0.0, 0.0, 0.25, 1.0, 3.0, np.inf, np.nan])
-#: All pairs of special numbers are tested.
+#: All pairs of special numbers.
 X, Y = np.array(list(itertools.product(SPECIAL, SPECIAL))).T
 
 
 def assert_unchanged(runtime, formula, outputs, inputs, **options):
-    """Assert that a lowered formula is bitwise equal to the formula."""
+    """Assert that a lowered formula has the outputs of the formula, bit for bit."""
     operator = operator_of(formula, outputs)
     expected = evaluate(bind(operator, inputs, {}))
     actual = runtime(lowered(operator, inputs, **options), inputs)
@@ -351,7 +351,7 @@ def test_value_is_rounded_to_the_type_of_each_tensor_that_it_multiplies(runtime)
     def formula(T, X, Y):
         return (Y * T - X * T,)
 
-    # T is representable in double, and not in float32.
+    # Double can represent T, and float32 cannot.
     inputs = [np.array(2**24 + 1), np.ones(2, np.float32), np.ones(2)]
     (actual,) = runtime(lowered(operator_of(formula, 1), inputs), inputs)
     np.testing.assert_array_equal(actual, np.ones(2, np.float32))
@@ -369,7 +369,7 @@ def test_scalar_result_is_expanded_to_the_shape_of_its_output(runtime, known, sh
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (0,), ()])
-def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
+def test_number_of_sorted_elements_is_a_constant_if_the_shape_is_known(shape):
     operator = operator_of(lambda _T, X, _Y: (X * 0 + percentile(X, 30),), 1)
     inputs = [np.array(3), np.ones(shape, np.float32), np.ones(shape, np.float32)]
     nodes = lowered(operator, inputs).graph.node
@@ -377,7 +377,7 @@ def test_number_of_sorted_elements_is_constant_for_known_shapes(shape):
         node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"
     }
     (sort,) = (node for node in nodes if node.op_type == "TopK")
-    # The tensor is extended by one element, because it may be empty.
+    # The lowering appends an element before it sorts, because a tensor may be empty.
     assert numpy_helper.to_array(constants[sort.input[1]]).tolist() == [np.prod(shape) + 1]
     assert "Size" not in {node.op_type for node in nodes}
 

@@ -1,4 +1,4 @@
-"""Lowering replaces operators with a formula in any part of a model, under unique names."""
+"""Lowering replaces operators with a formula in all parts of a model, with unique names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_node_in_a_scan_body_takes_a_gradient_in_each_step(runtime):
 
 
 @runtimes
-def test_consecutive_nodes_with_other_nodes_between_them_are_lowered(runtime):
+def test_two_nodes_with_other_nodes_between_them_are_lowered(runtime):
     model = parser.parse_model(f"""{HEADER}
     g (float R, int64 T, float[2] X, double[2] Y, float[2] G, double[2] H)
         => (float[2] Xn, double[2] Yn) {{
@@ -315,7 +315,7 @@ def test_function_of_another_opset_cannot_be_inlined():
         lower(model)
 
 
-def test_function_of_another_opset_stays_if_it_need_not_be_inlined():
+def test_function_of_another_opset_is_kept_if_it_is_not_inlined():
     model = parsed(CALLING)
     model.functions[3].opset_import[0].version = 14
     assert checked(model).functions[0].opset_import[0].version == 14
@@ -367,7 +367,7 @@ def test_operators_with_a_formula_are_found_in_subgraphs_and_functions():
 
 @runtimes
 def test_default_of_a_function_attribute_is_passed_to_its_nodes(runtime):
-    # 0.75 is the function's default of alpha; Adagrad has another default, and Momentum none.
+    # The function sets a default of its attribute alpha, 0.75. Momentum itself has no default.
     model = parsed(f"""<ir_version: 9, opset_import: ["": 15, "made.here": 1]>
     g (INPUTS) => (float[2] Y) {{ Y = made.here.inner (R, T, X, G, V) }}
     {FUNCTIONS.split("<domain", 2)[0]}<domain: "made.here", opset_import: ["": 15, "{DOMAIN}": 1]>
@@ -399,8 +399,7 @@ def test_new_names_differ_from_every_name_in_the_model():
         {name for node in lower(plain).model.graph.node for name in node.output} - {*"ZWY"}
     )
     text = onnx.printer.to_text(plain)
-    # The names that were generated first are now used by an input, in a subgraph and by a
-    # value_info.
+    # The model now uses the generated names itself: for inputs, in a subgraph, and in annotations.
     taken, inner, annotated = made[::3], made[1::3], made[2::3]
     chain = "".join(f"{b} = Neg ({a})\n" for a, b in zip(["Z", *inner], [*inner, "b"], strict=True))
     text = text.replace(

@@ -1,4 +1,4 @@
-"""Thresholds that are interpolated between two elements, and undecided comparisons with them."""
+"""Thresholds between two elements, and comparisons with them that rounding may decide."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_threshold_between_equal_elements_is_exact_at_any_rank():
     assert pruned([1, 1, 69], 33.3).otherwise is None
 
 
-# Interpolation between two neighbours, as implementations write it.
+# The ways in which implementations interpolate between two neighbours.
 INTERPOLATIONS = {
     "from the lower neighbour": lambda a, b, fraction: a + (b - a) * fraction,
     "from the upper neighbour": lambda a, b, fraction: b - (b - a) * (1 - fraction),

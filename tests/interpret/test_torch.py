@@ -1,4 +1,4 @@
-"""Formulas computed with PyTorch, if it is installed, are within all tolerances."""
+"""If PyTorch is installed: formulas that it computes are within all tolerances."""
 
 from __future__ import annotations
 

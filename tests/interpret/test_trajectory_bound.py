@@ -1,4 +1,4 @@
-"""The error bound that is propagated along a trajectory: every reformulation stays within it."""
+"""Reformulations stay within the error bound that is propagated along a trajectory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
 
 def step_outputs(trajectory, implementation):
-    """Yield the outputs of each step of an implementation, which become its next inputs."""
+    """Yield the outputs of each step; an implementation computes the steps from its own outputs."""
     names = [value.name for value in trajectory.model.graph.output]
     state = trajectory.state
     for step in range(1, trajectory.count + 1):
@@ -105,7 +105,7 @@ def test_error_multiplied_by_a_gradient_grows_until_it_is_inconclusive(tmp_path)
     assert not bound_trajectory(without_feedback.trajectory)["X_new"].inconclusive
 
 
-def test_error_that_is_not_multiplied_grows_by_one_rounding_per_step(tmp_path):
+def test_error_without_feedback_grows_by_a_few_roundings_per_step(tmp_path):
     steps, _ = contents(tmp_path, trajectory_text("Adagrad", GRADIENTS["list"], 60))
     derived_output = bound_trajectory(steps.trajectory)["H_new"]
     steps_taken = np.arange(1, 61)[:, np.newaxis]

@@ -1,4 +1,4 @@
-"""The error bound and the lowering of every NumPy function in formulas agree."""
+"""For each NumPy function in the vocabulary, error bound and lowering agree."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onnxopt_cli.interpret.vocabulary import VOCABULARY
 from onnxopt_cli.operators.call import bind
 from onnxopt_cli.operators.percentile import percentile
 
-#: The wide type on machines where long double is not wider than double.
+#: The wide type on machines whose long double is not wider than double.
 QUAD = QuadPrecDType()
 
-#: A number that float32 represents exactly, because attributes are float32.
+#: A factor that is exact in float32, like the value of an attribute.
 SHARE = float(np.float32(0.3))
 
-#: For each function, an expression of a rounded operand and a second operand.
+#: For each function: an expression in which x is a rounded operand, and y is not.
 EXPRESSIONS = {
     np.add: lambda x, y: x + y,
     np.subtract: lambda x, y: x - y,
@@ -94,7 +94,8 @@ pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=6)
 
 
 def formula_of(function):
-    # The operand is a rounded product, so that it has an error and may be near a discontinuity.
+    # The first operand is a rounded result. It therefore has an error, which matters near a
+    # discontinuity of the function.
     return lambda _T, X, Y: (function(X * SHARE - Y, Y),)
 
 
@@ -128,7 +129,7 @@ def test_quads_are_multiplied_as_matrices_in_any_memory_layout(shape):
 
 
 def within(derived_output, output):
-    """Return for each element whether an output matches one of the correct values."""
+    """Return a mask of the elements that are within the bound of one of the right values."""
     accepted = False
     with np.errstate(all="ignore"):
         for each in filter(None, (derived_output, derived_output.otherwise)):
@@ -170,8 +171,8 @@ def test_relative_error_of_1e_4_exceeds_the_bound(function):
 @each_function
 def test_lowered_function_stays_within_the_bound(runtime, function):
     rows = np.random.default_rng(5).uniform(-4, 4, (2, 40)).astype(np.float32)
-    # The last four elements are at discontinuities. At some discontinuities, both limits are
-    # correct results; at the others, only one limit is correct.
+    # The last four elements are at discontinuities of some functions. There, either both one-sided
+    # limits are right, or only one of them.
     X = np.concatenate([rows[0], np.float32([0, 10 / 3, 1, 4])])
     Y = np.concatenate([rows[1], np.float32([0, 1, 0.3, 1.2])])
     inputs = [np.array(3), X, Y]

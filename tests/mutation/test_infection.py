@@ -1,4 +1,4 @@
-"""Mutants that an input infects."""
+"""Infection: an input infects a mutant if the mutated expression has another value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sometimes_aliased_list(x):
 
 
 def infected(function, *arguments):
-    """Return the mutants of a function, the names of the infected mutants, and the result."""
+    """Return the mutants by name, the names of the infected mutants, and the function's result."""
     mutants = {mutant.name: mutant for mutant in code_mutants(function)}
     recorder = InfectionRecorder({name: [mutant] for name, mutant in mutants.items()})
     with recorder.recording():

@@ -1,4 +1,4 @@
-"""Known mistakes: their outputs for inputs that show the defect."""
+"""Known mistakes, and their outputs for inputs that show the mistake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mistake(operator, name):
 
 
 def call_of(operator, inputs, attributes=None, dtype="float32"):
-    """Bind a node; numbers become scalars, lists become tensors, and arrays keep their type."""
+    """Return a call; numbers become scalars, lists become tensors, and arrays keep their type."""
     values = attributes or {}
     operands = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype if name != "T" else int)
@@ -98,7 +98,8 @@ def test_table_agrees_with_the_definitions_of_reformulations():
     assert moved.replace == {"alpha * V + G": "V + G - (1 - alpha) * V"}
 
 
-#: operator, known mistake, where it was seen, attributes, inputs, the right X_new, the wrong X_new
+#: Rows: operator, known mistake, an implementation with the mistake or None, attributes, inputs,
+#: the right X_new, and the wrong X_new.
 PROBES = [
     (
         *(ADAM, "epsilon added after bias correction", "PyTorch 1.3 and later"),
@@ -204,7 +205,7 @@ def test_decay_in_float32_is_wrong_for_double_tensors():
     inputs = {"R": 0.1, "T": 3, "X": 1, "G": 1, "H": 0}
     call = call_of(ADAGRAD, inputs, {"decay_factor": 0.1}, "float64")
     implementation = mistake(ADAGRAD, "decay in float32")
-    # r is 0.1 / 1.3, and an ulp of the denominator is 1.2e-7.
+    # The decayed rate is 0.1 / 1.3, and an ulp of the denominator is 1.2e-7 in float32.
     assert 1e-9 < abs(implementation.run(call)[0] - evaluate(call)[0]) < 0.1 / 1.3**2 * 1.2e-7
     assert implementation.seen_in == ("onnx2fx",)
 
@@ -213,7 +214,7 @@ def test_root_in_float32_is_wrong_for_double_tensors():
     call = call_of(ADAGRAD, {"R": 0.1, "T": 0, "X": 0, "G": 1, "H": 1}, {}, "float64")
     implementation = mistake(ADAGRAD, "root taken in float32")
     right, wrong = evaluate(call)[0], implementation.run(call)[0]
-    # The root of 2 is 1.41421354 in float32.
+    # In float32, the root of 2 is 1.41421354.
     assert abs(wrong - right) / abs(right) == pytest.approx(1.71e-8, rel=0.02)
     assert implementation.seen_in == ("OpenCV 5",)
 
@@ -261,7 +262,7 @@ def test_known_mistakes_have_unique_names_and_descriptions(operator):
     assert all(item.about.endswith((".", ")")) for item in mistakes)
 
 
-def test_mistake_that_shows_only_in_large_tensors_is_distinct():
+def test_mistakes_that_show_only_in_large_tensors_are_distinct():
     names = {item.name for item in known_mistakes(MOMENTUM)}
     assert {f"only the first {size} elements updated" for size in (1024, 65536)} <= names
 
@@ -274,7 +275,7 @@ def test_no_known_mistake_equals_the_formula(operator):
 @pytest.mark.slow
 @each_operator
 def test_named_mistakes_have_large_errors_for_some_input(operator):
-    # The following mistakes round to float32, so they affect only double tensors.
+    # These mistakes round to float32, so their errors are small and affect only double tensors.
     rounding = {
         "attributes combined in float32",
         "bias correction with powers rounded to float32",
@@ -340,7 +341,7 @@ TWO = {"R": 0.1, "T": 1, "X1": [1], "X2": [2], "G1": [3], "G2": [4], "V1": [5], 
         (None, [0.25, 1.06, 7.5, 9.4]),
         ("tensors returned in reverse order", [1.06, 0.25, 9.4, 7.5]),
         ("outputs of several tensors interleaved", [0.25, 7.5, 1.06, 9.4]),
-        # X1, X2 and G1 are used as X1, G1 and V1, and so on.
+        # The mistake reads X1, X2 and G1 as X1, G1 and V1, and the other inputs accordingly.
         ("inputs of several tensors interleaved", [0.53, 2.96, 4.7, 10.4]),
         ("only the first tensor updated", [0.25, 2, 7.5, 6]),
         ("last of several tensors not updated", [0.25, 2, 7.5, 6]),
@@ -409,7 +410,7 @@ def test_known_mistake_changes_values(name, given, seen):
 
 def test_arithmetic_in_bfloat16_rounds_every_operation():
     call = momentum_call({"R": 1, "T": 0, "X": 256, "G": -1, "V": 0})
-    # 257 lies between the bfloat16 numbers 256 and 258.
+    # 257 lies in the middle between the bfloat16 numbers 256 and 258.
     assert ml_dtypes.bfloat16(257) == 256
     assert mistake(MOMENTUM, "computed in bfloat16").run(call)[0] == 256
     assert evaluate(call)[0] == 257
@@ -425,20 +426,20 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
     ],
 )
 def test_known_mistake_computes_with_a_wrong_update_count(name, count, seen):
-    # In Adagrad, every wrong T changes the decay. Momentum uses T only for a comparison with 0.
+    # Adagrad is used, because every wrong T changes its decay. Momentum only compares T with 0.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
     assert wrong == evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": seen}, decay))
     assert wrong != evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
 
 
-def test_equal_implementations_have_one_name():
+def test_only_one_of_several_equal_mistakes_is_kept():
     names = {item.name for item in known_mistakes(MOMENTUM)}
     assert "beta at T != 0" in names
     assert not names & {"magnitude of T", "T read as unsigned"}
 
 
-def test_attributes_are_the_doubles_that_were_written():
+def test_mistake_uses_attributes_that_are_not_rounded_to_float32():
     call = call_of(ADAM, ADAM_STEP | {"H": 0}, dtype="float64")
     outputs = mistake(ADAM, "attributes not rounded to float32").run(call)
     assert outputs[2] == pytest.approx(1 - 0.999, rel=1e-12)

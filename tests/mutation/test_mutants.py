@@ -57,7 +57,7 @@ def test_mutants_are_the_same_in_every_process():
         check=True,
         env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path)},
     ).stdout
-    # Other tests may have registered operators.
+    # Exclude operators of files that other tests may have registered.
     ours = [operator for operator in registry().operators if operator.file not in registry().files]
     descriptions = [f"{m.name} | {m.about}" for operator in ours for m in mutants(operator)]
     assert printed.splitlines() == descriptions
@@ -184,7 +184,7 @@ def test_distinguishing_input_leads_to_different_results(operator):
             )
 
 
-def test_names_of_a_statement_are_exchanged_or_replaced_throughout():
+def test_names_are_exchanged_or_replaced_in_a_complete_statement():
     changed = {mutant.name.split(", not ")[0]: mutant for mutant in name_mutants(ADAM)}
     assert "V_new = beta * V + (1 - beta) * G_regularized" in changed
     assert "H_new = beta * H + (1 - beta) * (V_new * V_new)" in changed

@@ -1,4 +1,4 @@
-"""Mutants of operators without a formula, which follow from the operator's schema."""
+"""Mutants of operators without a formula; they are derived from the schema of the operator."""
 
 from __future__ import annotations
 

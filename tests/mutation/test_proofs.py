@@ -1,4 +1,4 @@
-"""Proofs that mutants equal their operator."""
+"""Proofs that mutants are equivalent to their operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assert_close(output, stored):
 
 
 def proven_mutants(schema):
-    """Return the mutants of an operator that a proof covers, with the reasons."""
+    """Return the mutants that are proven equivalent to an operator, each with the reason."""
     mutants = node_mutants(schema.domain, schema.name, schema.since_version, with_equivalent=True)
     proofs = {mutant: equivalence_proof(schema, mutant.name) for mutant in mutants}
     return {mutant: reason for mutant, reason in proofs.items() if reason}
@@ -58,15 +58,15 @@ def test_mutants_that_are_proven_equivalent_equal_the_operator(operator):
 @pytest.mark.parametrize(
     ("domain", "operator", "opset", "mutant"),
     [
-        # The input K of TopK has one value, unlike the input K of Attention.
+        # A proof applies to the input K of TopK, which has one value, but not to K of Attention.
         ("", "Attention", 23, "K first batch for all"),
         ("", "Attention", 23, "K last axes exchanged"),
-        # The pads of Pad may be negative, unlike the pads of a window.
+        # A proof applies to the pads of a window, but not to Pad, whose pads may be negative.
         ("", "Pad", 2, "pads without its sign"),
         ("", "Reshape", 14, "shape without sign"),
         ("", "Where", 16, "condition aligned to the first axis"),
         ("", "Max", 13, "data_0 aligned to the first axis"),
-        # Versions of operators that broadcast only the second input.
+        # These versions broadcast only the second input, so the inputs cannot be exchanged.
         ("", "Add", 6, "A and B exchanged"),
         ("", "Equal", 1, "A and B exchanged"),
         ("", "Reshape", 1, "shape without its sign"),
@@ -97,11 +97,13 @@ def test_every_proof_is_examined():
         ("TreeEnsembleRegressor", "outputs in float32", True),
         ("Add", "outputs in float32", False),
         ("Add", "integer outputs in 8 bits", False),
-        # The mutant exchanges elements, and all types can represent the elements.
+        # The mutant exchanges elements and changes no type.
         ("ConvInteger", "x last axes exchanged", False),
     ],
 )
-def test_misreading_that_changes_no_value_of_a_type_is_proven(operator, mutant, is_proven):
+def test_conversion_that_changes_no_value_of_a_type_is_proven_equivalent(
+    operator, mutant, is_proven
+):
     assert bool(equivalence_proof(newest(operator), mutant)) == is_proven
 
 

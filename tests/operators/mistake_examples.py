@@ -1,8 +1,8 @@
 """An example of each known mistake, computed by hand from its description, not from its code.
 
-Each line contains a mistake's name, the inputs and attributes, and the outputs. If a line omits an
-input or attribute, the value in the operator's first line applies. An attribute with the value
-``-`` is omitted from the node. Numbers are exact: fractions are not rounded.
+Each line contains the name of a mistake, the inputs and attributes, and the outputs. If a line
+omits an input or attribute, the value in the operator's line ``base`` applies. The value ``-``
+means that the node omits the attribute. Fractions such as ``-2/3`` are exact.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ mask with signs | W=[1,-2,3] | W_new=[0,-2,3] mask=[0,-1,1]
 weights not pruned | | W_new=[1,2,3] mask=[0,1,1]
 """
 
-#: Replacements of the regularized gradient.
+#: Mistakes in the regularized gradient, for all operators that regularize it.
 REGULARIZED_GRADIENT = """
 no regularisation | X=inf G=3 norm_coefficient=1 | G_regularized=3
 regularisation of twice the strength | X=2 G=3 norm_coefficient=1 | G_regularized=7
@@ -217,7 +217,7 @@ gradient averaged over the elements | X=[0,0] G=[2,4] | G_regularized=[1,2]
 sign of the gradient | X=[0,0] G=[-3,5] | G_regularized=[-1,1]
 """
 
-#: Formulas with the adaptive denominator, in which V_new is G and H_new its square.
+#: Mistakes in the denominator of Adam and Adagrad; V_new is G, and H_new is the square of G.
 ROOT_AND_EPSILON = """
 epsilon squared inside the square root | G=3 epsilon=4 | X_new=-3/5
 epsilon inside and outside the square root | G=2 epsilon=5 | X_new=-1/4
@@ -229,7 +229,7 @@ step with the old H | G=1 H=4 | X_new=-1/2
 one denominator for the whole tensor | X=[0,0] G=[1,7] | X_new=[-1/5,-7/5]
 """
 
-#: Results of formulas that prune W.
+#: Mistakes of operators that prune W.
 THRESHOLDS = """
 percentile of signed values | W=[-5,1,3] percent=50 | pruned=[-5,1,3]
 percent taken as a fraction | W=[1,2,3,4,5] percent=50 | pruned=[0,2,3,4,5]

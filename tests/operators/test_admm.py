@@ -50,17 +50,17 @@ def test_gradient_is_rho_times_the_residual():
 def test_penalties_of_all_layers_are_added_to_one_loss():
     layers = [[1, 2], [3.0], [], [0, 0], [1.0], [], [0, 0], [-1.0], []]
     (loss,) = evaluate(call_of("AdmmPenalty", np.float64([[10]]), *layers, rho=2))
-    # The residuals of the three layers are [1, 2], [1] and [].
+    # The residuals of the layers are [1, 2], [1] and [], and are added to the loss 10.
     assert loss == 16
     assert loss.dtype == np.float64
     assert loss.shape == (1, 1)
 
 
 @given(st.integers(1, 200), st.floats(0, 100, width=32), st.integers(0, 2**32))
-def test_number_of_zeros_follows_from_the_rank_without_ties(size, percent, seed):
+def test_without_ties_the_rank_determines_the_number_of_zeros(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
     W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
-    # Ranks within an ulp of an integer are excluded, because rounding decides them.
+    # Ranks next to an integer are excluded, because rounding decides whether they are above it.
     rank = (size - 1) * np.longdouble(percent) / 100
     if abs(rank - np.rint(rank)) > 1e-12 or percent in (0, 100):
         assert np.count_nonzero(W_new == 0) == math.ceil(rank)
@@ -75,7 +75,7 @@ def test_pruning_agrees_with_the_percentile_of_numpy(data):
     for index, (W,) in enumerate(call.groups):
         expected = np.where(np.abs(W) < _numpy_percentile(np.abs(W), percents[index]), 0, W)
         differs = outputs[index] != expected
-        # NumPy computes the rank in double; rounding may decide elements close to the threshold.
+        # NumPy computes the rank in double, so elements close to the threshold may differ.
         threshold = _numpy_percentile(np.abs(W), percents[index])
         assert np.all(np.abs(np.abs(W[differs]) - threshold) <= 1e-13 * threshold)
 
@@ -91,8 +91,7 @@ def test_update_agrees_with_the_published_code(data):
         near = np.abs(np.abs(z) - threshold) <= 1e-13 * threshold
         z[np.abs(z) < threshold] = 0
         Z_new, U_new = outputs[index], outputs[count + index]
-        # The result may differ by an ulp of double, because the sum is first rounded to the wide
-        # type.
+        # The sum is rounded to the wide type and then to double, so it may differ by an ulp.
         assert np.array_equal(Z_new[~near] == 0, z[~near] == 0)
         assert np.allclose(Z_new[~near], z[~near], rtol=2.0**-52, atol=0)
         scale = np.max(np.abs(W), initial=0) + np.max(np.abs(U), initial=0)
@@ -170,7 +169,7 @@ def test_dual_variable_accumulates_the_pruned_part():
 
 
 def worst_share(call, place, output):
-    """Return the largest error / tolerance of the outputs of a call."""
+    """Return the largest error / tolerance in an output of a call."""
     derived_output = bound(call)[place]
     return element_shares(derived_output.expected, output, derived_output.error_bound).max()
 
@@ -228,7 +227,7 @@ def test_mask_depends_on_w_and_not_on_w_plus_u():
     assert other == [1, 0, 1]
 
 
-def test_percent_is_common_to_all_layers_or_one_for_each():
+def test_percent_has_one_value_for_all_layers_or_one_for_each_layer():
     layers = [[1, 2, 3], [10, 20, 30]]
     first = evaluate(call_of("MagnitudePrune", *layers, percent=[0, 100]))
     assert [output.tolist() for output in first[:2]] == [[1, 2, 3], [0, 0, 30]]

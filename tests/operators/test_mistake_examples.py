@@ -1,4 +1,4 @@
-"""Every known mistake agrees with its description, as an example computed by hand shows."""
+"""Every known mistake computes the outputs of an example that was computed by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TABLES = {
     "MagnitudePrune": examples.MAGNITUDE_PRUNE + examples.THRESHOLDS,
 }
 F4, F8 = np.dtype("float32"), np.dtype("float64")
-#: Examples of mistakes in types and shapes: the shape of R and T, the value of T, the types of R
-#: and of the tensors, the number of groups, and the resulting type and shape of X_new if all
-#: tensors are scalars.
+#: Examples of mistakes in types and shapes, in which all tensors are scalars. Each example states
+#: the shape of R and T, the value of T, the type of R, the type of the tensors, the number of
+#: groups, and the resulting type and shape of X_new.
 OF_TYPES = {
     "X_new returned in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
@@ -42,7 +42,7 @@ OF_TYPES = {
 
 
 def tolerance(mistake):
-    """Return the tolerance of an example; defaults such as 1e-7 are rounded to float32."""
+    """Return the relative tolerance of an example; it is larger for defaults rounded to float32."""
     return 2e-8 if mistake.startswith("epsilon defaults to") else 1e-12
 
 
@@ -51,7 +51,7 @@ def number(text):
 
 
 def fields(text):
-    """Return the numbers and lists in a text such as ``R=1/2 X=[1,2]``, by name."""
+    """Return the values in a text such as ``R=1/2 X=[1,2]``, by name."""
     examples = {}
     for field in text.split():
         name, _, value = field.partition("=")
@@ -63,7 +63,7 @@ def fields(text):
 
 
 def rows(operator):
-    """Yield name, node and results of all examples of an operator."""
+    """Yield the name of the mistake, the inputs and the results of each example of an operator."""
     base = {}
     for line in filter(None, TABLES[operator].splitlines()):
         name, given, results = (part.strip() for part in line.split("|"))
@@ -94,7 +94,7 @@ def node(operator, given):
 
 
 def expected(operator, results):
-    """Return the results by output; a line may state the result of a shared expression instead."""
+    """Return the results by output, also if a line states the result of a shared expression."""
     if "G_regularized" in results:
         value = np.array(results["G_regularized"])
         return {"H_new": value * value} if operator.name == "Adagrad" else {"V_new": value}
@@ -125,7 +125,7 @@ def test_mistake_agrees_with_its_example(name, mistake, inputs, results):
     rtol = tolerance(mistake)
     for output, value in expected_outputs.items():
         np.testing.assert_allclose(returned[output], value, rtol=rtol, atol=0)
-    # The example distinguishes the mistake from the formula.
+    # The formula computes other outputs, so the example shows the mistake.
     assert any(
         not np.allclose(right[name], expected_outputs[name], rtol=rtol, atol=0)
         for name in expected_outputs

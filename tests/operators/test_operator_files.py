@@ -1,4 +1,4 @@
-"""Operator files of users: the examples of docs/operators.md, and errors."""
+"""Operator files of users: the example in docs/operators.md, other operators, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def call(place, onnxopt, monkeypatch):
-    """Return a function that runs a command in the folder, with variables of the environment."""
+    """Return a function that runs a command in the folder with given environment variables."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -48,7 +48,7 @@ def test_commands_of_the_document_work_on_its_operator(place, call):
     assert len(COMMANDS) == 8
     outputs = {}
     for command in COMMANDS:
-        # A quarter of an audit's implementations still contains every kind.
+        # A quarter of an audit takes less time, and still contains implementations of every kind.
         done = call(f"{command} --shard 1/4" if command.startswith("audit") else command)
         assert done.code == 0, f"{command}\n{done.out}{done.err}"
         outputs[command.partition(" --operators")[0]] = done.out
@@ -89,14 +89,14 @@ def test_formula_that_fails_on_some_inputs_is_named_with_its_line(place, call):
     assert re.search(r"error: .*lion.py:16: Lion: ValueError: no beta1", done.err), done.err
 
 
-def test_file_of_the_variable_is_checked_like_one_of_the_option(place, call):
+def test_file_in_the_environment_variable_is_checked_like_an_option(place, call):
     (place / "lion.py").write_text(LION.replace("return X_new, M_new", "raise SystemExit(0)"))
     done = call("list company", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert done.code == 2
     assert "lion.py:18: Lion: SystemExit" in done.err
 
 
-def test_files_of_the_variable_are_loaded_for_one_command(place, call):
+def test_files_in_the_environment_variable_are_loaded_for_one_command(place, call):
     done = call("list --operator Lion", ONNXOPT_OPERATORS=str(place / "lion.py"))
     assert "company/lion/" in done.out
     assert call("show Lion").code == 2
@@ -237,7 +237,7 @@ def test_operator_with_two_rates_that_depends_on_signs_is_supported(place, call)
         assert "Warning" not in done.err
     done = call("audit company --shard 1/4 --operators signs.py")
     assert re.search(r"known mistakes +(\d+) of \1 ", done.out), done.out
-    # A backend that does not check limits fails exactly the rejection cases of limits.
+    # The backend does not check limits, so it fails exactly the cases that exceed limits.
     done = call(
         "run company -b python:backend.py:Backend --no-explain --operators signs.py"
         " --report json=out.json",
@@ -322,13 +322,13 @@ AVERAGE = Operator(
 """
 
 
-def test_suite_contains_a_double_state_beside_zeros(place, call):
+def test_suite_contains_a_case_with_a_double_state_and_zeros(place, call):
     (place / "average.py").write_text(AVERAGE)
     done = call("audit company --operators average.py")
     assert done.code == 0, done.out + done.err
 
 
-def test_commands_that_are_proposed_name_the_file_of_the_operator(place, call):
+def test_proposed_commands_name_the_file_of_the_operator(place, call):
     (place / "backend.py").write_text(WRONG)
     options = "-b python:backend.py:Backend --operators lion.py"
     done = call(f"fuzz --operator Lion --examples 60 {options} --no-explain")

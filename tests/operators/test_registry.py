@@ -1,4 +1,4 @@
-"""A registry is an instance: imports register nothing, and a command forgets its operators."""
+"""Imports register no operators, and a command removes its operators when it ends."""
 
 from __future__ import annotations
 

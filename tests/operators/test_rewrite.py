@@ -11,7 +11,7 @@ from onnxopt_cli.operators.rewrite import rewrite
 
 
 def hypotenuse(a, b, *, scale=1.0):
-    """Return the scaled length."""
+    """Return the scaled length of the hypotenuse."""
     square = a * a + b * b
     if scale > 2:
         square = a * a

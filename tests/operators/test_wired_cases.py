@@ -1,4 +1,4 @@
-"""The graph around a node: names, orders, shared values and initializers, also in suites."""
+"""Cases with another graph around their node: its names, orders, shared values, initializers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ cases:
       initializers: [R]
       attributes: [mode, beta]
 """
-# The wrong backend assigns inputs by their position in the graph, and returns outputs in the node's
-# order.
+# A wrong backend that ignores names: it takes inputs in the order of the graph, and returns outputs
+# in the order of the node.
 BY_PLACE = """\
 import onnx
 from onnxopt_cli.backends.reference import NumpyBackend
@@ -100,7 +100,7 @@ def test_suites_reject_a_backend_that_ignores_names(onnxopt, workplace):
     assert onnxopt(*wired).code == 0
 
 
-def test_last_elements_of_random_data_may_be_given():
+def test_random_data_may_end_with_given_elements():
     drawn = RandomTensor("normal", 7, (2, 3), np.dtype(np.float32))
     tail = RandomTensor("normal", 7, (2, 3), np.dtype(np.float32), tail=(5.0, -6.0))
     assert tail.make().reshape(-1)[-2:].tolist() == [5.0, -6.0]
@@ -110,13 +110,13 @@ def test_last_elements_of_random_data_may_be_given():
 
 
 @pytest.mark.parametrize("count", [1, 4, 2**20])
-def test_zero_of_exact_operands_is_judged(count):
+def test_division_by_an_exact_zero_is_judged(count):
     author = Author(registry().named("Adagrad"))
     template = author.template("", "", count=count, changed={"decay_factor": -1 / count})
     new = derived_outputs(template)[0]
     assert np.isinf(new.value).all()
     assert not new.branch.inconclusive.any()
-    # 1/3 is rounded, and so are the results.
+    # 1/3 is rounded, so the zero is inexact.
     template = author.template("", "", count=3, changed={"decay_factor": -1 / 3})
     assert derived_outputs(template)[0].branch.inconclusive.all()
 
