@@ -1,9 +1,9 @@
 """Documented errors of the float32 elementary functions of graphics devices.
 
-A backend declares one of the tables below by the option ``math``. An entry of a table returns the
-largest absolute error of a function, given its exact result y and its operands. One ulp of the
-source is interpreted as 2u|y|, where u is the unit roundoff. Functions that are not listed, and
-operands for which the source states no accuracy, keep their usual tolerance.
+A backend selects one of the tables below by the option ``math``. An entry of a table returns the
+largest absolute error of a function, given the exact result y and the operands. One ulp in the
+source of a table is interpreted as 2u|y|, where u is the unit roundoff. The usual tolerance applies
+to functions that are not listed, and to operands for which the source states no accuracy.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-#: A function that returns the largest error of an elementary function, given its result and
-#: operands.
+#: A function that returns the largest error of an elementary function, given the function's result
+#: and operands.
 ErrorOf: TypeAlias = Callable[..., Array]
 
 _ULP = 2.0**-23
@@ -24,12 +24,12 @@ _PI = 3.1415926
 
 
 def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the absolute error of a function whose error in ulps depends on the operand."""
+    """Return the absolute error of a function, given its error in ulps for each operand."""
     return lambda y, x: ulps(x) * _ULP * np.abs(y)
 
 
 def _logarithm(near_one: float, ulps: float) -> ErrorOf:
-    """Return an error that is absolute for operands in [0.5, 2], and in ulps for other operands."""
+    """Return an error that is absolute for operands in [0.5, 2], and in ulps for all others."""
     return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
 
 
@@ -39,7 +39,7 @@ def _periodic(error: float) -> ErrorOf:
 
 
 def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
-    """Return the error of the quotient of sine and cosine, with 1 / |cos x| = sqrt(1 + tan^2 x)."""
+    """Return the error of sine divided by cosine, with 1 / |cos x| = sqrt(1 + tan^2 x)."""
     return lambda y, x: np.where(
         np.abs(x) <= _PI,
         (sine + np.abs(y) * cosine) * np.sqrt(1 + y * y) + ulps * _ULP * np.abs(y),
@@ -67,10 +67,10 @@ def _vulkan_exp_ulps(x: Array) -> Array:
     return 3 + 2 * np.abs(x)
 
 
-#: Vulkan specification, "Precision of GLSL.std.450 Instructions". The specification states the
-#: errors of exp, log, sin, cos, atan and atan2. The errors of other functions follow from the
-#: stated errors: tan from sin / cos, sinh and cosh from sums of exp, tanh from sinh / cosh, asin
-#: and acos from atan2, and pow(x, y) from exp2(y log2(x)). A division has an error of 2.5 ulp.
+#: Vulkan specification, "Precision of GLSL.std.450 Instructions", which states the errors of exp,
+#: log, sin, cos, atan and atan2. The errors of other functions follow from these: tan from sin /
+#: cos, sinh and cosh from sums of exp, tanh from sinh / cosh, asin and acos from atan2, and pow(x,
+#: y) from exp2(y log2(x)). A division has an error of 2.5 ulp.
 _VULKAN: Mapping[str, ErrorOf] = {
     "Exp": _relative(_vulkan_exp_ulps),
     "Log": _logarithm(2.0**-21, 3.0),
@@ -97,7 +97,7 @@ _CUDA_FAST: Mapping[str, ErrorOf] = {
     "Tanh": lambda y, _x: 2.0**-11 * np.abs(y),
     "Pow": _power(_log2_error(2.0**-22, 2.0), lambda x: 2 + 0 * x),
 }
-#: The table of errors for each value of the option ``math``.
+#: For each value of the option ``math``, the table of errors.
 DEVICE_FUNCTIONS: Mapping[str, Mapping[str, ErrorOf]] = {
     "vulkan": _VULKAN,
     "cuda-fast": _CUDA_FAST,
@@ -105,7 +105,7 @@ DEVICE_FUNCTIONS: Mapping[str, Mapping[str, ErrorOf]] = {
 
 
 def device_error(math: str, op_type: str, operands: list[Array], output: Array) -> Array | None:
-    """Return the documented error of each element of a function; None for other operators."""
+    """Return the documented error of each element of a result; None if none is documented."""
     error_of = DEVICE_FUNCTIONS.get(math, {}).get(op_type)
     if error_of is None:
         return None

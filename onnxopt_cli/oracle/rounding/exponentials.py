@@ -17,8 +17,8 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# The largest error of a logarithm that is injected. A logarithm with the largest error has no
-# correct digit, but the exponential of the error does not overflow.
+# The largest error of a logarithm that is injected. A logarithm with this error has no correct
+# digit, but the exponential of the error does not overflow.
 _MAX_MOVE = 100.0
 #: Operators whose results are the shares exp(x) / sum, or their logarithms.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
@@ -34,7 +34,7 @@ def summed(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Sum relative to the running maximum, and rescale the sum when the maximum increases."""
+    """Sum relative to the running maximum; rescale the sum each time the maximum increases."""
     terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)
@@ -54,8 +54,8 @@ def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
 def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
     """Combine logarithms by ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
     terms, shape = _terms(x, axes)
-    # The lowest finite number represents -inf, because the difference of two infinities would be
-    # NaN. The lowest number plus log(2) is rounded to the lowest number.
+    # The lowest finite number stands for -inf, because the difference of two infinities would be
+    # NaN. Adding log(2) to it has no effect, because the sum is rounded to the lowest number.
     terms = np.maximum(terms, np.finfo(x.dtype).min)
     total = terms[0]
     for term in terms[1:]:
@@ -66,7 +66,7 @@ def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
-    """Return a matrix, each column of which has the terms of one sum, and the shape of the sums."""
+    """Return a matrix with the terms of one sum in each column, and the shape of the sums."""
     places = range(x.ndim) if axes is None else np.atleast_1d(axes).tolist()
     along = sorted(int(axis) % x.ndim for axis in places)
     shape = tuple(1 if at in along else size for at, size in enumerate(x.shape))
@@ -80,7 +80,7 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
     The logarithm is rounded as if the largest operand had been added to it.
 
     Args:
-        move: returns the error of the logarithm, given the largest operand.
+        move: takes the largest operand and returns the error of the logarithm.
     """
     exact_sum = summed
 

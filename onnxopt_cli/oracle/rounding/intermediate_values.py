@@ -1,21 +1,21 @@
 """Perturbed intermediate values of nodes: activations of recurrent cells, coordinates, weights.
 
-The error of a gate or candidate of a recurrent cell is relative to the range of its activation, 1,
-not to its value. The sum ``(1 - z) * h + z * H`` of a GRU multiplies the error of z by the distance
-of h from H. Therefore the activations are perturbed, not the outputs.
+The error of a gate or candidate of a recurrent cell is relative to the range of its activation
+function, which is 1, not to its value. In the sum ``(1 - z) * h + z * H`` of a GRU, the error of z
+is multiplied by the distance of h from H. Therefore the activations are perturbed, not the outputs.
 
-ONNX Runtime and tract approximate sigmoid and tanh by rational functions of a clamped operand.
-The error of these approximations is at most 4u if the operand is not clamped. For a clamped
-operand, the result differs from the limit of the activation: in tract 0.23.9, sigmoid(22) is 1 - 8u
+ONNX Runtime and tract clamp the operand of sigmoid and tanh, and approximate the functions by
+rational functions. If the operand is not clamped, the error is at most 4u. If the operand is
+clamped, the result differs from the limit of the function: in tract 0.23.9, sigmoid(22) is 1 - 8u
 and tanh(22) is 1 - 10u.
 
-A node that interpolates multiplies the error of a coordinate by the difference of neighbouring
-elements. A node that selects elements may select another element because of an error of a
-coordinate. Therefore the coordinates of both kinds of nodes are perturbed.
+If a node interpolates, the error of a coordinate is multiplied by the difference of neighbouring
+elements. If a node selects elements, an error of a coordinate may select another element. Therefore
+the coordinates of both kinds of nodes are perturbed.
 
-An ensemble of trees adds weights, which are attributes, and base values. A sum that is close to
-zero has errors of partial sums, which are proportional to the weights. The operands only choose the
-weights, so the weights are perturbed.
+An ensemble of trees adds weights and base values, which are attributes. If the sum is close to
+zero, its error comes from the partial sums and is proportional to the weights. The operands only
+choose the weights. Therefore the weights are perturbed.
 """
 
 from __future__ import annotations
@@ -34,46 +34,48 @@ from onnxopt_cli.oracle.corrections import grids
 from onnxopt_cli.oracle.corrections.windows import regular_coordinates
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
-# The largest distance of a saturated activation from its limit, in roundings.
+# The largest distance between a saturated activation and its limit, in roundings.
 _SATURATION = 32.0
-# The share of a rounding by which an activation moves if it is not saturated. With a tolerance of
-# 16 units, 4 roundings are accepted.
+# If an activation is not saturated, it moves by this share of a rounding. A tolerance of 16 units
+# is then 4 roundings.
 _INTERIOR_SHARE = 1 / 4
 
 # Modes of Resize in which a coordinate is the quotient of a position and the scale. The quotient is
 # exact if the scale is a power of two.
 _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
-# Coordinates of GridSample and DeformConv are exact in any order of operations if the grid or the
-# offset has at most 12 binary digits after the point.
+# If the grid of GridSample or the offset of DeformConv has at most 12 binary digits after the
+# point, coordinates are exact in any order of operations.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
-# If the ratio has more than 6 binary digits after the point, the scale of the error of a weight is
-# _WEIGHT_SHARE times the sum of the magnitudes of the weight's terms.
+# If the ratio has more binary digits, the scale of a weight's error is _WEIGHT_SHARE times the sum
+# of the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
 # A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. Its error is
-# at most 8 roundings: 2 (1 - t) + 2 t because the edges are scaled and shifted, 3 t because the
-# distance between the edges is computed and divided, and 3 because terms are added. With a
-# tolerance of 16 units, 8 roundings are accepted.
+# at most 8 roundings. The edges are scaled and shifted, which contributes 2 (1 - t) + 2 t. The
+# distance between the edges is computed and divided, which contributes 3 t. The additions
+# contribute 3. A tolerance of 16 units is 8 roundings.
 _REGION_SHARE = 1 / 2
 
-# The modules of onnx's reference with the operators of trees.
+# The modules of onnx's reference that implement the operators of trees.
 _TREE_MODULES = {
     "TreeEnsemble": "op_tree_ensemble",
     "TreeEnsembleClassifier": "op_tree_ensemble_classifier",
     "TreeEnsembleRegressor": "op_tree_ensemble_regressor",
 }
-# The beginnings of the names of attributes with weights of trees.
+# The names of attributes with weights of trees begin with these texts.
 _BASE = "base_values"
 _WEIGHTS = (_BASE, "class_weights", "leaf_weights", "target_weights")
-# Values of aggregate_function that select a weight; in TreeEnsemble, the attribute is a number.
+# Values of aggregate_function that select a single weight. In TreeEnsemble, the attribute is a
+# number.
 _SELECTING_AGGREGATES = frozenset({b"MIN", b"MAX", 2, 3})
-# Values of post_transform that return the sums; in TreeEnsemble, the attribute is a number.
+# Values of post_transform that return the sums unchanged. In TreeEnsemble, the attribute is a
+# number.
 _NO_TRANSFORM = (b"NONE", 0)
 
-#: The index of the operand that contains the coordinates.
+#: For each operator, the index of the operand that contains the coordinates.
 GRIDS = {"GridSample": 1, "RoiAlign": 1}
-#: The index of the operand of DeformConv that contains offsets from regular coordinates.
+#: The index of the operand of DeformConv that contains the offsets from regular coordinates.
 OFFSETS = 2
 
 
@@ -84,7 +86,7 @@ def moved_activations(
 
     Args:
         roundoff: the unit roundoff of the model's type.
-        move: returns the movements of activations, of at most one rounding of the number 1.
+        move: takes activations and returns their movements, each of at most one rounding of 1.
     """
     cell = reference_modules().op_gru.CommonGRU
 
@@ -101,7 +103,7 @@ def moved_activations(
 
 
 def summed_weights(node: onnx.NodeProto) -> int:
-    """Return the number of terms of each sum of an ensemble of trees; 0 if it adds no weights."""
+    """Return the number of terms in each sum of an ensemble of trees; 0 if no weights are added."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     if attributes.get("aggregate_function") in _SELECTING_AGGREGATES:
         return 0
@@ -113,7 +115,8 @@ def rounds_partial_sums(node: onnx.NodeProto) -> bool:
     """Return whether an ensemble of trees rounds intermediate sums of weights."""
     transforms = (item for item in node.attribute if item.name == "post_transform")
     transformed = any(helper.get_attribute_value(item) not in _NO_TRANSFORM for item in transforms)
-    # A sum of two terms is rounded once. If it is an output, the output is perturbed.
+    # A sum of two terms is rounded once. If the sum is an output, this rounding is that of the
+    # output.
     return summed_weights(node) > (1 if transformed else 2)
 
 
@@ -122,7 +125,7 @@ def moved_weights(op_type: str, move: Callable[[Array], Array]) -> AbstractConte
 
     Args:
         op_type: the operator.
-        move: returns the movements of weights.
+        move: takes weights and returns their movements.
     """
     modules = reference_modules().aionnxml
     owner = getattr(getattr(modules, _TREE_MODULES[op_type]), op_type)
@@ -147,7 +150,7 @@ def coordinate_errors(op_type: str, grid: Array) -> Array:
 
 
 def offset_coordinates(attributes: Mapping[str, Any], weights: Array, offsets: Array) -> Array:
-    """Return the magnitudes of the coordinates of DeformConv; 0 for an exact coordinate.
+    """Return the magnitudes of the coordinates of DeformConv, with 0 for each exact coordinate.
 
     Args:
         attributes: attributes of the node.
@@ -167,8 +170,8 @@ def moved_coordinates(
     """Perturb coordinates and cubic weights of onnx's reference in a ``with`` block.
 
     Args:
-        error: returns absolute errors, given the magnitudes to which they are proportional.
-        selects: whether the node selects elements by coordinates, instead of interpolating.
+        error: takes magnitudes and returns the absolute errors, which are proportional to them.
+        selects: whether the node selects elements by coordinates rather than interpolating.
     """
     from onnx.reference.ops import op_resize
 
@@ -182,7 +185,7 @@ def moved_coordinates(
         power_of_two = np.frexp(scale)[0] == 0.5  # noqa: PLR2004
         if selects and mode in _QUOTIENT_MODES and power_of_two:
             return x, outside
-        # In two modes no offset is added, so that the first coordinate is exactly 0.
+        # In these two modes, no offset is added, so the first coordinate is exactly 0.
         offset = mode not in {"asymmetric", "align_corners"}
         return x + error(offset + np.abs(x)), outside
 
@@ -202,14 +205,14 @@ def moved_coordinates(
 
 @lru_cache(4096)
 def _weight_scale(ratio: float, a: float) -> Array:
-    """Return :func:`_weight_scales` of a single ratio."""
+    """Return the result of :func:`_weight_scales` for a single ratio."""
     return _weight_scales(np.float64(ratio), a)
 
 
 def _weight_scales(ratios: Any, a: float) -> Array:
-    """Return, for each of four cubic weights, a share of the sum of magnitudes of its terms.
+    """Return, for each of four cubic weights, a share of the sum of the magnitudes of its terms.
 
-    The weights are along a new last axis.
+    The weights lie along a new last axis.
     """
     x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
     outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1

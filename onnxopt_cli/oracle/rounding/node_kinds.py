@@ -1,7 +1,7 @@
 """The kind of a node, which decides where roundings are injected.
 
-``docs/conditioned.md`` has a table of the kinds. For some operators the kind is listed in this
-module. For all other operators the kind is determined by running the node again with other inputs.
+``docs/conditioned.md`` has a table of the kinds. This module lists the kinds of some operators. For
+all other operators, the kind is determined by running the node again with other inputs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NodeClass:
 
     Attributes:
         kind: its kind.
-        terms: the average number of elements on which an element of the output depends.
+        terms: the average number of input elements on which an output element depends.
     """
 
     kind: NodeKind
@@ -84,11 +84,11 @@ class NodeClass:
 DEFINED = frozenset(
     {"BitCast", "Cast", "CastLike", "Constant", "ConstantOfShape", "EyeLike", "Identity", "MaxPool"}
 )
-# Kinds of operators for which running the node again would not determine the kind, or would be
-# slow. docs/conditioned.md gives the reasons.
+# Kinds of operators for which running the node again would give no clear result, or would be slow.
+# docs/conditioned.md gives the reasons.
 _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
-    # Most nodes of networks have one of the following operators. Running the nodes would determine
+    # The following operators are most frequent in networks. Running their nodes again would give
     # the same kinds, but would take long.
     **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
     **dict.fromkeys(
@@ -101,22 +101,23 @@ _LISTED = {
     **dict.fromkeys(("Conv", "ConvTranspose"), NodeKind.CONVOLVE),
     **dict.fromkeys(("DFT", "STFT"), NodeKind.TRANSFORM),
     "DeformConv": NodeKind.MIX,
-    # The error of 1 - z for a gate z near 1 is relative to the range of the activation, 1.
+    # If a gate z is near 1, the error of 1 - z is relative to the range of the activation, which is
+    # 1.
     **dict.fromkeys(("GRU", "LSTM", "RNN"), NodeKind.GATES),
-    # The terms of the sum are exponentials, whose movements are not proportional to roundings of
-    # the operand.
+    # The terms of the sum are exponentials. Their movements are not proportional to the roundings
+    # of the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike. Moving single elements does not reveal it.
+    # An error of the mean moves all elements alike, which moving single elements does not reveal.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A determinant is a sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,
-    # Window operators subtract cosines; the error is relative to the cosines, not to their
+    # Window operators subtract cosines. Their errors are relative to the cosines, not to the
     # difference.
     **dict.fromkeys(WINDOWS, NodeKind.WINDOW),
-    # Operators that subtract coordinates; the error is relative to the coordinates, not to their
+    # Some operators subtract coordinates. Their errors are relative to the coordinates, not to the
     # difference.
     **dict.fromkeys(("MelWeightMatrix", "AffineGrid"), NodeKind.MIX),
-    # The coordinates are rounded even if the output is an element of the input.
+    # The coordinates are rounded even if each output element is an element of the input.
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign"), NodeKind.COORDINATES),
     # The outputs are integers, but they result from rounding a quotient that the node computes.
     **dict.fromkeys(
@@ -127,19 +128,19 @@ _LISTED = {
     **dict.fromkeys(
         ("GlobalLpPool", "LpNormalization", "LpPool", "Normalizer", "ReduceL2"), NodeKind.COMBINE
     ),
-    # Nodes that compute sums, although an output depends on only one element of each operand. For a
-    # single feature, linear models and support vector machines add a product and a constant.
+    # These nodes compute sums, although an output depends on only one element of each operand. For
+    # a single feature, linear models and support vector machines add a product and a constant.
     **dict.fromkeys(("Sum", "Mean"), NodeKind.COMBINE),
     **dict.fromkeys(("LinearClassifier", "LinearRegressor"), NodeKind.COMBINE),
     **dict.fromkeys(("SVMClassifier", "SVMRegressor"), NodeKind.COMBINE),
-    # A perturbed operand would cross a threshold that it is equal to.
+    # If an operand is equal to a threshold, perturbing the operand would cross the threshold.
     **dict.fromkeys(
         ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"), NodeKind.TREES
     ),
 }
 
-#: For each operator, the indices of floating-point inputs that determine shapes. These inputs are
-#: never perturbed.
+#: For each operator, the indices of floating-point inputs that determine shapes, and that are never
+#: perturbed.
 SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
 # For each operator, the indices of the scales by which integers are divided and multiplied.
@@ -164,27 +165,28 @@ PRODUCTS = frozenset(
 
 _MAX_ELEMENTWISE_OPERANDS = 2
 _PROPORTION_TOLERANCE = 1e-9
-# A double above this limit may be an integer by chance, after its digits have been rounded.
+# A double above this limit may be an integer by chance, because its last digits are rounded off.
 _MAX_INTEGER = 2.0**40
-# The number of elements of an output that are compared first. Comparing all elements requires
-# sorting, which is slower than comparing a few elements.
+# This number of elements of an output is compared first. Comparing all elements requires sorting,
+# which is slower.
 _FIRST_ELEMENTS = 4
 _MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
-# The largest number of elements of an input that are moved, one after another.
+# The largest number of elements of an input that are moved, one after the other.
 _MAX_MOVED_ELEMENTS = 8
-# No further element is moved once this number of moved elements had an effect on an output.
+# No further element is moved once this number of elements had an effect on an output.
 _ENOUGH_EFFECTS = 2
 
 
 def listed_kind(op_type: str) -> NodeKind | None:
-    """Return the kind of an operator's nodes; None if it is determined for each node."""
+    """Return the kind of an operator's nodes; None if each node must be examined."""
     return _LISTED.get(op_type)
 
 
 def movable_operands(op_type: str, inputs: Sequence[Any]) -> list[int]:
     """Return the indices of a node's floating-point inputs that may be perturbed."""
-    # If all scales are powers of two, the quotient is exact, and no perturbation may break a tie.
+    # If all scales are powers of two, the quotient is exact. A perturbation could wrongly break a
+    # tie.
     scales = [np.abs(np.frexp(inputs[index])[0]) for index in _SCALES.get(op_type, ())]
     if scales and all((mantissa == 0.5).all() for mantissa in scales):  # noqa: PLR2004
         return []
@@ -216,7 +218,7 @@ def classify(
     terms: float = summed_weights(node.onnx_node) if listed is NodeKind.TREES else 1.0
     if not places or listed is NodeKind.ELEMENTWISE:
         return NodeClass(listed or NodeKind.ELEMENTWISE, terms)
-    # A product of generic numbers is equal to neither factor, so MatMul never moves data.
+    # MatMul never moves data, because a product of generic numbers is equal to neither factor.
     may_move = listed in {None, NodeKind.COORDINATES, NodeKind.TREES} and node.op_type != "MatMul"
     if may_move and _moves_data(node, compute, inputs, outputs):
         return NodeClass(NodeKind.SELECT if listed is NodeKind.COORDINATES else NodeKind.EXACT)
@@ -250,8 +252,8 @@ def _moves_data(
 ) -> bool:
     """Return whether a node's outputs are its inputs, constants or integers, up to their sign.
 
-    The outputs are compared for the inputs themselves and for two sets of generic inputs: one near
-    the inputs, and one near zero.
+    The node runs at its inputs and at two sets of generic inputs: one near the inputs, and one near
+    zero.
     """
     attributes = node.onnx_node.attribute
     constants = [attribute.f for attribute in attributes]
@@ -268,7 +270,7 @@ def _moves_data(
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
-        # An output that consists of zeros or that overflows does not reveal the kind of the node.
+        # An output that overflows, or that consists of zeros, does not reveal the kind of the node.
         if any(not result.any() or (finite and np.isinf(result).any()) for result in wide):
             continue
         generic_points += scale > 0
@@ -280,10 +282,10 @@ def _moves_data(
 
 
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
-    """Return the magnitudes of the elements that have to be searched for among the inputs.
+    """Return the magnitudes of those elements that must be searched for among the inputs.
 
-    The following elements need no search: infinities, NaN, integers (rounding to integers is exact,
-    too), and elements that equal the element of an input at the same place.
+    Other elements need no search: infinities, NaN, elements that equal the element of an input at
+    the same place, and integers (because rounding to integers is also exact).
     """
     size = np.abs(result)
     unexplained = np.isfinite(result)
@@ -307,10 +309,10 @@ def _are_among(values: Array, arrays: Sequence[Array]) -> bool:
 
 
 def _generic(array: Array, place: int, scale: float) -> Array:
-    """Return the elements of an operand, times a scale and distinct factors from 1.01 to 1.31."""
+    """Return the elements of an operand, multiplied by a scale and by distinct factors near 1."""
     steps = (np.arange(array.size) * _GOLDEN_RATIO + 0.37 * place) % 1.0
     factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
-    # A zero operand would keep the product at zero.
+    # If the operand were zero, the product would remain zero.
     moved: Array = np.where(array == 0, 0.013 * factors, array * factors)
     return moved
 
@@ -325,8 +327,7 @@ def _terms(
     """Return the number of input elements per output element, and whether the node only multiplies.
 
     A few elements of each input are moved, one at a time, and the output elements that change are
-    counted. Elements without an effect, for example because they are multiplied by zero, are
-    ignored.
+    counted. An element without an effect, for example because it is multiplied by zero, is ignored.
     """
     output_size = sum(output.size for output in outputs if is_wide(output))
     most_terms, product = 1.0, True
@@ -376,8 +377,8 @@ def _row_or_column(inputs: Sequence[Array], place: int, element: int) -> tuple[l
         element: the index of its element.
 
     Returns:
-        The operands, one of them reduced to a single row or column, and the index of the element in
-        this row or column.
+        The operands, one of which is reduced to a single row or column; and the index of the
+        element in this row or column.
     """
     row, column = divmod(element, inputs[place].shape[1])
     if place == 0:

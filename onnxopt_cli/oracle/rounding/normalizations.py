@@ -1,11 +1,11 @@
 """Normalizations by the mean and variance of their input, with perturbed averages.
 
-An error of the mean moves all n elements that are normalized together. Perturbing the elements
-independently does not reveal an error of the mean, because their mean then moves by 1 / sqrt(n) of
-their movements. The averages themselves are therefore perturbed, by the error of stable algorithms.
-The error of stable algorithms is the larger of two: a bound for independent roundings, and twice
-the error of sequential algorithms for the same elements. The roundings of a sequential algorithm
-may all have the same sign.
+If the mean has an error, all n elements that are normalized together move alike. Perturbing the
+elements independently does not reveal this, because their mean then moves by only 1 / sqrt(n) of
+their movements. The averages themselves are therefore perturbed by the error of stable algorithms.
+This error is the larger of two numbers: a bound for independent roundings, and twice the error of
+sequential algorithms for the same elements. In a sequential algorithm, all roundings may have the
+same sign.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ NORMALIZE = frozenset(
 _FLOAT32_BYTES = 4
 # The ratio of the allowed error to the error of sequential algorithms.
 _OBSERVED_FACTOR = 2.0
-# If the first element is subtracted from the terms of a sum, the unit is _SHIFTED_SHARE times the
-# error of the sum, so that the tolerance of 8 roundings is 5 standard deviations.
+# If a sum subtracts the first element from all terms, the unit is _SHIFTED_SHARE times the error of
+# the sum. The tolerance of 8 roundings is then 5 standard deviations.
 _SHIFTED_SHARE = 5 / 8
-# Number of sums that a vector unit accumulates side by side.
+# The number of sums that a vector unit accumulates side by side.
 _LANES = 8
-# Numbers of blocks whose statistics are merged.
+# The numbers of blocks whose statistics are merged.
 _BLOCK_COUNTS = (4, 16)
 # The number that the published body of MeanVarianceNormalization adds to the deviation.
 _MVN_EPSILON = float(np.float32(1e-9))
 
 
 def _mean_of(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return means along axes, which remain as axes of length 1."""
+    """Return the means along axes, which are kept with length 1."""
     return np.asarray(np.mean(x, axis=axes, keepdims=True))
 
 
 def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
-    """Return variances of centred numbers along axes, which remain as axes of length 1."""
+    """Return the variances of centred numbers along axes, which are kept with length 1."""
     return np.asarray(np.mean(centred * centred, axis=axes, keepdims=True))
 
 
@@ -58,7 +58,7 @@ def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
 class AverageErrors:
     """Twice the largest errors of sequential float32 algorithms for the statistics of a node.
 
-    The errors remain zero for short rows, whose sums have an error of at most one rounding.
+    The errors remain zero for short rows, because their sums have an error of at most one rounding.
     """
 
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -85,7 +85,7 @@ class AverageErrors:
 
 
 def _largest_error(values: Sequence[Array], exact: Array) -> Array:
-    """Return the largest finite error of each element; 0 for an element without a finite error."""
+    """Return the largest finite error of each element; 0 if an element has no finite error."""
     errors = np.abs([value.reshape(exact.shape) - exact for value in values])
     return np.asarray(np.where(np.isfinite(errors), errors, 0.0).max(axis=0))
 
@@ -95,10 +95,10 @@ class ErrorModel:
     """The allowed errors of a node's averages, and the errors to inject in a perturbed run.
 
     Attributes:
-        roundoff: the relative error that is allowed for each rounding of an average.
-        observed: the errors of sequential algorithms, which are allowed.
+        roundoff: the relative error that is allowed per rounding of an average.
+        observed: the errors of sequential algorithms, which are allowed as well.
         mean_roundoff: the largest relative error of a mean by any stable algorithm.
-        roundings: given averages, returns their roundings in this run, between -1 and 1.
+        roundings: takes averages and returns their roundings in this run, between -1 and 1.
         step: the share of an allowed error that is injected.
     """
 
@@ -115,8 +115,8 @@ class ErrorModel:
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
         """Return the errors of averages in this run.
 
-        Bounds are multiplied by the magnitude of the rounding of this run. Observed errors are not
-        scaled, because the observed errors of a mean and of its variance occur together.
+        The bounds are multiplied by the magnitudes of this run's roundings. The observed errors are
+        not scaled, because the observed errors of a mean and of its variance occur together.
         """
         shares = self.roundings(average)
         return (
@@ -128,16 +128,17 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     """Perturb means and variances in a ``with`` block.
 
     Let s^2 be the variance, d the distance of the first element from the mean, and r the error of a
-    sum of n terms in roundings. The error of a mean, in roundings, is r |mean| plus the average
-    distance of the terms from the mean, or |mean| + r d if the first element is subtracted from all
-    terms before they are summed. The error of a variance is (r + 1) s^2. If the first element is
-    subtracted, the variance is the difference of s^2 + d^2 and d^2, which have errors of
-    r (s^2 + d^2) and 2 r d^2 (Chan, Golub and LeVeque 1983).
+    sum of n terms. All errors are in roundings. The error of a mean is r |mean| plus the average
+    distance of the terms from the mean. If the first element is subtracted from all terms before
+    they are summed, the error of the mean is |mean| + r d instead.
+
+    The error of a variance is (r + 1) s^2. If the first element is subtracted, the variance is the
+    difference of s^2 + d^2 and d^2, whose errors are r (s^2 + d^2) and 2 r d^2 (Chan, Golub and
+    LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. If the elements differ by less than the
-    error of the mean, or if the variance is smaller than its own error, the perturbed runs whose
-    injected rounding is negative use the variance zero.
+    variance between zero and the square of that error. In this case, and if the variance is smaller
+    than its own error, each perturbed run with a negative rounding uses the variance zero.
     """
     exact_mean, exact_variance = _mean_of, _variance_of
     mean_error = np.zeros(())
@@ -154,7 +155,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         return mean + errors.injected(mean, bound, errors.observed.mean)
 
     def moved_variance(centred: Array, axes: tuple[int, ...]) -> Array:
-        # The error of the mean has no effect on the variance to first order.
+        # To first order, the error of the mean has no effect on the variance.
         centred = centred - exact_mean(centred, axes)
         variance = exact_variance(centred, axes)
         square = _first(centred, axes) ** 2
@@ -165,9 +166,9 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
         bound = errors.bound(np.maximum(np.maximum(by_sum, variance + square), shifted))
         error = errors.injected(variance, bound, errors.observed.variance)
         # The error reduces the variance by at most a quarter, and increases it by at most half. At
-        # these limits, the tolerance already exceeds twice the magnitude of a normalized element.
-        # The observed error of a sequential algorithm is not limited, because the variance may be
-        # an output of the node.
+        # these limits, the tolerance of a normalized element already exceeds twice the magnitude of
+        # the element. The observed error of a sequential algorithm is not limited, because the
+        # variance may be an output of the node.
         largest = np.maximum(variance / 2, errors.observed.variance * errors.step)
         error = np.clip(error, -variance / 4, largest)
         undetermined = (variance < mean_error**2) | (variance < bound)
@@ -183,14 +184,14 @@ def _first(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _sequential_statistics(x: Array, axes: tuple[int, ...]) -> Iterator[tuple[Array, Array]]:
-    """Yield means and variances of rows in float32 by algorithms that take one term at a time.
+    """Yield float32 means and variances of rows by algorithms that take one term at a time.
 
-    Three algorithms run from the first to the last term and in reverse: two passes, one pass over
-    the terms minus the first term, and Welford's recurrence. Two further algorithms are two passes
+    Three algorithms run both from the first to the last term and in reverse: two passes, one pass
+    over the terms minus the first term, and Welford's recurrence. Further algorithms are two passes
     with eight partial sums, and Welford's recurrence in 4 and in 16 blocks of consecutive terms. If
-    the terms are similar or sorted, the roundings of a sequential algorithm have the same sign. The
-    roundings of partial sums and of blocks may have the same sign where those of a single sum or
-    recurrence alternate.
+    the terms are similar or sorted, the roundings of a sequential algorithm have the same sign. In
+    some rows, the roundings of a single sum or recurrence alternate in sign, but those of partial
+    sums or blocks do not.
     """
     rows = np.moveaxis(x, axes, range(len(axes)))
     rows = rows.reshape(prod(x.shape[axis] for axis in axes), -1)
@@ -226,20 +227,21 @@ def _errors_of_merged_recurrences(
 ) -> tuple[Array, Array]:
     """Return the errors of a mean and a variance by recurrences in lanes or blocks.
 
-    Let h = u |m|, the largest rounding error of an update of a mean m. If the terms before and
+    Let h = u |m| be the largest rounding error of an update of a mean m. If the terms before and
     after a step have different means, the roundings of many updates have the same sign. The
-    variance then has an error of 2 a h, where a is the average distance of the terms from the mean:
-    both factors of each product of two distances have the error of a mean.
+    variance is a sum of products of two distances. Both factors have the error of a mean, so the
+    variance has an error of 2 a h, where a is the average distance of the terms from the mean.
 
     The j-th term x moves the mean by (x - m) / j. If this is less than h, the update is lost. An
     outlier at the distance D moves the mean by D / j. Later terms move the mean back by D / j^2,
     which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean at random,
-    until their updates are lost from j = a / h on. The error of the mean is therefore at most
-    D / max(sqrt(D / h), a / h). The error occurs if the row has more than a / h terms. The error of
-    the variance is the square of this error.
+    until their updates are lost from j = a / h on. The error of the mean is therefore at most D /
+    max(sqrt(D / h), a / h), and it occurs if the row has more than a / h terms. The error of the
+    variance is the square of the error of the mean.
 
-    A sequential recurrence shows these errors only for steps and outliers at certain places.
-    Recurrences in lanes or blocks, whose statistics are merged, show them for other places.
+    A single sequential recurrence shows these errors only if steps and outliers are at certain
+    places. Recurrences in lanes or blocks, whose statistics are merged, show the errors for other
+    places.
 
     Args:
         centred: the terms minus their mean.
@@ -289,7 +291,7 @@ def _standardized(
     """Return a tensor scaled to mean 0 and variance 1, its mean, and its variance.
 
     16-bit tensors are computed in float32. The variance is the mean of (X - E(X))^2. The published
-    bodies compute E(X^2) - E(X)^2, which loses u (mean / deviation)^2.
+    bodies compute E(X^2) - E(X)^2 instead, which has a relative error of u (mean / deviation)^2.
 
     Args:
         x: the tensor.
@@ -311,7 +313,7 @@ def layer_normalization(
 ) -> tuple[Array, Array, Array]:
     """Normalize over an axis and all later axes; also return mean and inverse deviation.
 
-    The mean and inverse deviation of a 16-bit tensor are float32, see ``stash_type``.
+    The mean and the inverse deviation of a 16-bit tensor are float32, as ``stash_type`` requires.
     """
     normal, mean, variance = _standardized(x, range(axis % x.ndim, x.ndim), epsilon)
     y = normal.astype(x.dtype) * scale
@@ -359,7 +361,7 @@ def group_normalization(
     """Normalize each group of channels of each batch."""
     groups = x.reshape(len(x), num_groups, prod(x.shape[1:]) // num_groups)
     normal = _standardized(groups, (2,), epsilon)[0].reshape(x.shape).astype(x.dtype)
-    # Before version 21, scale and bias have one element per group, not per channel.
+    # Before version 21, scale and bias have one element per group instead of one per channel.
     scales, biases = (
         _by_channel(np.repeat(array, x.shape[1] // array.size), x) for array in (scale, bias)
     )

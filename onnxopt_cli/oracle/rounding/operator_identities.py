@@ -1,8 +1,8 @@
-"""Identities by which runtimes deliberately compute operators, at the cost of relative accuracy.
+"""Identities by which runtimes compute operators on purpose, although they lose relative accuracy.
 
-The roundings of an identity are accepted. A result that passes only because of the roundings of an
-identity is marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md`` lists
-the accepted identities, and others that are not accepted.
+The roundings of an accepted identity are accepted. A result that passes only because of these
+roundings is marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md``
+lists the accepted identities and the rejected ones.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class OperatorIdentity:
         operator: the operator.
         formula: the identity in mathematical notation.
         constants: its constants, by name.
-        steps: the nodes of the identity, each as output, operator and inputs. The operand is ``x``
-            and the result ``y``; constants have the operand's type.
-        reason: why runtimes use it.
-        sources: runtimes that use it, each with a file.
-        within: other operators, whose published bodies contain the operator.
+        steps: the nodes of the identity, each as output, operator and inputs. The operand is ``x``,
+            and the result is ``y``. Constants have the type of the operand.
+        reason: why runtimes use the identity.
+        sources: the runtimes that use the identity, each with a file.
+        within: other operators whose published bodies contain ``operator``.
     """
 
     operator: str
@@ -48,7 +48,8 @@ class OperatorIdentity:
 
 #: The name of the nodes of an identity.
 WITHIN = "onnxopt.identity"
-# The opset of the nodes. Any opset with CastLike, that is, any opset from 15 on, is suitable.
+# The opset version of the nodes. Any version from 15 on is suitable, because CastLike exists since
+# then.
 _OPSET = 18
 #: The accepted identities, which hold in exact arithmetic.
 IDENTITIES = (

@@ -6,21 +6,22 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# If rows have at most _MAX_STEPS terms, the recurrence takes one step in Python for each term.
+# In rows of at most this number of terms, the recurrence takes one step in Python for each term.
 _MAX_STEPS = 1 << 13
-# With at least _MANY_ROWS rows, the recurrence takes one step for each term, even in long rows.
+# With at least this number of rows, the recurrence takes one step for each term even in long rows.
 _MANY_ROWS = 32
-# The number of terms in a section. With few long rows, the steps of a section are computed at once.
+# The number of terms in a section. If there are few long rows, the steps of a section are computed
+# at once.
 _SECTION_TERMS = 1 << 11
 # The largest number of sweeps over a section.
 _MAX_SWEEPS = 10
 
 
 def running_means(terms: Array) -> Array:
-    """Return the mean of the first k terms along the first axis, for each k.
+    """Return, for each k, the mean of the first k terms along the first axis.
 
-    The mean of k terms is m + (x - m) / k, computed in the type of the terms, where m is the mean
-    of the terms before x.
+    If m is the mean of all terms before the k-th term x, the mean of k terms is m + (x - m) / k,
+    computed in the type of the terms.
     """
     means = np.empty_like(terms)
     mean = np.zeros_like(terms[0])
@@ -37,18 +38,18 @@ def running_means(terms: Array) -> Array:
 
 
 def means_before(means: Array, mean: Array | float = 0.0) -> Array:
-    """Return for each term the mean of all earlier terms; for the first term, return ``mean``."""
+    """Return, for each term, the mean of all earlier terms; ``mean`` for the first term."""
     return np.concatenate([np.full_like(means[:1], mean), means[:-1]])
 
 
 def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
     """Return the means of consecutive terms by a fixed-point iteration.
 
-    If d_j is the rounding error of step j, the mean of k terms has the error
-    (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means
-    of the previous sweep, and new means from these errors. If a sweep changes no mean, the means
-    are exactly those of the recurrence. If the sweeps end earlier, the errors of the means have the
-    magnitude of the recurrence's errors.
+    If step j has the rounding error d_j, the mean of k terms has the error (1 d_1 + ... + k d_k) /
+    k. Each sweep computes the rounding errors of all steps from the means of the previous sweep,
+    and new means from these errors. If a sweep changes no mean, the means are exactly those of the
+    recurrence. If the sweeps end earlier, the errors of the means are as large as those of the
+    recurrence.
 
     Args:
         terms: the terms of the section.

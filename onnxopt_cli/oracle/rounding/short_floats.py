@@ -1,9 +1,9 @@
-"""Nodes with 16-bit operands, which are converted to float32 and accumulated in float32.
+"""Nodes with 16-bit operands, which compute and accumulate in float32.
 
-onnx's reference accumulates in 16 bits, so an overflow or underflow in its own results does not
-show that a correct backend overflows. ``Sum`` and ``Mean`` are exceptions: they may add whole
-tensors in 16 bits, one after another, as a chain of ``Add`` does. ``docs/conditioned.md`` states
-the rules.
+onnx's reference accumulates in 16 bits. An overflow or underflow in its results therefore does not
+show that a correct backend overflows. The exceptions are ``Sum`` and ``Mean``, which may add whole
+tensors in 16 bits, one after the other, like a chain of ``Add``. ``docs/conditioned.md`` states the
+rules.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STAGED = frozenset(
     {"Attention", "GRU", "LSTM", "RNN", "LinearAttention", "CausalConvWithState"}
     | {"RotaryEmbedding", "AffineGrid"}
 )
-#: Operators that add tensors one after another. Each partial sum may have the model's own type.
+#: Operators that add tensors one after the other. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
-#: Operators whose published bodies round the exponents to the model's own type; no terms cancel.
+#: Operators whose published bodies round the exponents to the model's own type. No terms cancel.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
 _NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
 _COORDINATES = frozenset({NodeKind.COORDINATES, NodeKind.SELECT})
@@ -42,7 +42,7 @@ def accumulates_in_single(op_type: str, kind: NodeKind) -> bool:
 
 
 def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
-    """Return whether a node accumulates 16-bit operands in float32 without rounding them first."""
+    """Return whether a node accumulates 16-bit operands in float32 without rounding them before."""
     accumulates = accumulates_in_single(op_type, kind)
     return accumulates and kind not in _COORDINATES and op_type not in _STAGED
 
@@ -57,12 +57,12 @@ def requests_short_sums(model: onnx.ModelProto) -> bool:
 
 
 class InSingle:
-    """A visitor that accumulates 16-bit operands in float32, and otherwise changes no types.
+    """A visitor that accumulates 16-bit operands in float32 and leaves all other types unchanged.
 
     Args:
         nodes: the operator and kind of each node of the exact run.
-        types: for each of these nodes, the dtypes of its outputs in the model's own types; None for
-            an output that is not a tensor.
+        types: for each of these nodes, the dtypes of its outputs in the model's own types. The
+            dtype of an output that is not a tensor is None.
     """
 
     def __init__(
