@@ -1,29 +1,30 @@
-"""Systematic errors of sums of products: accumulators that truncate, or that are too short.
+"""Systematic errors of sums of products: accumulators that truncate, or that have too few bits.
 
-Each element of a matrix product may be within its tolerance although the accumulator rounds toward
-zero or has too few bits. The errors of many elements together reveal the defect. If the digits of
-the operands are random, each rounding of a correct algorithm has an error of mean 0 between -u|s|
-and u|s|, where s is a partial sum. In units of u sum|ab|, the error r of a sum of n products is
-then sub-Gaussian with a variance of at most n + 2, for any order of the sum, with or without FMA.
-For T elements, each of the following bounds holds with a probability of at least 1 - p:
+If the accumulator of a matrix product truncates or has too few bits, each element may still be
+within its tolerance. The errors of many elements together reveal the defect. Let u be the unit
+roundoff, n the number of products in a sum, and r the error of a sum in units of u sum|ab|. If the
+digits of the operands are random, each rounding of a correct algorithm has an error of mean 0
+between -u|s| and u|s|, where s is a partial sum. Then r is sub-Gaussian with a variance of at most
+n + 2, for any order of the sum, with or without FMA. For T elements, each of the following bounds
+holds with a probability of at least 1 - p:
 
     |mean r| <= sqrt(2 ln(2/p) (n + 2) / T)             (Hoeffding's inequality)
     mean r^2 <= a (n + 2),  T (a - 1 - ln a) = 2 ln(1/p)     (Chernoff's bound)
 
 Terms that are much smaller than the sum are lost systematically, and so is a small addend such as
-Gemm's C. The two bounds above are therefore increased by a bound of this loss. Equal sums, for
-example of repeated rows, have equal errors. T is therefore the effective number of elements,
-(sum c)^2 / sum c^2, where the sums run over the distinct significands of the outputs, and c is the
-number of elements that share a significand.
+Gemm's C. The two bounds above are therefore increased by a bound on this loss. Equal sums, for
+example of repeated rows, have equal errors. T is therefore not the number of elements, but the
+effective number (sum c)^2 / sum c^2. Both sums run over the distinct significands of the outputs,
+and c is the number of elements that share a significand.
 
-16-bit outputs are accumulated in float32 and rounded once. For 16-bit outputs, r is measured in
+16-bit outputs are accumulated in float32 and rounded once. For these outputs, r is measured in
 units of u|y|, and its variance is at most 2 instead of n + 2. Subnormal outputs are left out,
 because their errors are not proportional to |y|.
 
-If the digits of the operands are related, as in an arithmetic progression, the errors of correct
-algorithms are systematic, too. A finding is therefore dropped if a correct algorithm, run on the
-same operands, fails the tests too. The correct algorithms are sequential sums in float32 or, for
-16-bit outputs, correctly rounded sums.
+If the digits of the operands are related, as in an arithmetic progression, even correct algorithms
+have systematic errors. A finding is therefore dropped if a correct algorithm fails the same tests
+with the same operands. The correct algorithms are sequential sums in float32 or, for 16-bit
+outputs, correctly rounded sums.
 
 TOSA's conformance tests examine the mean and the variance of dot products in this way.
 """
@@ -46,22 +47,22 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 #: Operators whose outputs are examined.
 EXAMINED = frozenset({"MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "Conv"})
-# The probability that a correct algorithm fails one test. An output has four tests, so the
-# probability that a correct algorithm fails any of them is below 1e-9.
+# The probability that a correct algorithm fails one test. An output has four tests, so a correct
+# algorithm fails any of them with a probability below 1e-9.
 _FALSE_ALARM = 1e-10
-# Findings are reported if a correct algorithm yields them with a probability below
-# _FINDING_PROBABILITY. Only findings with a probability below 1e-9 are failures.
+# A finding is reported if a correct algorithm yields it with a probability below this limit. A
+# finding is a failure only if that probability is below 1e-9.
 _FINDING_PROBABILITY = 1e-4
-# The smallest number of elements of an examined output; for fewer elements, the tests are too weak.
+# Outputs with fewer elements are not examined, because the tests would be too weak.
 _MIN_ELEMENTS = 256
 # The largest total number of products in the sums of an examined output.
 _MAX_PRODUCTS = 1 << 24
 # The smallest nonzero magnitude and the largest magnitude of examined operands.
 _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
-# The digits of an operand appear random if at least this share of its elements is distinct and, in
-# float32, at least this share of the elements has a nonzero last byte.
+# The digits of an operand appear random if at least this share of its elements is distinct. In
+# float32, at least this share of the elements must also have a nonzero last byte.
 _RANDOM_SHARE = 0.9
-# The largest factor by which the terms of an examined 16-bit element cancel.
+# Elements of 16 bits whose terms cancel by a larger factor are not examined.
 _MAX_CANCELLATION = 64.0
 # A term may be lost systematically if it is less than _SMALL_TERM unit roundoffs of its sum.
 _SMALL_TERM = 8.0
@@ -71,8 +72,8 @@ _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# A message about an excessive mean square error also states the mean error if the mean error
-# exceeds _SIGNIFICANT standard errors.
+# If the mean square error is excessive, the message also states the mean error if the mean error
+# exceeds this number of standard errors.
 _SIGNIFICANT = 7.0
 
 
@@ -105,7 +106,7 @@ class _Operation:
 
     @property
     def lengths(self) -> dict[str, int] | None:
-        """The length of the axis of each letter in the equation; None if lengths conflict."""
+        """The length of the axis of each letter in the equation; None if the lengths conflict."""
         lengths: dict[str, int] = {}
         terms = self.equation.partition("->")[0].split(",")
         if [len(term) for term in terms] != [factor.ndim for factor in self.factors]:
@@ -118,7 +119,7 @@ class _Operation:
 
     @property
     def summed_lengths(self) -> dict[str, int]:
-        """The length of each summed axis, by the axis' letter in the equation."""
+        """The length of each summed axis, by its letter in the equation."""
         kept_letters = self.equation.partition("->")[2]
         lengths = self.lengths or {}
         return {letter: length for letter, length in lengths.items() if letter not in kept_letters}
@@ -130,13 +131,13 @@ class _Operation:
 
     def sums(self) -> _Sums:
         """Return the sums in double."""
-        # Threads that compute small products mostly wait for each other.
+        # In small products, several threads would mostly wait for each other.
         with one_blas_thread():
             exact = np.einsum(self.equation, *self.factors, optimize=True)
             magnitudes = np.einsum(self.equation, *map(np.abs, self.factors), optimize=True)
         terms = np.ones(_DRAWN_TERMS)
         for seed, factor in enumerate(self.factors, start=1):
-            # The seeds differ, because the factors of a product must be drawn independently.
+            # Different seeds, because the factors of a product must be drawn independently.
             generator = np.random.default_rng(seed)
             terms *= np.abs(generator.choice(factor.reshape(-1), _DRAWN_TERMS))
         if self.addend is None:
@@ -170,7 +171,7 @@ class _Sums:
         magnitudes: the sums of the magnitudes.
         count: the number of terms in each sum.
         terms: magnitudes of some of the products, drawn at random.
-        addend: magnitudes of the terms that are added to sums of products; may be empty.
+        addend: the magnitudes of the terms that are added to the sums of products; may be empty.
     """
 
     exact: Array
@@ -182,8 +183,8 @@ class _Sums:
     def lost(self, roundoff: float) -> float:
         """Return a bound on the systematic loss of small terms in a sum, in units of u sum|ab|.
 
-        A term below half of the last digit of the partial sum is lost completely, so that its
-        rounding error is not random.
+        If a term is below half of the last digit of the partial sum, the term is lost completely,
+        and its rounding error is not random.
         """
         if not self.magnitudes.any():
             return 0.0
@@ -205,7 +206,8 @@ def accumulation_finding(
     """Return a systematic error of the sums of a node; None if the tests find no error.
 
     Args:
-        model: the model; only a single node whose operands have random digits is examined.
+        model: the model. It is examined only if it is a single node whose operands have random
+            digits.
         inputs: its inputs.
         outputs: the outputs of a backend.
     """
@@ -236,7 +238,7 @@ def accumulation_finding(
 
 
 def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array] | None:
-    """Return the operands of a node; None if an operand is empty, sparse or missing."""
+    """Return the operands of a node; None if any operand is empty, sparse or missing."""
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     values = [{**constants, **inputs}.get(name) for name in model.graph.node[0].input if name]
     arrays = [value for value in values if isinstance(value, np.ndarray) and value.size]
@@ -244,7 +246,7 @@ def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array
 
 
 def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the outputs that a few correct algorithms compute for a node."""
+    """Return the outputs of a node by a few correct algorithms."""
     if dtype != _SINGLE:
         with np.errstate(over="ignore"):
             return [sums.exact.astype(dtype)]
@@ -293,7 +295,7 @@ class _Sample:
 def _effective_count(exact: Array) -> int:
     """Return the effective number of sums whose errors are independent.
 
-    Sums that differ only in sign or by a power of two have the same relative error.
+    Sums that differ only in sign, or by a power of two, have equal relative errors.
     """
     significands = np.abs(np.frexp(exact)[0]).astype(np.float32)
     counts = np.unique(significands, return_counts=True)[1].astype(np.float64)
@@ -307,8 +309,8 @@ def _tested(
 
     Args:
         sample: the errors.
-        variance: the largest variance of a correct algorithm.
-        lost: the largest systematic error of a correct algorithm.
+        variance: the largest variance that a correct algorithm has.
+        lost: the largest systematic error that a correct algorithm has.
         short: whether the sums are rounded to 16 bits.
     """
     errors, signs, independent = sample.errors, sample.signs, sample.independent
@@ -345,7 +347,7 @@ def _tested(
 
 
 def _largest_ratio(elements: int) -> float:
-    """Return the ratio a > 1 that mean squares exceed with the probability FALSE_ALARM."""
+    """Return the ratio a > 1 that mean squares exceed with the probability ``_FALSE_ALARM``."""
     ratio = 1.0
     while elements * (ratio - 1 - log(ratio)) < 2 * log(1 / _FALSE_ALARM):
         ratio += 1 / 64
@@ -353,7 +355,7 @@ def _largest_ratio(elements: int) -> float:
 
 
 def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether an operand is integer, or has the output's type and random digits."""
+    """Return whether an operand is integer, or has both the output's type and random digits."""
     if operand.dtype.kind in "iu":
         return True
     return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))
@@ -365,7 +367,7 @@ def _has_random_digits(array: Array) -> bool:
     numbers = wide[wide > 0]
     if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:
         return False
-    # If all terms of a sum are equal, its partial sums may all be rounded in the same direction.
+    # If all terms of a sum are equal, all its partial sums may be rounded in the same direction.
     if array.dtype != _SINGLE:
         return np.unique(array).size > 1
     if np.unique(array).size < _RANDOM_SHARE * array.size:
@@ -408,8 +410,8 @@ def _equation(
             second = "jk" if attributes.get("transB") else "kj"
             return f"{first},{second}->ij"
         case "Conv" if arrays[1].size == np.prod(arrays[1].shape[:2]):
-            # Convolutions with kernels of several elements may be computed by fast algorithms.
-            # Convolutions with pads or strides are not examined.
+            # Fast algorithms may compute convolutions whose kernels have several elements. Such
+            # convolutions, and those with pads or strides, are not examined.
             if {"pads", "strides", "auto_pad"} & {*attributes} or attributes.get("group", 1) != 1:
                 return None
             spatial = "xyzw"[: ranks[0] - 2]
@@ -437,7 +439,7 @@ def _reduction(
     operation = _Operation(f"{letters}->{kept_letters}", (x,))
     if node.op_type == "ReduceSum":
         return operation
-    # A mean may be computed by multiplication by the reciprocal of the count. Unless the count is a
-    # power of two, the reciprocal is rounded, and all means share that error.
+    # A mean may be computed as a product with the reciprocal of the count. Unless the count is a
+    # power of two, the reciprocal is rounded, and all means share the error of this rounding.
     is_power_of_two = operation.count & (operation.count - 1) == 0
     return replace(operation, factors=(x / operation.count,)) if is_power_of_two else None

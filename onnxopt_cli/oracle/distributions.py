@@ -1,7 +1,7 @@
 """Tests of the outputs of random operators: type, shape and distribution.
 
-The probability of rejecting a correct output is below 1e-9. This module also tests ``TopK`` with
-``sorted=0``, whose outputs may have any order.
+The probability that a correct output is rejected is below 1e-9. This module also tests the outputs
+of ``TopK`` with ``sorted=0``, which may have any order.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from onnxopt_cli.operators.nodes import all_nodes, imported_versions, with_bound
 from onnxopt_cli.oracle.widen import ROUNDOFF, largest_finite, smallest_normal
 
 _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"})
-# The probability of a false alarm in one test. An output has at most three tests.
+# The probability that one test rejects a correct output. An output has at most three tests.
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
 # The accepted error of the mean and of the mean square in :func:`_test_continuous`, in units of the
-# gap between the levels of neighbouring representable numbers. An error is accepted because the
-# numbers of a sample are rounded to its dtype.
+# gap between the levels of neighbouring representable numbers. The numbers of a sample are rounded
+# to its dtype, which causes such an error.
 _GRAINS = 8
-# The square of four standard deviations, in units of the variance. Deviations below four standard
-# deviations need no test.
+# The square of four standard deviations, in units of the variance. Smaller deviations need no test.
 _LIKELY_VARIANCES = 16
 # The factor 1 / (1 - ratio) may be computed in the type of the ratio. A scaled element may
-# therefore have an error of _SCALING_ULPS ulps or of _FACTOR_ROUNDINGS roundings in that type,
-# whichever is larger.
+# therefore have an error of _SCALING_ULPS ulps, or of _FACTOR_ROUNDINGS roundings in the type of
+# the ratio, whichever is larger.
 _SCALING_ULPS, _FACTOR_ROUNDINGS = 16, 3
 # Dropout has an attribute is_test before version 7, and an input training_mode from version 12 on.
-# Versions 7 to 11 of Dropout have neither is_test nor training_mode, and drop no element.
+# In between, Dropout has neither of them and drops no element.
 _INFERENCE_VERSION, _TRAINING_MODE_VERSION = 7, 12
 # Indices of the inputs ratio and training_mode of Dropout.
 _RATIO, _TRAINING = 1, 2
@@ -52,15 +51,15 @@ def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Draw
 
     If the model has several nodes, only the types and shapes of its outputs are tested.
     """
-    # A function that no node calls draws no numbers. An error in a function is reported when the
-    # model runs.
+    # A function that no node calls draws no numbers. If a function has an error, the run of the
+    # model reports it.
     with suppress(NodeError):
         model = with_bound_functions(model)
     version = imported_versions(model).get("", 0)
     nodes = list(all_nodes(model))
     names = [output.name for output in model.graph.output]
     if len(nodes) == 1 and nodes[0].op_type == "TopK":
-        # An error in the node is reported when the model runs.
+        # If the node has an error, the run of the model reports it.
         with suppress(IndexError, ValueError, TypeError):
             return {name: law for name, law in _top(nodes[0], inputs) if name in names}
     undefined = len(nodes) == 1 and nodes[0].op_type == "ReduceMean" and not _size(nodes[0], inputs)
@@ -118,7 +117,7 @@ def _laws(node: onnx.NodeProto, inputs: Mapping[str, Value]) -> Iterator[tuple[s
     elif node.op_type == "Multinomial":
         law, test = "classes with the given probabilities", partial(_test_classes, first)
     else:
-        # In early versions the ratio is an attribute, and the mask is not specified.
+        # In early versions, the ratio is an attribute, and the mask is not specified.
         early = len(node.input) <= _RATIO
         ratio_name = "" if early else node.input[_RATIO]
         stated = np.asarray(attributes.get("ratio", 0.5), np.float32)
@@ -182,23 +181,23 @@ def _test_continuous(
 ) -> str:
     """Test a sample of a continuous distribution.
 
-    The distribution function maps the numbers of the sample to levels, which are then uniform from
-    0 to 1. The test bounds the distance between the empirical distribution of the levels and the
-    uniform distribution (Dvoretzky, Kiefer, Wolfowitz). The test also transforms the levels to a
-    standard normal distribution, and bounds the mean and the mean square of the transformed levels
+    The distribution function maps each number of the sample to a level. The levels are then uniform
+    from 0 to 1. The test bounds the distance between the empirical distribution of the levels and
+    the uniform distribution (Dvoretzky, Kiefer, Wolfowitz). The test also transforms the levels to
+    a standard normal distribution, and bounds the mean and the mean square of the results
     (Chernoff).
 
     Args:
         law: the distribution function of (x - origin) / scale.
         origin: the origin of the distribution.
-        scale: its scale.
+        scale: the scale of the distribution.
         sample: the numbers.
     """
     numbers = sample.astype(np.float64).reshape(-1)
     if not scale:
         wrong = numbers != np.asarray(origin, sample.dtype)
         return f"has elements that are not {origin:g}" if wrong.any() else ""
-    # An upper bound of the gaps between the levels of neighbouring representable numbers.
+    # An upper bound on the gaps between the levels of neighbouring representable numbers.
     magnitude = max(abs(origin), abs(origin + scale)) / abs(scale)
     grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, magnitude)
     levels = np.sort(law((numbers - origin) / scale))
@@ -225,7 +224,7 @@ def _test_continuous(
 
 
 def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) -> str:
-    """Test zeros and ones: the number of ones, and whether they occur where they are likely."""
+    """Test zeros and ones: how many ones there are, and whether they are where they are likely."""
     values = sample.astype(np.float64)
     if not np.isin(values, (0.0, 1.0)).all():
         return "has elements that are neither 0 nor 1"
@@ -243,8 +242,8 @@ def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) 
 def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) -> bool:
     """Return whether the deviation of a weighted sum of zeros and ones is improbable.
 
-    Each exponent yields a Chernoff bound of the probability. The tried exponents are near the
-    exponent that would be best for a normal distribution.
+    Each exponent yields a Chernoff bound on the probability. The exponents that are tried are near
+    the best exponent for a normal distribution.
     """
     deviation = float((weights * (values - chances)).sum())
     variance = float((weights**2 * chances * (1 - chances)).sum())
@@ -260,7 +259,7 @@ def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) ->
 
 
 def _test_classes(logits: Array, sample: Array) -> str:
-    """Test the frequency of each class in each row, and in all rows together."""
+    """Test the frequency of each class, both in each row and in all rows together."""
     logits = logits.astype(np.float64)
     rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -285,27 +284,27 @@ def _test_classes(logits: Array, sample: Array) -> str:
 
 
 def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> str:
-    """Test that each element is 0 or scaled, and test the number of kept elements.
+    """Test that each element is 0 or scaled, and test how many elements are kept.
 
     Args:
         x: the input.
         keep: the probability that an element is kept.
-        factor_error: the relative error of the factor.
+        factor_error: the relative error of the factor that scales the kept elements.
         sample: the output.
     """
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     right, largest = wide / keep, largest_finite(sample.dtype)
-    # The gap at half of the magnitude, twice, is finite even for the largest number.
+    # Twice the gap at half of the magnitude is finite even for the largest number.
     half = (np.minimum(np.abs(right), largest) / 2).astype(sample.dtype)
     error_limit = _SCALING_ULPS * 2 * np.spacing(half).astype(np.float64)
     error_limit = np.maximum(error_limit, factor_error * np.minimum(np.abs(right), largest))
     scaled = np.abs(values - right) <= error_limit
-    # A scaled element may overflow, and a dropped one may become NaN: the infinity is multiplied by
-    # 0.
+    # A scaled element may overflow. A dropped element may then become NaN, because infinity is
+    # multiplied by 0.
     overflows = np.abs(right) > largest - error_limit
     scaled |= overflows & ((values == np.copysign(np.inf, right)) | np.isnan(values))
-    # An infinity that is not dropped stays infinite. A dropped NaN or infinity may become NaN,
-    # because it is multiplied by 0.
+    # If an infinity is kept, it stays infinite. A dropped NaN or infinity may become NaN, because
+    # it is multiplied by 0.
     scaled |= ~np.isfinite(wide) & ((values == wide) | np.isnan(values))
     if not (scaled | (values == 0)).all():
         return f"has elements that are neither 0 nor scaled by {1 / keep:g}"
@@ -314,7 +313,7 @@ def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> 
 
 
 def _decisive(x: Array) -> Array:
-    """Return a mask of finite, normal elements: their outputs show whether they are dropped."""
+    """Return a mask of finite, normal elements, whose outputs show whether they are dropped."""
     return np.isfinite(x) & (np.abs(x) >= smallest_normal(x.dtype))
 
 
@@ -323,7 +322,7 @@ def _test_mask(x: Array, output: str, mask: str, outputs: Mapping[str, Value]) -
     values = outputs.get(output)
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (x.shape, x.dtype):
         return ""
-    # A dropped element whose scaled value overflows may be NaN.
+    # A dropped element may be NaN if its scaled value overflows.
     decisive = _decisive(x) & ~np.isnan(values)
     wrong = decisive & ((values != 0) != np.asarray(outputs[mask]))
     return f"is not the mask of {printable(output)}" if wrong.any() else ""

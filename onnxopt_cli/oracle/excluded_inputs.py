@@ -1,8 +1,8 @@
-"""Inputs that the specification of an operator excludes, or for which it defines no result.
+"""Inputs that an operator's specification excludes, or for which it defines no result.
 
-onnx's reference raises an error for some excluded inputs and computes a value for others. For
+For some excluded inputs, onnx's reference raises an error; for others, it computes a value. For
 example, NumPy interprets -1 as the index of the last element. A backend may return anything for
-excluded inputs, so a case that contains them is invalid.
+excluded inputs, so a case with such inputs is invalid.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from onnxopt_cli.core.values import Array, NumberKind, kind_of
 from onnxopt_cli.operators.nodes import plain_domain
 from onnxopt_cli.oracle.operand_shapes import misfit, of_other_length
 
-#: Beginning of the reason why a case with an excluded input is invalid.
+#: The reason why a case with an excluded input is invalid begins with this text.
 EXCLUDED = "the specification defines no result"
-# Operands that are appended to those of a node, so that a rule may read omitted operands at the end
-# as None.
+# Appended to the operands of a node, so that a rule reads None for omitted operands at the end.
 _OMITTED = (None,) * 8
 _Attributes = Mapping[str, Any]
-# A function that describes the first excluded operand, given attributes and operands; the
+# Takes attributes and operands, and returns a description of the first excluded operand. The
 # description is empty if all operands are valid.
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 
@@ -38,12 +37,12 @@ def excluded_input(
 
     Args:
         node: a node without references to attributes of a surrounding function.
-        operands: its operands; None for an omitted one.
+        operands: its operands; None for an omitted operand.
         opset: the version of the node's domain.
-        is_model: whether the node is a whole model. For a whole model, operands that leave some
-            elements of the outputs undefined are excluded, too. For a node within a model, operands
-            that leave elements undefined are valid, because the outputs of the model need not
-            depend on these elements.
+        is_model: whether the node is a whole model. Some operands leave only some elements of the
+            outputs undefined. In a whole model, such operands are excluded as well. In a node
+            within a model, they are valid, because the outputs of the model need not depend on the
+            undefined elements.
 
     Returns:
         The reason, which begins with :data:`EXCLUDED`; empty if the result is defined.
@@ -72,10 +71,10 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
     """Return a description of the first value outside a range; empty if all values are inside.
 
     Args:
-        quantity: a name of the values with an article.
+        quantity: a name for the values, with an article.
         values: the values, of any shape.
-        least: the smallest allowed values, of a shape that broadcasts to that of ``values``.
-        most: the largest allowed values, of a shape that also broadcasts to that of ``values``.
+        least: the smallest allowed values; their shape broadcasts to the shape of ``values``.
+        most: the largest allowed values; their shape also broadcasts to the shape of ``values``.
     """
     if values is None:
         return ""
@@ -93,7 +92,7 @@ def _outside(quantity: str, values: Any, least: Any, most: Any = math.inf) -> st
 
 
 def _repeated(quantity: str, axes: Array | None, rank: int) -> str:
-    """Return a description of an axis that is invalid or occurs twice; empty for correct axes."""
+    """Describe an axis that is invalid or occurs twice; return "" if all axes are correct."""
     if axes is None:
         return ""
     if fault := _outside(quantity, axes, -rank, rank - 1):
@@ -137,12 +136,12 @@ def _scattered_to_paths(attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> str:
-    """Return a description of conflicting updates of one element; empty if no updates conflict.
+    """Return a description of two conflicting updates of one element; empty if none conflict.
 
     Args:
         attributes: attributes of a scattering operator.
-        targets: the flat index of the element or slice that each update is written to.
-        updates: for each target, a row of values.
+        targets: for each update, the flat index of the element or slice to which it is written.
+        updates: for each update, a row of values.
     """
     if attributes.get("reduction", b"none") != b"none":
         return ""
@@ -152,7 +151,7 @@ def _written_twice(attributes: _Attributes, targets: Array, updates: Array) -> s
     if counts.max(initial=0) <= 1:
         return ""
     firsts = updates[first][inverse.ravel()]
-    # NaN differs from itself. np.isnan accepts neither strings nor integers of less than 8 bits.
+    # NaN differs from itself. np.isnan supports neither strings nor integers of less than 8 bits.
     is_nan = updates != updates  # noqa: PLR0124
     first_is_nan = is_nan[first][inverse.ravel()]
     differs = (updates != firsts) & ~(is_nan & first_is_nan)
@@ -278,7 +277,7 @@ def _padded_axes(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 def _repeats(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     data, repeats, axis = operands[:3]
     if axis is not None:
-        # In version 1, the operands are a number of repetitions, a scalar, and an axis.
+        # In version 1, the operands are a scalar number of repetitions and an axis.
         return _outside("the repeat", repeats, 0)
     return of_other_length("repeats", repeats, data.ndim) or _outside("the repeat", repeats, 0)
 
@@ -298,7 +297,7 @@ def _new_shape(attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _windows(attributes: _Attributes, _operands: Sequence[Any]) -> str:
-    # The padding is ignored if the output's shape is given.
+    # The padding is ignored if the shape of the output is given.
     if "output_shape" not in attributes:
         fault = _outside("the padding", attributes.get("pads"), 0)
         if fault:
@@ -417,7 +416,7 @@ def _frame(_attributes: _Attributes, operands: Sequence[Any]) -> str:
         length = len(window)
     if fault := _outside("the step", step, 1):
         return fault
-    # The number of frames is floor((signal - length) / step) + 1, and may be zero but not negative.
+    # The number of frames is floor((signal - length) / step) + 1. It may be zero, but not negative.
     return _outside("the length", length, 1, signal.shape[1] + step)
 
 
@@ -430,7 +429,7 @@ def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _fractional_integers(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    # The error function of an integer other than 0 lies strictly between -1 and 1 and is not 0.
+    # For an integer other than 0, the error function is between -1 and 1 and is not an integer.
     if operands[0].dtype.kind in "iu" and np.any(operands[0] != 0):
         return "integers other than 0, for which the result is not an integer"
     return ""
@@ -447,13 +446,14 @@ def _integer_cast_like(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 def _beyond_integers(values: Array, dtype: np.dtype[Any]) -> str:
     """Return a description of a value that an integer type cannot hold; empty if all values fit."""
-    # Types with 2 or 4 bits have no limit here: published cases convert floats beyond their range.
+    # Types with 2 or 4 bits have no limit here, because published cases convert floats beyond their
+    # range.
     if kind_of(values.dtype) is not NumberKind.FLOAT or dtype.kind not in "iu":
         return ""
     limits = np.iinfo(dtype)
     truncated = np.trunc(values.astype(np.float64))
-    # The largest values of 64-bit integer types are not representable as doubles, but these values
-    # plus one are.
+    # The largest value of a 64-bit integer type is not representable as a double, but this value
+    # plus one is.
     holds = (truncated >= float(limits.min)) & (truncated < float(int(limits.max) + 1))
     if holds.all():
         return ""
@@ -474,7 +474,7 @@ _WINDOWED = (
     "MaxUnpool",
     "QLinearConv",
 )
-# The rule for the operands of each operator, by domain and name.
+# For each operator, by domain and name, the rule for its operands.
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _along_axis for name in ("Gather", "GatherElements")},
     **{("", name): _scattered_along_axis for name in ("Scatter", "ScatterElements")},

@@ -54,14 +54,14 @@ class Expected:
         tolerances: the tolerance of each output, by name.
         invalid: why the case is invalid; empty for a valid case.
         contradictions: the stored outputs that contradict the oracle.
-        derive: derives the error bounds of all outputs, by name in the node's order; None if the
-            result does not come from a formula.
-        alternatives: other correct results. All outputs of a backend must match the same expected
-            result.
-        note: for an alternative, a remark for results of backends that match this alternative.
+        derive: a function that derives the error bounds of all outputs, by name in the node's
+            order. None if the result does not come from a formula.
+        alternatives: other correct results. All outputs of a backend must match the same result.
+        note: for an alternative, a remark for the results of backends that match it.
         contested: whether this result follows from the second reading of an ambiguous
             specification.
-        unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if it can.
+        unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if onnxopt
+            can.
     """
 
     outputs: Mapping[str, Value]
@@ -76,7 +76,7 @@ class Expected:
 
     @property
     def unusable(self) -> str:
-        """The reason why no output can be compared with this result; empty for a usable result."""
+        """The reason why outputs cannot be compared with this result; empty if they can."""
         return self.invalid or self.unknown
 
     def in_order(self, names: Iterable[str]) -> Expected:
@@ -109,15 +109,15 @@ class FormulaOracle:
 
     Attributes:
         judging: how outputs are judged.
-        bound_once: whether the error bounds of large tensors are derived once, for all elements;
-            otherwise they are derived for the elements that differ, at each comparison.
+        bound_once: whether the error bounds of large tensors are derived once, for all elements.
+            Otherwise, each comparison derives them for the elements that differ.
     """
 
     judging: Judging
     bound_once: bool = False
 
     def expected(self, problem: Problem, _math: str = "") -> Expected | None:
-        """Return the outputs of the formula; None for a model without one."""
+        """Return the outputs of the formula; None for a model without a formula."""
         factor, stored = self.judging.error_bound, problem.stored or {}
         evaluated = _evaluated(problem, factor)
         if evaluated is None:
@@ -134,7 +134,8 @@ class FormulaOracle:
         for name in _output_names(problem):
             stated, derived = _stated(problem, name), error_bounds[name]
             tolerances[name] = _effective_tolerance(stated, derived, self.judging)
-            # An error bound applies to the formula's value; a stored value may have been rounded.
+            # The error bound applies to the value of the formula, and a stored value may have been
+            # rounded.
             is_exact = name not in stored or tolerances[name] is derived
             outputs[name] = values[name] if is_exact else stored[name]
             if name in stored:
@@ -164,7 +165,7 @@ class StoredOracle:
 def stored_outputs(problem: Problem, judging: Judging) -> Expected:
     """Return the stored outputs with the case's tolerances.
 
-    The value of each output is None if the case stores no outputs.
+    If the case stores no outputs, the value of each output is None.
     """
     names = _output_names(problem)
     stored = dict.fromkeys(names) if problem.stored is None else problem.stored
@@ -186,7 +187,7 @@ def stored_outputs(problem: Problem, judging: Judging) -> Expected:
 
 
 def _output_names(problem: Problem) -> list[str]:
-    """Return the names of the outputs, interned because the diffs of many cases repeat them."""
+    """Return the names of the outputs, interned because they occur in the diffs of many cases."""
     return [intern(output.name) for output in problem.model.graph.output]
 
 
@@ -197,8 +198,8 @@ def _evaluated(
 
     Returns:
         The outputs by name, in the node's order, and a function that derives their error bounds.
-        Deriving an error bound takes many times as long as evaluating the formula, and is
-        unnecessary for an output that is bitwise equal to the expected one.
+        Deriving a bound takes many times as long as evaluating the formula. An output that is
+        bitwise equal to the expected output needs no bound.
     """
     derive: Callable[[], list[DerivedOutput]]
     if (trajectory := problem.trajectory) is not None:
@@ -239,8 +240,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Because of rounding, the error bound and the formula may follow different branches of
-            # a choice. The value on the branch of the error bound is then expected.
+            # Because of rounding, the error bound and the formula may take different branches of a
+            # choice. The value on the branch of the error bound is then expected.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 
@@ -250,7 +251,7 @@ def _error_bounds_in_blocks(
 
 
 def tolerance_override(judging: Judging) -> Tolerance | None:
-    """Return the tolerance from the command line, which overrides all others; None if unset."""
+    """Return the tolerance from the command line, which overrides all others; None if not set."""
     if judging.ulp is not None:
         return Ulps(judging.ulp, Provenance.COMMAND_LINE)
     if judging.rtol is None and judging.atol is None:
@@ -281,9 +282,9 @@ def _effective_tolerance(
 def _contradiction(
     name: str, formula: Array, stored: Value, derived: ErrorBound, stated: Tolerance | None
 ) -> list[Diff]:
-    """Return the differences of a stored output from the output of the formula.
+    """Return the differences between a stored output and the output of the formula.
 
-    The list is empty if both outputs agree within the derived error bound or within the tolerance
+    The list is empty if both outputs agree within the derived error bound, or within the tolerance
     that the case states.
     """
     if isinstance(stored, np.ndarray) and surely_agrees(formula, stored, derived):

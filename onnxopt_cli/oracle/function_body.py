@@ -16,25 +16,25 @@ from onnxopt_cli.oracle.widen import PRECISION_ATTRIBUTES, widened
 
 # The domain of functions that replace operators.
 _BODY = "onnxopt.body"
-#: Operators that occur in published bodies of other operators, and whose own published bodies
-#: subtract. The bodies of the listed operators are expanded as well.
+#: Operators that occur in the published bodies of other operators, and whose own published bodies
+#: subtract. Their bodies are expanded as well.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
-# Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
-# u (mean / deviation)^2. The error of an unstable algorithm does not measure the condition.
+# Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of u (mean /
+# deviation)^2. This error is large even if the condition is good, so the bodies are not accepted.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
-# Operators whose published bodies contain a subtraction. In a graph of several nodes, only bodies
-# with a subtraction are expanded.
+# Operators whose published bodies contain a subtraction. In a graph of several nodes, only these
+# bodies are expanded.
 _SUBTRACTING = (*CALLED, "Celu", "Gelu", "HardSwish", "Selu", "Softplus")
 
 
 def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto | None:
-    """Return a model with the published body of a model's only node.
+    """Return a model that runs the published body of the only node of another model.
 
     Args:
         model: the model.
-        inputs: its inputs, on whose types the body may depend.
+        inputs: the inputs of the model. The body may depend on their types.
 
-    Returns: The model, or None if there are several nodes, no published body, or an unstable body.
+    Returns: The model. None if there are several nodes, no published body, or an unstable body.
     """
     if len(model.graph.node) != 1 or model.functions:
         return None
@@ -60,7 +60,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
         return None
     doubles = any(getattr(value, "dtype", None) == np.float64 for value in inputs.values())
     if doubles and PRECISION_ATTRIBUTES.isdisjoint(schema.attributes):
-        # Some bodies take the root of an integer in float32; a model of doubles needs the root in
+        # Some bodies take the root of an integer in float32. A model of doubles needs the root in
         # double.
         function = widened(function)
     domains = {opset.domain for opset in function.opset_import}
@@ -73,7 +73,7 @@ def published_body(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.
     body = deepcopy(model)
     body.graph.node[0].domain = _BODY
     body.graph.node[0].op_type = function.name
-    # The reference requires an empty name for each optional input that is omitted at the end.
+    # The reference requires an empty name for each omitted optional input, also at the end.
     omitted = len(function.input) - len(node.input)
     body.graph.node[0].input.extend([""] * omitted)
     stated = {attribute.name for attribute in node.attribute}
@@ -95,8 +95,8 @@ def has_stable_body(schema: Any) -> bool:
 def subtracting_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators of a graph whose published bodies subtract.
 
-    A ``Softplus`` that feeds a ``Tanh`` is omitted: it is part of ``Mish``, and small results of
-    ``Mish`` would lose all digits.
+    A ``Softplus`` whose output is read by a ``Tanh`` is omitted. It is part of ``Mish``, and its
+    body would lose all digits of small results of ``Mish``.
     """
     version = imported_versions(model).get("", 0)
     nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]

@@ -24,7 +24,7 @@ _MAX_IDENTITIES = 1000
 def number_texts(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, NumberText]:
     """Return, by name, the rules for judging outputs that a cast from floats to strings computes.
 
-    Texts that another node transforms are omitted, because they are compared exactly.
+    Texts that a further node transforms are omitted, because they are compared exactly.
     """
     names = {
         output.name
@@ -59,7 +59,7 @@ def _is_of(node: onnx.NodeProto, op_types: frozenset[str]) -> bool:
 
 
 def _source(name: str, producers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | str:
-    """Return the node that computes a value, or the name of a value that no node computes."""
+    """Return the node that computes a value; if there is no such node, the name of the value."""
     for _ in range(_MAX_IDENTITIES):
         node = producers.get(name)
         if node is None or not _is_of(node, frozenset({"Identity"})):

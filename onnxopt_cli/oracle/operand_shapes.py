@@ -1,7 +1,7 @@
 """Ranks and shapes that the specification requires of the operands of a node.
 
-onnx's reference computes with NumPy, which broadcasts operands that do not fit, and which accepts a
-matrix in place of a vector.
+onnx's reference computes with NumPy, which broadcasts even operands that the specification
+excludes, and which accepts a matrix in place of a vector.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from onnxopt_cli.core.values import Array
 
 _Attributes = Mapping[str, Any]
 _Shape = tuple[int, ...]
-# A function that describes the first operand that does not fit, given attributes and operands; the
-# description is empty if all operands fit.
+# Takes attributes and operands, and returns a description of the first operand that does not fit.
+# The description is empty if all operands fit.
 _Rule = Callable[[_Attributes, Sequence[Any]], str]
 # The number of coordinates of a box or region.
 _COORDINATES = 4
@@ -30,7 +30,7 @@ def misfit(operator: str, opset: int, attributes: _Attributes, operands: Sequenc
         operator: an operator of the domain ai.onnx.
         opset: the version of the domain.
         attributes: attributes of the node.
-        operands: its operands, with None for omitted ones, also at the end.
+        operands: the operands of the node, with None for each omitted operand, also at the end.
     """
     if opset < _FIRST_VERSIONS.get(operator, 0):
         return ""
@@ -45,7 +45,7 @@ def misfit(operator: str, opset: int, attributes: _Attributes, operands: Sequenc
 
 
 def of_other_length(quantity: str, values: Array | None, length: int) -> str:
-    """Describe the length of a list; return an empty string if it is the required length."""
+    """Describe the length of a list; return an empty string if the length is correct."""
     if values is None or np.size(values) == length:
         return ""
     return f"{quantity} of {np.size(values)} elements instead of {length}"
@@ -54,20 +54,20 @@ def of_other_length(quantity: str, values: Array | None, length: int) -> str:
 def _is_scalar(operand: Array | None) -> bool:
     """Return whether an operand is omitted, a scalar, or a vector of one element.
 
-    Published cases have vectors of one element where the specification requires a scalar.
+    Published cases pass vectors of one element where the specification requires a scalar.
     """
     return operand is None or (operand.size == 1 and operand.ndim <= 1)
 
 
 def _of_other_shape(name: str, operand: Array | None, *shapes: _Shape) -> str:
-    """Describe a shape; return an empty string if it is one of the required shapes."""
+    """Describe the shape of an operand; return an empty string if the shape is allowed."""
     if operand is None or operand.shape in shapes:
         return ""
     return f"{name} of shape {operand.shape} instead of {' or '.join(map(str, shapes))}"
 
 
 def _not_broadcasting(name: str, operand: Array | None, shape: _Shape) -> str:
-    """Describe an operand that cannot be broadcast to a shape; otherwise return an empty string."""
+    """Describe an operand that does not broadcast to a shape; else return an empty string."""
     if operand is None:
         return ""
     missing = len(shape) - operand.ndim
@@ -124,7 +124,7 @@ def _quantized_convolution(attributes: _Attributes, operands: Sequence[Any]) -> 
 
 
 def _per_channel(name: str, operand: Array | None, channels: int) -> str:
-    """Describe an operand that is neither a scalar nor a vector with an element per channel."""
+    """Describe an operand that is neither a scalar nor a vector with one element per channel."""
     return "" if _is_scalar(operand) else _of_other_shape(name, operand, (), (channels,))
 
 
@@ -214,7 +214,7 @@ def _quantized_product(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _per_row(name: str, operand: Array | None, matrix: _Shape) -> str:
-    """Describe an operand that is neither a scalar nor has an element per row of a matrix."""
+    """Describe an operand that is neither a scalar nor has one element per row of a matrix."""
     if _is_scalar(operand) or len(matrix) == 1:
         return _of_other_shape(name, operand, (), (1,))
     vector = [matrix[-2:-1]] if len(matrix) == 2 else []  # noqa: PLR2004 - a single matrix
@@ -222,7 +222,7 @@ def _per_row(name: str, operand: Array | None, matrix: _Shape) -> str:
 
 
 def _per_column(name: str, operand: Array | None, matrix: _Shape) -> str:
-    """Describe an operand that is neither a scalar nor has an element per column of a matrix."""
+    """Describe an operand that is neither a scalar nor has one element per column of a matrix."""
     if _is_scalar(operand) or len(matrix) == 1:
         return _of_other_shape(name, operand, (), (1,))
     vector = [matrix[-1:]] if len(matrix) == 2 else []  # noqa: PLR2004 - a single matrix
@@ -253,13 +253,13 @@ def _attended(attributes: _Attributes, operands: Sequence[Any]) -> str:
     )
     if fault or mask is None:
         return fault
-    # A mask may be shorter than all keys.
+    # A mask may be shorter than the number of keys.
     length = min(mask.shape[-1], past + keys)
     return _not_broadcasting("attn_mask", mask, (batch, heads, queries, length))
 
 
 def _by_head(shape: _Shape, heads: int | None) -> _Shape:
-    """Return the shape of a tensor with an axis of heads, which tensors of rank 3 lack."""
+    """Return the shape of a tensor with a separate axis of heads, which tensors of rank 3 lack."""
     if heads is None or len(shape) != 3:  # noqa: PLR2004 - batch, sequence, heads and their elements
         return shape
     batch, length, elements = shape
@@ -330,7 +330,7 @@ def _cropped_axes(attributes: _Attributes, operands: Sequence[Any]) -> str:
 def _resized_axes(attributes: _Attributes, operands: Sequence[Any]) -> str:
     data, _, scales, sizes = operands[:4]
     axes = len(attributes.get("axes", data.shape))
-    # An empty tensor stands for an omitted one in versions 11 and 12.
+    # In versions 11 and 12, an empty tensor stands for an omitted one.
     if scales is not None and scales.size:
         return of_other_length("scales", scales, axes)
     return of_other_length("sizes", sizes, axes) if sizes is not None and sizes.size else ""
@@ -494,7 +494,7 @@ _RULES: dict[str, _Rule] = {
     "TopK": _single_count,
     "Upsample": _upsampled_axes,
 }
-# The first versions to which the requirements apply. Earlier versions have other operands.
+# The opset versions from which the requirements apply. Earlier versions have other operands.
 _FIRST_VERSIONS = {
     "BatchNormalization": 9,
     "Gemm": 7,

@@ -1,4 +1,4 @@
-"""A description of how the outputs of an operator without a formula are judged."""
+"""Describe how the outputs of an operator without a formula are judged."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ class OperatorJudgement:
     """How outputs of an operator are judged.
 
     Attributes:
-        kind: a description of the operator's computation, which decides where roundings are
-            injected.
+        kind: what the operator computes, which decides where roundings are injected.
         unit: the unit of the tolerance.
         limit: the tolerance in units.
         reformulations: the reformulations whose rounding errors are accepted.
@@ -116,7 +115,7 @@ def _corrections(domain: str, op_type: str, opset: int) -> tuple[str, ...]:
         and _replaces(function)
         and not is_acceleration(function)
     ]
-    # ``getdoc`` would also return the docstrings of base classes, which are those of onnx.
+    # ``getdoc`` would also return the docstrings of onnx's base classes.
     documented = (cleandoc(item.__doc__ or "") for item in corrected)
     return tuple(
         dict.fromkeys(text.split("\n\n", 1)[0].replace("\n", " ") for text in documented if text)

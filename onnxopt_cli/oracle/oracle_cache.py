@@ -20,7 +20,7 @@ from onnxopt_cli.core.codec import ValueReader, ValueWriter, read_json, run_requ
 from onnxopt_cli.core.values import Value
 from onnxopt_cli.errors import ProtocolBreach, UnusableOutput
 
-# Version of the format of cached estimates.
+# The version of the format of cached estimates.
 _FORMAT = 3
 
 
@@ -57,7 +57,7 @@ class OracleCache:
 
 
 def estimate_key(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
-    """Return the key of an estimate: a digest of the model, inputs, code and versions of packages.
+    """Return the key of an estimate: a digest of the model, the inputs, the code and the packages.
 
     The key is empty if an input cannot be serialized.
     """

@@ -29,8 +29,8 @@ class Oracles:
 
     Attributes:
         judging: how outputs are judged.
-        reference: the reference oracle; None to accept stored outputs without consulting the
-            reference.
+        reference: the reference oracle. If None, stored outputs are accepted without consulting
+            onnx's reference.
         bound_once: see :class:`FormulaOracle`.
     """
 
@@ -39,7 +39,7 @@ class Oracles:
     bound_once: bool = False
 
     def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected:
-        """Return the first result of an oracle, or a function that waits for this result."""
+        """Return the first result that an oracle has, or a function that waits for the result."""
         if problem.must_reject:
             return _rejection(problem)
         oracles: list[Oracle] = [FormulaOracle(self.judging, self.bound_once)]
@@ -75,7 +75,7 @@ def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
     expected = resolved(oracle.expected(problem))
     if expected.unusable:
         raise UsageError(expected.unusable)
-    # A test directory has a single tolerance for all outputs.
+    # A test directory can state only one tolerance, for all outputs.
     tolerance = problem.tolerance if isinstance(problem.tolerance, Relative) else None
     return replace(problem, stored=expected.outputs, tolerance=tolerance, output_tolerances={})
 

@@ -1,7 +1,7 @@
 """Replacement of functions of onnx's reference and of NumPy, and errors of the reference.
 
-Corrections of the reference register their functions with :func:`replaces`. The replacements take
-effect only in blocks in which :func:`replaced` applies :func:`replacements`.
+A correction of the reference registers its function with :func:`replaces`. The correction takes
+effect only inside a block in which :func:`replaced` applies :func:`replacements`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _REPLACEMENTS: list[tuple[str, Callable[..., Any]]] = []
 _ACCELERATIONS: set[Callable[..., Any]] = set()
-# Matches the reference's messages about operators that it does not implement. Most errors about
-# missing operators are of type NotImplementedError, but an unimplemented version of a domain is a
-# plain RuntimeError.
+# Matches the messages of the reference about operators that it does not implement. Most of these
+# errors have the type NotImplementedError. For an unimplemented version of a domain, the reference
+# raises a plain RuntimeError.
 _UNKNOWN_OPERATOR = re.compile(
     r"(?:Node type|No registered schema for operator|No registered implementation for operator|"
     r"No implementation for operator|No implementation was found for node type) "
@@ -31,7 +31,7 @@ _UNKNOWN_OPERATOR = re.compile(
 )
 # A module of NumPy that is linked with the BLAS library.
 _LINKED_MODULE = "numpy.linalg._umath_linalg"
-# The forms of the names of OpenBLAS's functions in NumPy's wheels and in other builds.
+# The forms of OpenBLAS's function names, in NumPy's wheels and in other builds.
 _OPENBLAS_NAMES = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
 
 
@@ -55,7 +55,8 @@ def replaces(*places: str) -> Callable[[F], F]:
     is the node, and the second is the original method.
 
     Args:
-        places: the functions to replace, each as a dotted path of module, class if any, and name.
+        places: the functions to replace, as dotted paths of the module, the class if any, and the
+            name.
     """
 
     def register(function: F) -> F:
@@ -101,7 +102,7 @@ def corrected() -> Iterator[None]:
     """Apply all corrections of onnx's reference in a ``with`` block, without NumPy's warnings.
 
     Matrix products run in one thread. Most products of a model are so small that further threads
-    would mostly wait, and the sums of large products could depend on the number of threads.
+    would mostly wait. In large products, the sums could depend on the number of threads.
     """
     with np.errstate(all="ignore"), replaced(*replacements()), one_blas_thread():
         yield
@@ -131,7 +132,7 @@ def blas_thread_functions() -> tuple[Callable[[], int], Callable[[int], object]]
     module = importlib.util.find_spec(_LINKED_MODULE)
     if module is None or module.origin is None:
         return None
-    # ctypes also finds symbols of the libraries with which the module is linked.
+    # ctypes also searches the libraries that are linked with the module.
     library = ctypes.CDLL(module.origin)
     for name in _OPENBLAS_NAMES:
         getter, setter = name.format("get_num_threads"), name.format("set_num_threads")
@@ -144,7 +145,7 @@ def reference_modules() -> Any:
     """Return the package whose attributes are the modules of the reference's operators."""
     from onnx.reference import ops
 
-    # The import also makes the package of the operators of ai.onnx.ml an attribute of ``ops``.
+    # This import also makes the operators of ai.onnx.ml available as an attribute of ``ops``.
     from onnx.reference.ops.aionnxml import _op_list  # noqa: F401
 
     return ops
@@ -160,5 +161,5 @@ def unimplemented_operator(error: BaseException) -> str:
 
 
 def _method(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Return a method that calls a replacement, faster than a ``functools.partialmethod`` would."""
+    """Return a method that calls a replacement; it is faster than ``functools.partialmethod``."""
     return lambda node, *args, **kwargs: function(node, original, *args, **kwargs)

@@ -26,22 +26,23 @@ _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
 _INFRASTRUCTURE = "onnx.reference.op_run"
 # Methods that describe an object in a message or for debugging.
 _DESCRIBING = frozenset({"__format__", "__repr__", "__str__"})
-# Functions, by operator, that the code calls only for nodes that are invalid or are not judged.
+# By operator, functions that are called only for nodes that are invalid or are not judged.
 _UNJUDGED = {
-    # The correction calls the original for negative padding, and for columns that do not fit.
+    # The correction calls the original for negative padding, and if the number of columns is wrong.
     "Col2Im": {"Col2Im._run"},
-    # The correction calls the original for other ranks than 4, which the original rejects.
+    # The correction calls the original if the rank is not 4, and the original rejects such
+    # operands.
     "DeformConv": {"DeformConv._run"},
     # onnxopt does not judge nodes with PROBIT.
     "LinearClassifier": {"compute_probit"},
     "SVMClassifier": {"compute_probit"},
 }
-# Functions that find attributes by names that the code need not contain.
+# Functions that find attributes by names that need not occur in the code.
 _DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
 # Names by which a method calls the methods of base classes.
 _BASES = frozenset({"__class__", "super"})
-# A correction receives the original function as a parameter. The name of the parameter is _CALLED
-# if the correction calls the function, and "_original" otherwise.
+# A correction receives the original function as a parameter. If the correction calls the original,
+# the name of the parameter is _CALLED; otherwise, the name is "_original".
 _CALLED = "original"
 _LOADERS = {
     "": "onnx.reference.ops",
@@ -55,8 +56,8 @@ _LOADERS = {
 def reference_functions(domain: str, op_type: str, opset: int) -> tuple[FunctionType, ...]:
     """Return the functions that compute an operator, each after the functions that call it.
 
-    A function that a correction replaces is left out, unless the correction calls it. The result is
-    empty for an operator that the reference computes by its published function body.
+    A function that a correction replaces is omitted unless the correction calls it. The result is
+    empty if the reference computes the operator by its published function body.
 
     Args:
         domain: the operator's domain; empty for the default domain.
@@ -83,10 +84,10 @@ def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[Funct
     """Return the functions of an operator's computation that no judged node calls.
 
     A function may be uncalled because a correction replaces its only caller, or because a derived
-    class overrides it. A function counts as called in three cases: onnx's reference calls a
-    function of this name in every operator, a function that counts as called contains the name, or
-    Python calls the function implicitly. Functions that only describe objects in messages count as
-    not called. The arguments are those of :func:`reference_functions`.
+    class overrides it. A function counts as called in three cases. onnx's reference calls a
+    function of this name in every operator; or another called function contains the name; or Python
+    calls the function implicitly. Functions that only describe objects in messages count as
+    uncalled. The arguments are those of :func:`reference_functions`.
     """
     functions = reference_functions(domain, op_type, opset)
     with replaced(*replacements()):
@@ -115,18 +116,18 @@ def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[Funct
             }
             uncalled -= called
             mentioned += [_names_from(function, implementation) for function in called]
-    # Closures share the code of one definition.
+    # All closures of one definition share its code.
     codes = {function.__code__ for function in functions if function not in uncalled}
     return frozenset(function for function in uncalled if function.__code__ not in codes)
 
 
 def _is_special(name: str) -> bool:
-    """Return whether Python calls a method implicitly, other than to describe an object."""
+    """Return whether Python calls a method implicitly, except to describe an object."""
     return name.startswith("__") and name.endswith("__") and name not in _DESCRIBING
 
 
 def _is_readable(implementation: type) -> bool:
-    """Return whether all bases of a class belong to :data:`_COMPUTING` or to every operator."""
+    """Return whether all bases of a class are in :data:`_COMPUTING` or shared by all operators."""
     return all(
         base.__module__.startswith(_COMPUTING) or base.__module__ == _INFRASTRUCTURE
         for base in implementation.__mro__[:-1]
@@ -135,7 +136,7 @@ def _is_readable(implementation: type) -> bool:
 
 
 def _names_in_every_operator(implementation: type) -> set[str]:
-    """Return the names of methods that onnx's reference may call in every operator."""
+    """Return the names of the methods that onnx's reference may call in every operator."""
     names: set[str] = set()
     for base in implementation.__mro__:
         is_computing = base.__module__.startswith(_COMPUTING)
@@ -149,7 +150,7 @@ def _names_in_every_operator(implementation: type) -> set[str]:
 
 
 def _aliases(implementation: type) -> dict[FunctionType, set[str]]:
-    """Return the names of attributes that hold each method or correction."""
+    """Return, for each method or correction, the names of the attributes that hold it."""
     aliases: dict[FunctionType, set[str]] = {}
     held = [(name, value) for base in implementation.__mro__ for name, value in vars(base).items()]
     held += [(name, value) for _, name, value in replacements()]
@@ -162,7 +163,7 @@ def _aliases(implementation: type) -> dict[FunctionType, set[str]]:
 def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
     """Return the overridden methods, each with the names by which derived classes may call it.
 
-    The names are :data:`_BASES` and the names of the classes that define the method.
+    These names are :data:`_BASES` and the names of the classes that define the method.
     """
     effective: set[FunctionType] = set()
     classes_of: dict[FunctionType, frozenset[str]] = {}
@@ -180,7 +181,7 @@ def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
 
 
 def _names_from(function: FunctionType, implementation: type) -> set[str]:
-    """Return the names in the code of a function, and the names of functions in its data."""
+    """Return the names in a function's code, and the names of the functions in its data."""
     names = {*_texts(function.__code__)}
     for value in _referenced(function):
         items = value.values() if isinstance(value, dict) else value
@@ -194,7 +195,7 @@ def _names_from(function: FunctionType, implementation: type) -> set[str]:
 
 
 def _texts(code: CodeType) -> Iterator[str]:
-    """Yield the names and string constants of code, inner functions included."""
+    """Yield the names and string constants in code, including those of inner functions."""
     yield from code.co_names
     pending = list(code.co_consts)
     while pending:
@@ -220,7 +221,7 @@ def _implementation(domain: str, op_type: str, opset: int) -> type | None:
 
 
 def _methods(implementation: type) -> Iterator[FunctionType]:
-    """Yield the methods of a class and of its bases, except methods that check types."""
+    """Yield the methods of a class and of its bases, except the methods that check types."""
     for base in implementation.__mro__:
         if not base.__module__.startswith(_COMPUTING):
             continue
@@ -235,12 +236,12 @@ def _unwrapped(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, partial):
-        # A correction of a function: a partial object that binds the original.
+        # This is a correction of a function: a partial object that binds the original.
         yield from _unwrapped(value.func)
         if _calls_original(value.func):
             yield from (item for bound in value.args for item in _unwrapped(bound))
     elif isinstance(value, FunctionType) and value.__module__ == patching.__name__:
-        # A correction of a method: a closure over the correction and the original.
+        # This is a correction of a method: a closure over the correction and the original.
         cells = dict(zip(value.__code__.co_freevars, (value.__closure__ or ()), strict=True))
         if "original" not in cells:
             return
@@ -258,7 +259,7 @@ def _calls_original(correction: Any) -> bool:
 
 
 def _called(function: FunctionType) -> Iterator[FunctionType]:
-    """Yield the functions in modules of :data:`_COMPUTING` that a function may call."""
+    """Yield the functions that a function may call in modules of :data:`_COMPUTING`."""
     for value in _referenced(function):
         if getattr(value, "__module__", None) is not None or isinstance(value, partial):
             for called in _unwrapped(value):
@@ -276,7 +277,7 @@ def _referenced(function: FunctionType) -> list[Any]:
         if module.__name__.startswith(_COMPUTING):
             values += [getattr(module, name, None) for name in names]
     for cell in function.__closure__ or ():
-        # A closure's cell is empty while its function is being defined.
+        # The cell of a closure is empty while the function is being defined.
         try:
             values.append(cell.cell_contents)
         except ValueError:
@@ -285,7 +286,7 @@ def _referenced(function: FunctionType) -> list[Any]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the global names and attributes that code uses, inner functions included."""
+    """Return the global names and attributes that code uses, including those of inner functions."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -2,10 +2,11 @@
 
 The backend runs in a worker, because a model may loop forever.
 
-The response consists of an empty value for each declared output, a text in JSON that describes the
-readings, and the tensors of the readings: pairs of a correct value and its tolerances, by reading
-and output. An entry :data:`VALUES`, :data:`NODE_VALUES`, :data:`CONTRIBUTIONS` or
-:data:`ERROR_CONTRIBUTIONS` in the metadata of the model requests another result instead.
+The response consists of an empty value for each declared output, a JSON text that describes the
+readings, and the tensors of the readings. The tensors are pairs of a correct value and its
+tolerances, ordered by reading and output. If the metadata of the model contain the key
+:data:`VALUES`, :data:`NODE_VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS`, the
+response has another content.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from onnxopt_cli.oracle.estimate.reference_values import (
     values_of_nodes,
 )
 
-#: Key in a model's metadata that requests the outputs instead of a condition estimate.
+#: The key in a model's metadata that requests the outputs instead of a condition estimate.
 VALUES = "onnxopt.values"
-#: Key in a model's metadata that requests the outputs of consecutive nodes, see
+#: The key in a model's metadata that requests the outputs of consecutive nodes, see
 #: :func:`values_of_nodes`.
 NODE_VALUES = "onnxopt.node-values"
-#: Key in a model's metadata that requests the contributions of nodes to the tolerances;
+#: The key in a model's metadata that requests the contributions of nodes to the tolerances.
 #: :func:`parsed_contributions` parses the response.
 CONTRIBUTIONS = "onnxopt.contributions"
-#: Key in a model's metadata that requests the contributions of nodes to the errors of a backend.
+#: The key in a model's metadata that requests the contributions of nodes to the errors of a
+#: backend.
 ERROR_CONTRIBUTIONS = "onnxopt.error-contributions"
-#: Prefix of the names of additional inputs that hold the outputs of nodes as a backend returned
-#: them.
+#: The prefix of the names of additional inputs, which hold the outputs that a backend returned for
+#: nodes.
 RETURNED = "onnxopt.returned/"
 
 
@@ -97,7 +99,7 @@ def _contributions_response(output_count: int, contributions: Sequence[Contribut
 
 
 def _description(output: ConditionedOutput) -> tuple[Any, ...]:
-    """Return the fields of an output for JSON; each list of tensors is replaced by its length."""
+    """Return the fields of an output for JSON; a list of tensors is replaced by its length."""
     return (
         len(output.right),
         len(output.reformulated),

@@ -1,8 +1,8 @@
 """The reference oracle: expected results and condition estimates of models without a formula.
 
-A model is not trusted: it may loop forever or exhaust the memory. Therefore onnx's reference runs
-the model in a worker with the limits of a backend. If the estimate exceeds a limit, the outputs are
-judged by ONNX's default tolerance, and the result states the reason.
+A model is not trusted, because it may loop forever or exhaust the memory. Therefore onnx's
+reference runs the model in a worker with the limits of a backend. If the estimate exceeds a limit,
+the outputs are judged by ONNX's default tolerance, and the result states the reason.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.oracle_cache import OracleCache
 
-# Kinds of outputs with rounding errors. Outputs of other kinds must be equal to the expected
+# Kinds of outputs that have rounding errors. Outputs of other kinds must equal the expected
 # outputs.
 _ROUNDED = {NumberKind.FLOAT, NumberKind.COMPLEX}
-# A stored output is treated as rounded for printing if all its elements have fewer than
-# _MAX_PRINTED_DECIMALS decimals.
+# A stored output counts as rounded for printing if all its elements have fewer than this number of
+# decimals.
 _MAX_PRINTED_DECIMALS = 6
 _MAX_STRUCTURE_CHARS = 200
 _CONTRADICTION = (
@@ -76,12 +76,12 @@ _MORE_TIME = "allow more time with --timeout"
 _MISSING_OPERATOR = "define the operator in a file for --operators"
 #: The backend that runs in the oracle's workers.
 REFERENCE_WORKER = "python:onnxopt_cli.oracle.reference_in_worker:ConditionedReference"
-#: Key in a model's metadata for the arithmetic that a backend declares with the option ``math``.
+#: The key in a model's metadata for the arithmetic that a backend declares by the option ``math``.
 DECLARED = "onnxopt.math"
 
 
 class ReferenceResponse(Protocol):
-    """The response of a worker of the oracle."""
+    """The response of a worker of the reference oracle."""
 
     @property
     def outputs(self) -> list[Value] | None:
@@ -96,8 +96,8 @@ class ReferenceResponse(Protocol):
         """The reason for the failure."""
 
 
-#: A function that submits a model and its inputs, and returns a function that waits for the
-#: response. The returned function returns a text with the reason if the response is missing.
+#: Submits a model and its inputs, and returns a function that waits for the response. If the
+#: response is missing, that function returns the reason as a text.
 Submit = Callable[[onnx.ModelProto, Mapping[str, Value]], Callable[[], ReferenceResponse | str]]
 
 
@@ -107,8 +107,8 @@ class ReferenceOracle:
 
     Attributes:
         judging: how outputs are judged.
-        workers: returns the function that submits models; the first call starts a worker. None
-            without workers.
+        workers: returns the function that submits models. The first call starts a worker. None if
+            there are no workers.
     """
 
     judging: Judging
@@ -118,8 +118,8 @@ class ReferenceOracle:
     def open_cache(self) -> OracleCache:
         """Return the cache.
 
-        The digest of the code must be computed before any backend starts, because a backend could
-        change the files.
+        Open the cache before any backend starts: its key contains a digest of the code, and a
+        backend could change the code.
         """
         if self._cache is None:
             # The import is late because runs of the NumPy reference on formulas do not need the
@@ -143,9 +143,9 @@ class ReferenceOracle:
             math: the ``math`` option of the backend.
 
         Returns:
-            A function that waits for the estimate and returns the expected result. If the case is
-            invalid or its outputs are random, no estimate is needed, and the expected result itself
-            is returned. None if all outputs are stored and no output needs an estimate.
+            A function that waits for the estimate and returns the expected result. The expected
+            result itself if no estimate is needed, because the case is invalid or its outputs are
+            random. None if all outputs are stored and none needs an estimate.
         """
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:
@@ -225,7 +225,7 @@ def estimated_here(problem: Problem) -> Expected:
 
 
 def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
-    """Return a model whose metadata declare the arithmetic of a backend, instead of any other."""
+    """Return a model whose metadata declare the arithmetic of a backend and no other arithmetic."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if not math and DECLARED not in metadata:
         return model
@@ -236,7 +236,7 @@ def _declaring(model: onnx.ModelProto, math: str) -> onnx.ModelProto:
 
 
 def _readings(estimate: Sequence[Value] | str, outputs: int) -> list[Reading]:
-    """Return the readings of an estimate; one reading with the reason if it is missing."""
+    """Return the readings of an estimate; if it is missing, one reading that states the reason."""
     from onnxopt_cli.oracle.estimate.condition_estimate import Reading
     from onnxopt_cli.oracle.estimate.conditioned_outputs import ConditionedOutput
     from onnxopt_cli.oracle.reference_in_worker import readings
@@ -259,8 +259,8 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     """Return the expected result of a case whose outputs are not stored and cannot be computed.
 
     The case is at fault if its node breaks the signature of an operator, if onnx rejects its model
-    or inputs, or if onnx's corrected reference rejects the operands of a node. If the case is not
-    at fault, onnxopt is unable to compute the outputs.
+    or inputs, or if onnx's corrected reference rejects the operands of a node. Otherwise, the
+    result states that onnxopt cannot compute the outputs.
     """
     model, inputs = problem.model, problem.inputs
     output = f"the output {name!r}" if name else "an output"
@@ -287,14 +287,14 @@ def _completed(
 ) -> Expected:
     """Return an expected result with the condition estimate of some outputs.
 
-    Stored outputs that agree with one of several readings do not contradict the reference. An
-    output that the case does not store has the value of the first reading.
+    If a stored output agrees with any of several readings, it does not contradict the reference. An
+    output that the case does not store gets the value of the first reading.
 
     Args:
         problem: the case's problem.
         expected: the expected result without an estimate.
         names: names of the outputs with an estimate.
-        estimate: the estimate, or the reason why it is missing.
+        estimate: the estimate; if it is missing, the reason.
     """
     from onnxopt_cli.oracle.excluded_inputs import EXCLUDED
 
@@ -346,9 +346,9 @@ def _of_readings(
 
 
 def _unusable_output(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
-    """Return why an estimate yields no expected output; empty if it yields one.
+    """Return why an estimate yields no expected output; empty if the estimate yields one.
 
-    Some operators of onnx's reference return another type or shape than onnx infers.
+    Some operators of onnx's reference return a type or shape other than the one that onnx infers.
     """
     if not conditioned_output.right:
         return conditioned_output.reason
@@ -360,7 +360,7 @@ def _unusable_output(problem: Problem, name: str, conditioned_output: Conditione
 
 
 def _reformulated(expected: Expected, conditioned_outputs: Sequence[ConditionedOutput]) -> Expected:
-    """Return an expected result with tolerances that include the accepted reformulations."""
+    """Return an expected result with tolerances that allow for the accepted reformulations."""
     tolerances = {
         name: _error_bound(conditioned_output.reformulated, conditioned_output.units)
         if conditioned_output.reformulated and isinstance(expected.tolerances[name], ErrorBound)
@@ -373,9 +373,9 @@ def _reformulated(expected: Expected, conditioned_outputs: Sequence[ConditionedO
 def _whole_reading(
     expected: Expected, names: list[str], conditioned_outputs: Sequence[ConditionedOutput]
 ) -> Expected | None:
-    """Return the expected result of one reading, disregarding stored outputs.
+    """Return the expected result of one reading, without regard to stored outputs.
 
-    The result is None if an output has no estimate.
+    The result is None if any output has no estimate.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     for name, conditioned_output in zip(expected.outputs, conditioned_outputs, strict=True):
@@ -390,7 +390,7 @@ def _whole_reading(
 
 
 def _agrees(expected: Expected, reading: Expected) -> bool:
-    """Return whether each stored output agrees with a reading or is rounded for printing."""
+    """Return whether each stored output agrees with a reading, or is rounded for printing."""
     return all(
         not isinstance(value, np.ndarray)
         or not _is_wrong(value, stored, reading.tolerances[name])
@@ -409,9 +409,9 @@ def _of_reading(
 ) -> Expected:
     """Return an expected result with the estimate of one reading.
 
-    A stored output that differs from the reference by more than the tolerance of the case
-    contradicts the reference. A stored output that differs by more than rounding, but within the
-    tolerance of the case, is judged by the tolerance of the case, which then states the reason.
+    A stored output contradicts the reference if they differ by more than the tolerance of the case.
+    If they differ by more than rounding, but within the tolerance of the case, the output is judged
+    by this tolerance, which then states the reason.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []
@@ -466,8 +466,8 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return why the structure of the reference's output is wrong; empty if it seems right.
 
-    The structure is wrong if it contradicts the type and shape that onnx infers while the stored
-    output agrees with this type and shape.
+    The structure is wrong if it contradicts the type and shape that onnx infers, although the
+    stored output agrees with them.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}
@@ -510,7 +510,7 @@ def _is_wrong(expected: Array, stored: Value, tolerance: Tolerance) -> bool:
 def _is_reformulation(
     expected: Array, stored: Value, conditioned_output: ConditionedOutput
 ) -> bool:
-    """Return whether a stored output agrees with the result of an identity of its operators."""
+    """Return whether a stored output agrees with an output that is computed by identities."""
     if not conditioned_output.reformulated:
         return False
     bound = _error_bound(conditioned_output.reformulated, conditioned_output.units)

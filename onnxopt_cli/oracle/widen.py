@@ -1,8 +1,9 @@
 """Models, values and onnx's reference in wider floating-point types.
 
-In a widened model, double replaces each floating-point type of values, constants, targets of Cast
-and function bodies (or float32 replaces each 16-bit type). Some operators of onnx's reference round
-to float32 for operands of any type; :func:`in_double` makes them compute in double.
+In a widened model, double replaces every floating-point type: in values, constants, targets of Cast
+and function bodies. Alternatively, float32 replaces every 16-bit type. Some operators of onnx's
+reference round to float32 regardless of the types of their operands. :func:`in_double` makes them
+compute in double.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from onnxopt_cli.core.values import Value
 _REFERENCE = "onnx.reference.ops."
 _Proto = TypeVar("_Proto", bound=Message)
 
-#: Replacements of element types: DOUBLE replaces all floating-point types by double, and SINGLE
+#: How element types are replaced. DOUBLE replaces all floating-point types by double. SINGLE
 #: replaces 16-bit types by float32.
 DOUBLE: dict[int, int] = {
     TensorProto.FLOAT: TensorProto.DOUBLE,
@@ -40,11 +41,11 @@ SINGLE: dict[int, int] = {
 }
 #: Attributes that name the type in which an operator computes.
 PRECISION_ATTRIBUTES = frozenset({"precision", "softmax_precision", "stash_type"})
-# Attributes of any operator that name an element type.
+# Attributes that name an element type, of any operator.
 _TYPE_ATTRIBUTES = PRECISION_ATTRIBUTES | {"to", "dtype", "output_datatype", "output_dtype"}
 # Attributes of Constant that hold float32 numbers.
 _CONSTANT_ATTRIBUTES = frozenset({"value_float", "value_floats"})
-#: The unit roundoff u of each dtype. Floating-point types that are not listed are treated as
+#: For each dtype, the unit roundoff u. Floating-point types that are not listed are treated as
 #: discrete.
 ROUNDOFF: dict[np.dtype[Any], float] = {
     np.dtype(np.float16): 2.0**-11,
@@ -72,13 +73,13 @@ def largest_finite(dtype: np.dtype[Any]) -> float:
 
 def is_wide(value: object) -> bool:
     """Return whether a value is a tensor of doubles, real or complex."""
-    # NumPy counts some 8-bit types as floating-point types, so the kind of a dtype is not
-    # sufficient.
+    # Do not use the kind of the dtype, because NumPy also counts some 8-bit types as floating-point
+    # types.
     return isinstance(value, np.ndarray) and value.dtype in _DOUBLES
 
 
 def widened_value(value: Value) -> Value:
-    """Return a value with its floating-point tensors as double; discrete tensors are unchanged."""
+    """Return a value with floating-point tensors converted to double; others are unchanged."""
     if isinstance(value, list):
         return [widened_value(item) for item in value]
     if isinstance(value, dict):
@@ -89,10 +90,10 @@ def widened_value(value: Value) -> Value:
 
 
 def rounded_like(exact: Value, native: Value) -> Value:
-    """Return a value in double, rounded to the type of the same value in the model's own types.
+    """Round a value that was computed in double to the type of the value in the model's own types.
 
-    If a value is not a floating-point tensor, or its shape is different in double, the value in the
-    model's own types is returned.
+    If the value is not a floating-point tensor, or if its shape is different in double, return the
+    value in the model's own types.
     """
     if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
         return native
@@ -106,7 +107,7 @@ def is_short(value: object) -> bool:
 
 
 def single_value(value: Any) -> Any:
-    """Return a value with its 16-bit floats as float32; other tensors are unchanged."""
+    """Return a value with 16-bit floats converted to float32; other tensors are unchanged."""
     if isinstance(value, list):
         return [single_value(item) for item in value]
     return value.astype(np.float32) if is_short(value) else value
@@ -156,12 +157,12 @@ class _NumpyInDouble(ModuleType):
 
 @cache
 def in_double() -> list[tuple[Any, str, Any]]:
-    """Return replacements of ``np`` in the modules of operators that name float32.
+    """Return replacements of ``np``, for :func:`~onnxopt_cli.oracle.patching.replaced`.
 
-    :func:`~onnxopt_cli.oracle.patching.replaced` takes them.
+    The replacements apply to the modules of operators that name float32.
     """
-    # This import loads the modules of all operators, because versions of onnx have different
-    # preview domains.
+    # This import loads the modules of all operators. The preview domains depend on the version of
+    # onnx.
     from onnx.reference.ops import _op_list, aionnxml  # noqa: F401
 
     with suppress(ImportError):
@@ -181,13 +182,13 @@ def in_double() -> list[tuple[Any, str, Any]]:
 
 
 def _code_of(module: ModuleType) -> CodeType | None:
-    """Return the code in a module's file, which replacements of functions do not change."""
+    """Return the code in a module's file, which is independent of replaced functions."""
     loader = module.__spec__.loader if module.__spec__ else None
     return loader.get_code(module.__name__) if isinstance(loader, InspectLoader) else None
 
 
 def _names_float32(code: CodeType | None) -> bool:
-    """Return whether the code of a module or function, or code within it, names float32."""
+    """Return whether float32 is named in the code of a module or function, or in code within it."""
     return code is not None and (
         "float32" in code.co_names
         or any(_names_float32(part) for part in code.co_consts if isinstance(part, CodeType))

@@ -1,7 +1,7 @@
-"""Contested questions, on which two published sources of ONNX contradict each other.
+"""Contested questions: questions that two published sources of ONNX answer differently.
 
 Both readings are accepted. A source is the text of the specification, a published function body, a
-published case or the source code of onnx's reference. The behaviour of runtimes is not a source.
+published case, or the source code of onnx's reference. The behaviour of runtimes is not a source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Quotation:
     Attributes:
         says: the quotation, with white space reduced to single spaces.
         where: the document or file in onnx 1.23.2.
-        link: its address.
+        link: the address of the document or file.
     """
 
     says: str
@@ -50,12 +50,12 @@ class Contested:
     Attributes:
         name: the operator and the question, in a few words.
         operator: the operator.
-        readings: a source for each reading. onnx's reference computes the first reading.
-        outcome: a description of the result for each reading.
-        concerns: returns whether the readings may differ at a node, given its attributes, its
-            inputs and the opset version.
-        place: the function of onnx's reference that the second reading replaces.
-        second: the replacement. The first argument of the replacement is the original function.
+        readings: a source for each reading. onnx's reference follows the first reading.
+        outcome: for each reading, a description of the result.
+        concerns: takes the attributes and inputs of a node and the opset version, and returns
+            whether the readings may differ at the node.
+        place: the function of onnx's reference that is replaced in the second reading.
+        second: the replacement. Its first argument is the original function.
     """
 
     name: str
@@ -78,8 +78,8 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
     if not entries or node.onnx_node.domain not in _DOMAINS:
         return
     attributes = {
-        # An attribute that refers to an attribute of the surrounding function is None: it may have
-        # any value.
+        # If an attribute refers to an attribute of the surrounding function, its value is unknown,
+        # and None stands for it.
         attribute.name: None if attribute.ref_attr_name else helper.get_attribute_value(attribute)
         for attribute in node.onnx_node.attribute
     }
@@ -87,22 +87,22 @@ def questions_at(node: SimpleNamespace, inputs: Sequence[Any]) -> Iterator[str]:
 
 
 def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
-    """Return replacements by which onnx's reference computes second readings of questions."""
+    """Return replacements by which onnx's reference computes the second readings of questions."""
     bound = []
     for entry in CONTESTED:
         if entry.name in names:
             *within, name = entry.place.split(".")
             owner: Any = reduce(getattr, within, reference_modules())
-            # The current function may already be a correction of the reference's function.
+            # The current function may itself be a correction of the reference's function.
             bound.append((owner, name, _bound(entry.second, getattr(owner, name))))
     return bound
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that computes the second reading, given the function of the first reading.
+    """Return a function that computes the second reading, given the function for the first reading.
 
-    ``functools.partial`` would not work for methods: a partial object that is an attribute of a
-    class is not bound to instances.
+    ``functools.partial`` does not work for methods, because a partial object that is an attribute
+    of a class is not bound to instances.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def _has_fraction(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: 
     x, _roi, scales, *_ = operands
     if (mode is not None and mode.decode() not in _BY_LENGTH) or scales is None:
         return False
-    # The axes are unknown if they are an attribute of a surrounding function.
+    # The axes are unknown if they come from an attribute of a surrounding function.
     lengths = np.array([x.shape[axis] for axis in attributes.get("axes") or range(x.ndim)])
     return lengths.shape != scales.shape or bool((scales * lengths % 1 != 0).any())
 
@@ -142,7 +142,7 @@ def _largest_of_interpolated(
 ) -> Any:
     """Interpolate at each sampling point, then return the maximum of each bin.
 
-    The points are interpolated as averages over finer bins, each of which has a single point.
+    Each point is interpolated as the average over a finer bin with a single point.
     """
     if attributes["mode"].lower() != "max":
         return first(align, x, *args, **attributes)
@@ -162,7 +162,7 @@ def _largest_of_interpolated(
 
 
 def _adaptive_grid(roi: Array, attributes: Mapping[str, Any]) -> list[int]:
-    """Return the number of points of a bin along each axis: its length in pixels, rounded up."""
+    """Return the number of sampling points of a bin along each axis: its length, rounded up."""
     extent = (roi[[3, 2]] - roi[[1, 0]]) * attributes["spatial_scale"]
     if attributes["coordinate_transformation_mode"].lower() != "half_pixel":
         extent = np.maximum(extent, 1)
@@ -178,7 +178,7 @@ def _has_nan_bound(_attributes: Mapping[str, Any], inputs: Sequence[Any], opset:
 def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[Array]:
     """Clip by comparison and selection.
 
-    A bound that is NaN has no effect, because comparisons with NaN are false.
+    A bound of NaN has no effect, because comparisons with NaN are false.
     """
     low, high = [*bounds, None, None][:2]
     if low is not None:
@@ -225,8 +225,8 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
     return (np.where(divisor == 0, rows, y).reshape(x.shape).astype(x.dtype),)
 
 
-#: The contested questions. Each reading of a question yields an expected result with tolerances of
-#: its own.
+#: The contested questions. Each reading of a question yields an expected result with its own
+#: tolerances.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
         name="Resize: the output length if scale times length is not an integer",

@@ -1,8 +1,8 @@
 """Operators that onnx's reference lacks or computes incorrectly.
 
 The corrections follow the formulas of the specification. ``docs/conditioned.md`` lists each
-deviation of the reference. Other modules of this package correct further operators; their import
-registers the corrections.
+deviation of the reference. Further modules of this package correct other operators. Importing them
+registers their corrections.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: The rounding of a number that is interpolated between integers, which the specification does not
-#: define. A number that differs from an integer by less than the tolerance becomes that integer.
+#: How a number that is interpolated between integers is rounded, which the specification does not
+#: define. If the number differs from an integer by less than the tolerance, it becomes that
+#: integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
-#: Modules that are imported only because they register corrections.
+#: These modules are imported only to register their corrections.
 REGISTERED = (data_movement, float_outputs, quantized, texts, trees, windows)
 
-# The first version of Softmax, LogSoftmax and Hardmax that normalizes along a single axis. Earlier
+# From this version on, Softmax, LogSoftmax and Hardmax normalize along a single axis. Earlier
 # versions flatten all axes from ``axis`` on.
 _SINGLE_AXIS_VERSION = 13
-# The first version of PRelu that broadcasts its slope. In earlier versions, the slope has one
+# From this version on, the slope of PRelu is broadcast. In earlier versions, the slope has one
 # element per channel.
 _SLOPE_BROADCAST_VERSION = 7
-# The first version of Resize whose definition differs from that of Upsample.
+# From this version on, the definitions of Resize and Upsample differ.
 _RESIZE_VERSION = 11
-# The first version of RoiAlign that has an attribute for the half-pixel shift.
+# From this version on, RoiAlign has an attribute for the half-pixel shift.
 _HALF_PIXEL_VERSION = 16
-# Names of GridSample's modes before version 20, with their present names.
+# The names of GridSample's modes before version 20, with their present names.
 _FORMER_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 # Element types that are accumulated in float32.
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
@@ -71,15 +72,15 @@ _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 _DEFAULT_DOMAIN = ("", "ai.onnx")
 _ARRAYS = frozenset({np.ndarray, Stacked})
 _GEMM = [f"op_gemm._gemm{transposed}" for transposed in ("00", "01", "10", "11")]
-# The first version of BatchNormalization that trains if it has several outputs. In earlier
-# versions, the attribute is_test decides whether BatchNormalization trains.
+# From this version on, BatchNormalization trains if it has several outputs. In earlier versions,
+# the attribute is_test decides.
 _INFERENCE_VERSION = 7
 _LARGEST_QUOTIENT = 2.0**30
 _LARGEST_INTEGER = 2.0**63
-# The value PROBIT of the attribute post_transform, which is a number in TreeEnsemble and a text in
-# all other operators.
+# The value PROBIT of the attribute post_transform. In TreeEnsemble, the attribute is a number; in
+# all other operators, it is a text.
 _PROBIT = (b"PROBIT", 4)
-# The largest distance from an integer at which a coordinate is replaced by the integer.
+# A coordinate is replaced by an integer if their distance is at most this number.
 _COORDINATE_TOLERANCE = 1e-9
 
 
@@ -191,14 +192,14 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         and attributes.get("ceil_mode")
         and attributes.get("auto_pad") == b"VALID"
     ):
-        # With VALID and ceil_mode, the specification rounds the number of windows up; onnx's shape
-        # inference and runtimes round it down.
+        # With VALID and ceil_mode, the specification rounds the number of windows up, but onnx's
+        # shape inference and the runtimes round it down.
         return "has fewer windows than onnx's shape inference says"
     return ""
 
 
 def whole_numbers(values: Array, dtype: Any) -> Array:
-    """Return interpolated numbers rounded to integers, within the range of a dtype."""
+    """Round interpolated numbers to integers within the range of a dtype."""
     nearest, limits = np.rint(values), np.iinfo(dtype)
     close = np.abs(values - nearest) < INTEGER_ROUNDING.tolerance
     rounded = np.where(close, nearest, INTEGER_ROUNDING.toward(values))
@@ -224,8 +225,8 @@ def _normalized_magnitudes(
     """Divide by the norm of the magnitudes. The reference's norm for p = 1 is a sum with signs."""
     axis, p = axis or node.axis, p or node.p
     sizes = np.abs(x)
-    # The method ``sum`` of arrays is not used, because the evaluator replaces only numpy.sum to add
-    # terms sequentially.
+    # Do not use the method ``sum`` of arrays: to add terms sequentially, the evaluator replaces
+    # only numpy.sum.
     norm = np.power(np.sum(np.power(sizes, p), axis=axis, keepdims=True), 1.0 / p)
     quotients = np.where(norm == 0, 0, sizes / norm)
     return (np.copysign(quotients, x).astype(x.dtype),)
@@ -341,7 +342,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along the axis ``axis``; in early versions, along all axes from it on."""
+    """Return a correction along ``axis``; in early versions, along all axes from ``axis`` on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -390,7 +391,7 @@ def _with_slope(node: Any, original: Any, x: Array, slope: Array) -> Any:
 def _upsampled(
     node: Any, original: Any, x: Array, scale: Any = None, mode: str = "", **kwargs: Any
 ) -> Any:
-    """Support linear interpolation, and scales that are an attribute, as in early versions."""
+    """Support linear interpolation, and scales as an attribute, as in early versions."""
     factors = np.array(kwargs["scales"] if scale is None else scale)
     if mode != "linear":
         return original(node, x, factors, mode=mode)
@@ -403,7 +404,7 @@ def _upsampled(
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute early versions of Resize as Upsample does, and accept negative axes."""
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
-    # Upsample is looked up at each call, so that its corrected version is called.
+    # Look up Upsample at each call, so that its corrected version is called.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
     if kwargs.get("axes"):
         kwargs |= {"axes": [axis % args[0].ndim for axis in kwargs["axes"]]}
@@ -440,7 +441,7 @@ def fast_loss(
 ) -> tuple[Any]:
     """Look up all targets at once, and exclude ignored targets from the mean.
 
-    The reference loops over the targets. Without weights and with an ``ignore_index`` of -1, the
+    The reference loops over the targets. If weights are omitted and ``ignore_index`` is -1, the
     reference includes ignored targets in the mean.
     """
     ignored = np.asarray(target == ignore_index)
@@ -477,7 +478,7 @@ def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: f
         float(factor).is_integer() and abs(factor) < _LARGEST_INTEGER for factor in factors
     ):
         return _in_single(original, a, b, c, *factors)
-    # In an unsigned type, a negative factor wraps around, and so do products and sums.
+    # In an unsigned type, negative factors wrap around, and so do products and sums.
     integer_factors = [np.array(int(factor)).astype(a.dtype) for factor in factors]
     return np.asarray(original(a, b, c, *integer_factors))
 
@@ -488,7 +489,7 @@ def _saturated(
 ) -> Any:
     """Limit the quotients.
 
-    The reference converts quotients to int32, where large quotients wrap around.
+    The reference converts the quotients to int32, in which large quotients wrap around.
     """
     blocks = (attributes.get(name) for name in ("axis", "block_size"))
     reshape = reference_modules().op_quantize_linear._reshape_input  # noqa: SLF001
@@ -515,7 +516,7 @@ def _log_sum_exp(_original: Any, data: Array, axes: Any, keepdims: Any) -> tuple
 
 @replaces("op_resize._compute_x_ori")
 def _whole_coordinates(original: Any, mode: str, y: Array, *args: Any) -> tuple[Array, Any]:
-    """Round coordinates to integers from which they differ only by rounding errors in double."""
+    """Round coordinates that differ from integers only by rounding errors in double."""
     coordinates, outside = original(mode, y, *args)
     if mode == "pytorch_half_pixel" and y.size == 1:
         coordinates = np.zeros(1)

@@ -63,8 +63,8 @@ def _inserted(
 ) -> list[Any]:
     """Insert at the end of a sequence of n tensors if the position is n.
 
-    The reference reduces the position modulo n. The reference therefore inserts at the front, and
-    divides by zero if the sequence is empty.
+    The reference reduces the position modulo n. It therefore inserts at the front, and divides by
+    zero if the sequence is empty.
     """
     if position is None:
         return list(original(sequence, tensor))
@@ -96,8 +96,8 @@ def _unique(
     """Compute first occurrences along the axis, even if the values are the only output.
 
     The reference computes first occurrences along the first axis instead, and only if the node also
-    has the output of indices. Therefore the axis is moved to the front, and all outputs are
-    requested.
+    outputs the indices. Therefore the correction moves the axis to the front and requests all
+    outputs.
     """
     with_all_outputs = SimpleNamespace(onnx_node=SimpleNamespace(output=("Y", "i", "inverse", "n")))
     if axis is None or np.isnan(axis):

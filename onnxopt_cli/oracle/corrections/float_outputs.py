@@ -1,7 +1,7 @@
 """Operators of ai.onnx.ml whose outputs are float32 for operands of every type.
 
-The operand may also be double, int32 or int64. The reference returns the results in the type of the
-operand, so that it truncates results to integers and does not round doubles.
+The operand may also be double, int32 or int64. The reference returns results in the type of the
+operand. It therefore truncates results to integers, and does not round doubles.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LEAST_DIVISOR = 1e-30
 
 
 def in_single(x: Array) -> Array:
-    """Return numbers as float32 or, if the model is computed in double, as doubles."""
-    # In a model that is computed in double, float32 is an alias of float64 in this module.
+    """Return numbers as float32 or, in a model that is computed in double, as doubles."""
+    # In a model that is computed in double, float32 is an alias of float64 in that module.
     names = reference_modules().aionnxml.op_svm_helper.np
     return x.astype(names.float32)
 
@@ -75,7 +75,7 @@ def _svm_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tu
 
 @replaces("aionnxml.op_tree_ensemble_regressor.TreeEnsembleRegressor._run")
 def _tree_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
-    # The nodes of trees compare the exact values of the features.
+    # The nodes of trees compare features without rounding them.
     exact = x if x.dtype == np.float32 else x.astype(np.float64)
     return _regression(node, original, exact, **attributes)
 

@@ -1,8 +1,8 @@
 """GridSample, computed for all points at once.
 
 onnx's reference computes one point after the other, and rounds coordinates to float32. In this
-module, coordinates have the type of the grid. Cubic interpolation clamps the indices of pixels, not
-the coordinate.
+module, coordinates have the type of the grid. Cubic interpolation limits the indices of pixels to
+the image, not the coordinate.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# Number of pixels that are in memory at once.
+# The number of pixels that are in memory at once.
 _MAX_PIXELS = 1 << 22
-# Coordinates beyond _FARTHEST, including infinite coordinates, are outside of all images, and are
-# replaced by _FARTHEST, which can be converted to an integer.
+# Coordinates beyond _FARTHEST are replaced by _FARTHEST, which can be converted to an integer.
+# These coordinates, including infinite ones, are outside of all images.
 _FARTHEST = 2.0**52
-# For each mode of interpolation, the distance of the first pixel from the floor of the coordinate,
-# and the number of pixels along an axis.
+# For each interpolation mode, the distance of the first pixel from the floor of the coordinate, and
+# the number of pixels along an axis.
 _TAPS = {"nearest": (0, 1), "linear": (0, 2), "cubic": (-1, 4)}
 
 
@@ -30,13 +30,14 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
     """Return the values of images at the points of a grid.
 
     Args:
-        x: the images: batch, channels, space.
-        grid: for each image, coordinates between -1 and 1 along the grid's last axis; the last axis
-            of space is the first coordinate.
+        x: the images; their axes are batch, channels, and the axes of space.
+        grid: for each image, the coordinates of points, between -1 and 1. The last axis of the grid
+            holds the coordinates of a point, beginning with the coordinate along the last axis of
+            space.
         mode: "nearest", "linear" or "cubic".
         padding: "zeros", "border" or "reflection".
-        align_corners: whether -1 and 1 are the centers of the first and last pixels, instead of
-            their outer edges.
+        align_corners: whether -1 and 1 are the centers of the first and last pixels; otherwise,
+            they are the outer edges of these pixels.
 
     Raises:
         ArithmeticError: if a coordinate is NaN, or cannot be reflected.
@@ -80,7 +81,7 @@ class _Axis:
         return np.clip(x, -_FARTHEST, _FARTHEST)
 
     def places(self, indices: Array) -> tuple[Array, Array]:
-        """Return indices that are in the image, and whether the given indices were in it."""
+        """Move indices into the image; also return which of them do not stand for zeros."""
         inside = (indices >= 0) & (indices < self._size)
         if self._padding == "zeros":
             return np.where(inside, indices, 0), inside
@@ -89,7 +90,7 @@ class _Axis:
         return np.clip(indices, 0, self._size - 1), np.ones_like(inside)
 
     def _reflected(self, x: Array) -> Array:
-        """Return coordinates that are reflected at the borders until they are in the image."""
+        """Return coordinates, reflected at the borders until they are in the image."""
         x = x.astype(np.float64)
         below, above = x < self._least, x > self._largest
         length = self._largest - self._least
@@ -109,7 +110,7 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
     """Return the values of all channels of an image at points.
 
     Args:
-        image: the channels, then space.
+        image: the image; its axes are the channels, then the axes of space.
         coordinates: the coordinates of the points, one row per axis of space.
         axes: the axes of space.
         mode: the interpolation.

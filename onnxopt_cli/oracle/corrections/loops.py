@@ -1,4 +1,4 @@
-"""Corrections of SequenceMap, Loop and Scan, also for loops whose bodies never run."""
+"""Corrections of SequenceMap, Loop and Scan, including loops whose bodies never run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper
 from onnxopt_cli.oracle.patching import replaces
 from onnxopt_cli.oracle.stacked import Stacked
 
-# The first version of Scan that has neither a batch axis nor a length for each batch.
+# From this version on, Scan has neither a batch axis nor a length for each batch.
 _UNBATCHED_VERSION = 9
 
 
@@ -54,8 +54,8 @@ def _looped(
 def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0) -> Any:
     """Stack the values of all iterations along a new axis.
 
-    If the values of any iteration differ between runs, the result holds the values of all runs. If
-    the loop has no iteration, a value has the shape and dtype that the body declares.
+    If the values of any iteration differ between runs, the result is stacked over the runs. If the
+    loop has no iteration, the shape and dtype are those that the body declares.
 
     Raises:
         NotImplementedError: if the body never ran and does not declare the shape of its output.
@@ -93,7 +93,7 @@ def scan_class() -> type:
             # The reference's own constructor rejects attributes that it does not support.
             OpRun.__init__(self, onnx_node, run_params)
 
-        # A function that evaluates the body; the reference sets the attribute.
+        # A function that evaluates the body. The reference sets this attribute.
         _run_body: Any
 
         def _run(self, *operands: Any, context: Any = None, bindings: Any = None, **_: Any) -> Any:
@@ -160,7 +160,7 @@ def _mapped(
 ) -> tuple[list[Any], ...]:
     """Run the body for the elements at each position of the sequences; pass tensors unchanged.
 
-    The reference takes the elements of an additional sequence only if the node has no other
+    The reference takes the elements of an additional sequence only if the node has exactly one
     additional input.
     """
     mapped: list[list[Any]] = [[] for _ in body.output_names]

@@ -1,7 +1,7 @@
 """Corrections of operators on quantized integers.
 
-onnx's reference adds the zero point before it rounds, applies the scales of rows to columns, and
-applies the scales of channels to images.
+onnx's reference adds the zero point before it rounds. It also applies the scales of rows to the
+columns, and the scales of channels to the images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _rows(value: Array) -> Array:
 
 
 def _channels(value: Array, rank: int) -> Array:
-    """Return scales or zero points in a shape that broadcasts along all axes but the first."""
+    """Return scales or zero points in a shape that broadcasts along all axes except the first."""
     return value.reshape(-1, *[1] * (rank - 1)) if value.size > 1 else value.reshape(())
 
 

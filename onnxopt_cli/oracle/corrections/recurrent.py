@@ -32,9 +32,10 @@ _FUNCTIONS: dict[str, _Activation] = {
     "tanh": lambda x, *_: np.tanh(x),
     "thresholdedrelu": lambda x, alpha, _: np.where(x >= alpha, x, 0),
 }
-# The defaults of alpha and beta for each activation; None for a parameter that the activation does
-# not have. The defaults of an activation equal those of the operator of the same name. No operators
-# are named scaledtanh and affine; the defaults of these two activations neither scale nor shift.
+# For each activation, the defaults of alpha and beta, with None for a parameter that the activation
+# does not have. An activation has the same defaults as the operator of the same name. There are no
+# operators named scaledtanh and affine. The defaults of these two activations neither scale nor
+# shift.
 _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "elu": (1.0, None),
@@ -43,7 +44,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "scaledtanh": (1.0, 1.0),
     "thresholdedrelu": (1.0, None),
 }
-# The default activations f, g, h of one direction.
+# The default activations f, g, h for one direction.
 _USUAL = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 _MAX_INPUTS = 8
 # The index of sequence_lens among the inputs.
@@ -62,7 +63,7 @@ def _convolved_causally(
     past_state: Array | None = None,
     **attributes: Any,
 ) -> Any:
-    """Convolve a sequence; a sequence without steps leaves the state as it is."""
+    """Convolve a sequence. A sequence without steps leaves the state unchanged."""
     if x.shape[2]:
         return original(node, x, weights, bias, past_state, **attributes)
     if past_state is None:
@@ -91,7 +92,7 @@ def _by_head(x: Array, heads: int) -> Array:
 def recurrent_operators() -> list[type]:
     """Return the classes of RNN, GRU and LSTM, for every version.
 
-    A node runs on onnx's reference if the reference uses all its attributes and inputs.
+    A node runs on onnx's reference if the reference supports all its attributes and inputs.
     """
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_gru, op_lstm, op_rnn
@@ -117,7 +118,7 @@ def recurrent_operators() -> list[type]:
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
-    """Return whether onnx's reference uses all attributes and inputs of a node."""
+    """Return whether onnx's reference supports all attributes and inputs of a node."""
     lengths = node.input[_SEQUENCE_LENS : _SEQUENCE_LENS + 1]
     return not any(lengths) and not any(entry.name in _IGNORED for entry in node.attribute)
 
@@ -129,12 +130,12 @@ class _Cell:
     Attributes:
         kind: the operator.
         activations: f, g, h, including the clipping of their arguments.
-        w: the weights of the input, transposed, by gate.
-        r: the weights of the state, transposed, by gate.
-        wb: the biases of the input by gate.
-        rb: the biases of the state by gate.
+        w: the transposed weights of the input, one matrix per gate.
+        r: the transposed weights of the state, one matrix per gate.
+        wb: the biases of the input, one vector per gate.
+        rb: the biases of the state, one vector per gate.
         peepholes: the peephole weights of the gates i, o, f of an LSTM.
-        linear: whether a GRU multiplies by the reset gate after the product with the weights.
+        linear: whether a GRU applies the reset gate after the product with the weights.
         coupled: whether the forget gate of an LSTM is 1 - i.
     """
 
@@ -154,8 +155,8 @@ class _Cell:
         """Return the next hidden state, and the next state of the cell.
 
         Args:
-            fed: the products of the input and the weights, by gate.
-            biases: the sums of the biases of input and state, by gate.
+            fed: the products of the input and the weights, one per gate.
+            biases: the sums of the biases of input and state, one per gate.
             h: the hidden state.
             c: the state of the cell.
         """
@@ -179,7 +180,7 @@ class _Cell:
     def run(self, x: Array, h: Array, c: Array, lengths: Array, *, reverse: bool) -> list[Array]:
         """Return the hidden states of all steps, and the last states of each sequence.
 
-        The states after the end of a sequence are zero.
+        All states after the end of a sequence are zero.
         """
         steps, sequences = np.arange(len(x))[:, None], np.arange(x.shape[1])
         runs = steps < lengths
@@ -257,12 +258,12 @@ def _activations(
 ) -> Iterator[Callable[[Array], Array]]:
     """Yield the activations of all directions.
 
-    An activation with parameters takes the next values of the attributes ``activation_alpha`` and
-    ``activation_beta``, or its defaults if no values are left.
+    An activation with parameters takes the next values of ``activation_alpha`` and
+    ``activation_beta``. If no values are left, the activation uses its defaults.
     """
     stated = attributes.get("activations") or ()
     usual = _USUAL[kind] * directions
-    # The specification states a default with two names per direction for RNN, although RNN has one
+    # For RNN, the specification states a default with two names per direction, although RNN has one
     # activation per direction.
     names = list(stated) if len(stated) == len(usual) else usual
     alphas = iter(attributes.get("activation_alpha") or ())

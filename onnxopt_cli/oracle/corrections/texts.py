@@ -1,8 +1,8 @@
 """Corrections of operators of texts.
 
-The string types of NumPy drop null characters at the end of a text, and have a fixed length. The
-reference uses NumPy's string types in the functions that this module replaces. Arrays of Python
-objects keep all characters of a text.
+The string types of NumPy have a fixed length, and drop null characters at the end of a text. The
+reference uses them in the functions that this module replaces. Arrays of Python objects keep all
+characters of a text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnxopt_cli.core.values import Array, as_strings
 from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import replaces
 
-# The kinds of attributes of LabelEncoder: keys_floats, values_floats and so on.
+# The suffixes of the attributes of LabelEncoder: keys_floats, values_floats and so on.
 _LABEL_KINDS = ("floats", "int64s", "strings", "tensor")
-# A character that is appended to the labels of a classifier, so that no label ends with a null
+# This character is appended to the labels of a classifier, so that no label ends with a null
 # character.
 _LAST = "."
 
@@ -90,13 +90,13 @@ def _encoded_labels(_node: Any, _original: Any, x: Array, **attributes: Any) -> 
 
 
 def _labels(attributes: Mapping[str, Any], role: str) -> tuple[str, Any]:
-    """Return the kind and the elements of the keys or values of a LabelEncoder."""
+    """Return the kind and the elements of a LabelEncoder's keys or values."""
     stated = ((kind, attributes.get(f"{role}_{kind}")) for kind in _LABEL_KINDS)
     return next((kind, labels) for kind, labels in stated if labels is not None and len(labels))
 
 
 def _key(label: Any) -> Hashable:
-    """Return a label, or None for NaN, which is not equal to itself."""
+    """Return a label; None in place of NaN, which is not equal to itself."""
     return label if label == label else None  # noqa: PLR0124
 
 
@@ -113,7 +113,7 @@ def _normalized_texts(
 ) -> tuple[Array]:
     """Remove elements that are stop words, then change the case.
 
-    The reference also removes words within elements, empty elements and accents. If the attribute
+    The reference also removes words within elements, empty elements, and accents. If
     ``is_case_sensitive`` is 0, the reference ignores case only if the node also changes the case.
     """
     fold: Callable[[str], str] = str if is_case_sensitive else str.lower
@@ -144,7 +144,7 @@ def _svm_classes(node: Any, original: Any, x: Array, **kwargs: Any) -> tuple[Arr
 def _with_whole_labels(
     node: Any, original: Any, *args: Any, classlabels_strings: Any = None, **kwargs: Any
 ) -> tuple[Array, Array]:
-    """Append a further character to each label, so that NumPy keeps null characters at the end."""
+    """Append a character to each label, so that NumPy keeps null characters at its end."""
     stated = classlabels_strings and [label + _LAST for label in classlabels_strings]
     labels, scores = original(node, *args, classlabels_strings=stated, **kwargs)
     if stated:

@@ -1,8 +1,8 @@
 """TreeEnsemble with ``post_transform``, evaluated for all samples and trees at once.
 
-onnx's reference builds Python objects for each tree in each run, and evaluates each sample alone.
-This module computes the same scores as the reference, and also applies ``post_transform``, which
-the reference ignores.
+onnx's reference builds Python objects for each tree in each run, and evaluates the samples one by
+one. This module computes the same scores. It also applies ``post_transform``, which the reference
+ignores.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from onnxopt_cli.oracle.patching import replaces
 
 # Values of the attribute aggregate_function.
 _AVERAGE, _SUM, _MIN, _MAX = range(4)
-# Values of the attribute post_transform. corrected_reference.py rejects PROBIT.
+# Values of the attribute post_transform. PROBIT is rejected in corrected_reference.py.
 _NONE, _SOFTMAX, _LOGISTIC, _SOFTMAX_ZERO = range(4)
-# The comparison of a feature with the split, by the value of nodes_modes.
+# For each value of nodes_modes, the comparison of a feature with the split.
 _COMPARISONS: dict[int, Callable[[Array, Array], Array]] = {
     0: np.less_equal,
     1: np.less,
@@ -42,8 +42,9 @@ class _Trees:
         missing: for each node, whether NaN leads to the true branch.
         branches: the indices of the false branches and of the true branches of all nodes.
         leaves: for each of these branches, whether it is a leaf.
-        roots: for each tree, the index of its root.
-        is_leaf: for each tree, whether it is a single leaf; its root is then the index of the leaf.
+        roots: for each tree, the index of its root; or, if the tree is a single leaf, the index
+            of the leaf.
+        is_leaf: for each tree, whether it is a single leaf.
     """
 
     splits: Array
@@ -89,7 +90,7 @@ class _Trees:
         raise ValueError("the nodes of a tree form a cycle")
 
     def _holds(self, values: Array, nodes: Array) -> Array:
-        """Return whether the condition of each node holds for a value."""
+        """Return, for each node, whether its condition holds for a value."""
         modes, splits = self.modes[nodes], self.splits[nodes]
         holds = np.zeros(len(nodes), bool)
         for mode in np.unique(modes).tolist():
@@ -101,7 +102,7 @@ class _Trees:
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
     """Return the transformed scores.
 
-    Trees whose nodes test set membership are left to the reference.
+    The reference computes ensembles with nodes that test set membership.
     """
     is_defined = (
         attributes["aggregate_function"] in range(_MAX + 1)
@@ -144,7 +145,7 @@ def _scores(x: Array, attributes: dict[str, Any]) -> Array:
     initial = {_MIN: limits.max, _MAX: limits.min}.get(combine, 0)
     result = np.full((len(x), attributes["n_targets"]), initial, x.dtype)
     samples = np.arange(len(x))
-    # Aggregate tree by tree, as the reference does, because sums depend on the order of their
+    # Aggregate tree by tree, as the reference does, because a sum depends on the order of its
     # terms.
     for weight, target in zip(weights.T, targets.T, strict=True):
         before = result[samples, target]

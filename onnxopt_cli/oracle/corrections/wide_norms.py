@@ -1,8 +1,9 @@
 """Norms of doubles whose powers leave the range of doubles.
 
 The square of 3e200 is infinite in double, although the norm of (3e200, 4e200) is 5e200. Libraries
-therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate has
-no type wider than double. The elements are therefore scaled by powers of two, which is exact.
+therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate
+cannot use a type wider than double. This module therefore scales the elements by powers of two,
+which is exact.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _Compute = Callable[..., tuple[Any, ...]]
 # Operators that return a norm.
 _NORMS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 _DEFAULT_POWER = 2
-# If a sum of powers is between 2^-900 and 2^900, no significant term has underflowed or overflowed.
+# If a sum of powers is between 2^-900 and 2^900, all significant terms are within the range.
 _LARGEST_EXPONENT = 900
 _DEFAULT_AXIS = -1
 
 
 def scaled(node: Any, compute: _Compute) -> _Compute:
-    """Return a function that computes a node in double without overflow or underflow of powers.
+    """Return a function that computes a node in double, with powers that stay within the range.
 
     Args:
         node: the node.
-        compute: computes its outputs by the formula of the specification.
+        compute: computes the outputs of the node by the formula of the specification.
     """
     operator = node.op_type
     if operator not in _NORMS and operator != "LpNormalization":
@@ -46,13 +47,13 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
-    """Scale each line to elements of at most 1; the normalized elements remain the same."""
+    """Scale each line to elements of at most 1, which leaves the normalized elements unchanged."""
     exponents = np.frexp(np.abs(x).max(axis=axis, keepdims=True, initial=0.0))[1]
     return compute(np.ldexp(x, -exponents))
 
 
 def _of_scaled_elements(compute: _Compute, most: int, x: Array, *further: Any) -> tuple[Any, ...]:
-    """Compute norms at several scales; choose for each norm a scale at which no power overflows.
+    """Compute norms at several scales; for each norm, choose a scale at which no power overflows.
 
     Args:
         compute: computes the norms.

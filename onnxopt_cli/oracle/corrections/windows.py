@@ -1,9 +1,9 @@
 """Corrections of convolutions and pools, computed for all windows at once.
 
-onnx's reference loops over the elements of each window, which would take most of the time of an
-estimate. The reference also has errors: it marks padding by NaN and therefore ignores a NaN of the
-input, and it treats dilated windows with SAME_* padding as dense. Both implementations of the
-indices of MaxPool in the reference are wrong in some cases.
+onnx's reference loops over the elements of each window. In an estimate, these loops would take most
+of the time. The reference also has errors. It marks padding by NaN, and therefore ignores a NaN in
+the input. It treats dilated windows with SAME_* padding as dense. The reference computes the
+indices of MaxPool in two ways, each of which is wrong in some cases.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
-# Bytes of the windows of a convolution that are in memory at once.
+# The number of bytes of a convolution's windows that are in memory at once.
 _MAX_WINDOW_BYTES = 1 << 27
-# Bytes of the windows of a pool that are copied at once. The number is small, so that the copies
-# stay in the processor's cache.
+# The number of bytes of a pool's windows that are copied at once. The number is small, so that the
+# copies stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
-# If there are at most this number of windows, one call adds all of their elements. A separate call
-# for each place within a window would take longer than the additions themselves.
+# If there are at most this number of windows, one call adds all their elements. A separate call for
+# each place within a window would take longer than the additions.
 _FEW_WINDOWS = 1 << 10
 _SHORT_TYPES = frozenset({"float16", "bfloat16"})
 
@@ -42,7 +42,7 @@ def fast_columns(
     strides: Sequence[int],
     dilations: Sequence[int] | None = None,
 ) -> tuple[Array, tuple[int, ...]]:
-    """Return the windows of a convolution as columns, and their number per axis: ``im2col``."""
+    """Return the windows of a convolution as columns (``im2col``), and their number per axis."""
     rank = len(kernel_shape)
     dilation = np.array(dilations or [1] * rank)
     extent = (np.array(kernel_shape) - 1) * dilation + 1
@@ -67,22 +67,21 @@ def convolved_in_blocks(
     pads: Sequence[int] | None,
     strides: Sequence[int] | None,
 ) -> Array:
-    """Convolve parts of the output one after the other if all windows would take much memory.
+    """Convolve parts of the output one after the other if all windows would take too much memory.
 
-    The output is divided along its longest axis. The division does not change the sum over a
-    window.
+    The output is divided along its longest axis, which leaves the sum over each window unchanged.
 
     Args:
         convolve: the implementation of onnx's reference, which takes the other arguments.
         x: the images.
         w: the kernels.
         b: the bias.
-        auto_pad: the attribute of the node, as are the following arguments.
-        dilations: the distances of the elements of a kernel.
+        auto_pad: the attribute of the node; the following arguments are also attributes.
+        dilations: the distances between the elements of a kernel.
         group: the number of groups.
         kernel_shape: the shape of a kernel.
         pads: the padding.
-        strides: the distances of the windows.
+        strides: the distances between windows.
     """
     rank = x.ndim - 2
     dilation, stride = (np.array(steps or [1] * rank) for steps in (dilations, strides))
@@ -96,7 +95,7 @@ def convolved_in_blocks(
     elif auto_pad != "VALID" and pads is not None:
         padding[:] = np.reshape(pads, (2, rank))
     counts = (sizes + padding.sum(axis=0) - extent) // stride + 1
-    # The reference widens a dilated kernel by zeros.
+    # The reference fills the gaps of a dilated kernel with zeros.
     window_bytes = x.shape[1] * prod(extent.tolist()) * x.itemsize
     axis = int(np.argmax(counts))
     place_bytes = window_bytes * len(x) * prod(counts.tolist()) // max(1, counts[axis])
@@ -166,16 +165,16 @@ def summed_columns(
     """Sum columns into images: ``col2im``.
 
     Args:
-        columns: the elements of all windows; the second-to-last axis is the place within a window,
-            the last axis the window, and all earlier axes the image.
+        columns: the elements of all windows. The second-to-last axis is the place within a window,
+            the last axis is the window, and all earlier axes belong to the image.
         image_shape: the shape of an image.
         kernel_shape: the shape of a window.
-        dilations: the distances of the elements of a window.
+        dilations: the distances between the elements of a window.
         pads: the padding of the image.
-        strides: the distances of the windows.
+        strides: the distances between windows.
 
     Returns:
-        The images; None if the padding is negative or the columns do not fit.
+        The images; None if the padding is negative or if the columns do not fit the images.
     """
     dilation, stride, padding = np.array(dilations), np.array(strides), np.reshape(pads, (2, -1))
     sizes = np.array(image_shape) + padding.sum(axis=0)
@@ -185,7 +184,7 @@ def summed_columns(
     images = columns.shape[:-2]
     padded = np.zeros((*images, *sizes), columns.dtype)
     if prod(images) * columns.shape[-1] > _FEW_WINDOWS:
-        # All elements that have the same position within their windows are added at once.
+        # Elements at the same place within their windows are added at once.
         for index, place in enumerate(np.ndindex(*kernel_shape)):
             start = np.array(place) * dilation
             target: Any = (..., *map(slice, start, start + stride * count, stride))
@@ -213,12 +212,12 @@ def _grouped(
 ) -> tuple[Array]:
     """Compute each group from its channels and biases.
 
-    If the shape of the output is given, the padding follows from it.
+    If the shape of the output is given, the padding follows from the shape.
     """
     if kwargs.get("output_shape") or kwargs["auto_pad"].startswith("SAME"):
         kwargs |= {"pads": _transposed_pads(x, w, **kwargs)}
     biases = [None] * group if b is None else np.split(b, group)
-    # The reference has no output for an empty batch, so one image of zeros is convolved instead.
+    # The reference has no output for an empty batch, so an image of zeros is convolved instead.
     images = x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype)
     parts = zip(np.split(images, group, 1), np.split(w, group), biases, strict=True)
     outputs = [_transposed(node, original, *part, **kwargs) for part in parts]
@@ -243,7 +242,7 @@ def _transposed(
     padding = np.reshape(pads, (2, -1)).sum(axis=0)
     shape = np.array(stride) * (np.array(x.shape[2:]) - 1) + added + extent - padding
     shape = attributes.get("output_shape") or shape.tolist()
-    # The sizes are stated, because NumPy does not infer the sizes of a tensor without channels.
+    # State the sizes, because NumPy does not infer the sizes of a tensor without channels.
     kernels = w.reshape(len(w), prod(w.shape[1:])).T
     images = []
     for image in x:
@@ -301,7 +300,7 @@ def _deformed(
     columns = _bilinear(images, coordinates[:, :, :, :, 0], coordinates[:, :, :, :, 1])
     if mask is not None:
         columns = columns * mask.reshape(len(x), count, 1, *kernel, *shape)
-    # The sums are a matrix product, because runs with sequential sums replace numpy.matmul.
+    # Use a matrix product for the sums, because runs with sequential sums replace numpy.matmul.
     terms = channels // group * prod(kernel)
     columns = columns.reshape(len(x), group, terms, prod(shape))
     weights = w.reshape(group, len(w) // group, terms)
@@ -315,8 +314,8 @@ def regular_coordinates(
 ) -> Array:
     """Return the coordinates of DeformConv in pixels, without offsets.
 
-    The axes of the result are the two axes of the kernel, the axis of coordinates, and the two axes
-    of the output.
+    The result has the two axes of the kernel, the axis of the coordinates, and the two axes of the
+    output, in this order.
     """
     top, left, *_ = attributes.get("pads") or [0] * 4
     strides, dilations = (attributes.get(name) or [1, 1] for name in ("strides", "dilations"))
@@ -333,7 +332,7 @@ def regular_coordinates(
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate the images of each group at its coordinates; outer pixels are zero."""
+    """Interpolate the images of each group at its coordinates. Pixels outside an image are zero."""
     rows, columns = images.shape[-2:]
     flat = images.reshape(*images.shape[:-2], rows * columns)
     total: Any = 0
@@ -353,8 +352,8 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
     """Return all windows.
 
-    In the result, the spatial axes index windows, and as many additional axes index the elements
-    within a window.
+    The spatial axes of the result index the windows. The same number of additional axes index the
+    elements within a window.
     """
     rank = len(extent)
     axes = tuple(range(padded.ndim - rank, padded.ndim))
@@ -372,9 +371,9 @@ class _Geometry:
         front: the padding before the input.
         back: the padding after the input, as the node states it.
         count: the number of windows.
-        extent: the length of a window, including gaps between its elements.
-        stride: the distance of two windows.
-        dilation: the distance of two elements of a window.
+        extent: the length of a window, including the gaps between its elements.
+        stride: the distance between two windows.
+        dilation: the distance between two elements of a window.
     """
 
     size: Array
@@ -414,7 +413,7 @@ class _Geometry:
         return np.concatenate(parts, axis=axis)
 
     def counts(self, *, padding: bool) -> Array:
-        """Count the elements of each window that are in the input or in the padded input."""
+        """Count the elements of each window in the input or, if ``padding``, in its padding."""
         counted = [
             inside[start].sum(axis=-1)
             for inside, start in zip(self._inside(padding=padding), self._elements(), strict=True)
@@ -422,12 +421,12 @@ class _Geometry:
         return np.asarray(reduce(np.multiply.outer, counted))
 
     def within(self, *, padding: bool) -> Array:
-        """Return a mask of the window elements that are in the input or in the padded input."""
+        """Return a mask of window elements in the input or, if ``padding``, in its padding."""
         inside = np.asarray(reduce(np.logical_and.outer, self._inside(padding=padding)))
         return self.windows(inside)
 
     def _inside(self, *, padding: bool) -> list[Array]:
-        """Return, for each axis, a mask of the indices that belong to the input or its padding."""
+        """Return, for each axis, a mask of indices in the input or, if ``padding``, its padding."""
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
         return [
@@ -455,10 +454,10 @@ def _flat_windows(windows: Array, rank: int) -> Array:
 
     Args:
         windows: the windows.
-        rank: the number of axes before those of the elements.
+        rank: the number of axes before the axes of the elements.
     """
     copied = np.empty(windows.shape, windows.dtype)
-    # NumPy copies rows of the last axis one after another, which is slow if they are short.
+    # NumPy copies rows of the last axis one after the other, which is slow for short rows.
     by_place = windows.shape[-1] < windows.shape[-2]
     for place in range(windows.shape[-1]) if by_place else [slice(None)]:
         copied[..., place] = windows[..., place]
@@ -482,7 +481,7 @@ def _geometry(x: Array, attributes: dict[str, Any]) -> _Geometry:
     count = room // stride + 1
     if attributes.get("ceil_mode"):
         count = -(-room // stride) + 1
-        # Omit a last window that would start in the padding after the input.
+        # Omit the last window if it would start in the padding after the input.
         count -= (count - 1) * stride >= size + front
     if count.min() < 1:
         raise ValueError("a window of a pool is larger than its padded input")
@@ -536,8 +535,8 @@ def _maximum(pool: Any, _original: Any, x: Array, **attributes: Any) -> tuple[Ar
     if x.dtype.kind == "f":
         is_maximum |= np.isnan(windows)
     first = np.argmax(is_maximum & in_input, axis=-1)[..., None]
-    # An image of indices is padded like the input, so that its windows hold the indices of the
-    # input's elements.
+    # An image of indices is padded like the input. Its windows therefore contain the indices of the
+    # elements of the input.
     lengths, column_major = geometry.size.tolist(), attributes.get("storage_order")
     indices = np.arange(geometry.size.prod()).reshape(lengths[::-1] if column_major else lengths)
     indices = indices.T if column_major else indices

@@ -115,8 +115,8 @@ def rounds_partial_sums(node: onnx.NodeProto) -> bool:
     """Return whether an ensemble of trees rounds intermediate sums of weights."""
     transforms = (item for item in node.attribute if item.name == "post_transform")
     transformed = any(helper.get_attribute_value(item) not in _NO_TRANSFORM for item in transforms)
-    # A sum of two terms is rounded once. If the sum is an output, this rounding is that of the
-    # output.
+    # A sum of two terms is rounded once. If the sum is an output,
+    # perturbing the output covers this rounding.
     return summed_weights(node) > (1 if transformed else 2)
 
 
