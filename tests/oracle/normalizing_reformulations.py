@@ -1,7 +1,7 @@
 """Reformulations of normalizations in float32, and an unstable implementation.
 
-A function of :data:`STATISTICS` returns the means and variances of rows of float32. A function of
-:data:`APPLICATIONS` normalizes by given statistics.
+The functions in :data:`STATISTICS` return the means and variances of rows of float32. The functions
+in :data:`APPLICATIONS` normalize rows with given means and variances.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ def pairwise_sum(x):
 
 
 def vectorized_sum(x, lanes=8):
-    """Sum as a vector unit does: the terms of each lane sequentially, then the lanes."""
+    """Add as a vector unit does: first the terms of each lane in order, then the lanes."""
     padded = np.pad(x, [(0, 0), (0, -x.shape[-1] % lanes)])
     return sequential_sum(
         sequential_sum(np.moveaxis(padded.reshape(len(x), -1, lanes), 1, -1))[..., 0]
@@ -49,7 +49,7 @@ def reversed_sum(x):
 
 
 def corrected_two_pass(total):
-    """Subtract the contribution of the error of the mean from the squares."""
+    """Compute the variance in two passes; correct it for the rounding error of the mean."""
 
     def statistics(x):
         count = F(x.shape[-1])
@@ -60,7 +60,7 @@ def corrected_two_pass(total):
 
 
 def shifted(total):
-    """Compute the variance in one pass after subtracting the first element."""
+    """Subtract the first element, and compute the variance of the differences in one pass."""
 
     def statistics(x):
         first, count = x[..., :1], F(x.shape[-1])
@@ -80,7 +80,7 @@ def welford(x):
 
 
 def merged(x, length=64):
-    """Merge Welford's statistics of parts by Chan's formula."""
+    """Compute statistics of parts by Welford's recurrence, and merge them by Chan's formula."""
     count, mean, squares = 0, F(0), F(0)
     for start in range(0, x.shape[-1], length):
         part = x[:, start : start + length]
@@ -93,7 +93,7 @@ def merged(x, length=64):
 
 
 def one_pass(x):
-    """Compute E(X^2) - E(X)^2, which cancels if the mean is large."""
+    """Compute the variance as E(X^2) - E(X)^2, which cancels if the mean is large."""
     count = F(x.shape[-1])
     mean = pairwise_sum(x) / count
     return mean, pairwise_sum(x * x) / count - mean * mean

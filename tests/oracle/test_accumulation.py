@@ -1,4 +1,4 @@
-"""Systematic errors of sums: correct algorithms pass, truncating and short accumulators fail."""
+"""Systematic errors of sums: accumulators that truncate or have too few bits fail."""
 
 import ml_dtypes
 import numpy as np
@@ -31,12 +31,12 @@ def operands(seed, count, *, positive):
 
 
 def terms_of(a, b):
-    """Return exact products in double, with the index of the sum as first axis."""
+    """Return the exact products in double; the first axis is the index of the term."""
     return a.astype(np.float64).T[:, :, None] * b.astype(np.float64)[:, None, :]
 
 
 def truncated(values, bits=24):
-    """Return numbers with fewer digits, cut off toward zero."""
+    """Return the values rounded toward zero to a number of bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.trunc(mantissa * 2.0**bits) / 2.0**bits, exponent)
 
@@ -155,7 +155,7 @@ def test_correctly_rounded_subnormal_outputs_have_no_finding(scale):
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-6, -1e-6, 1e-7])
-def test_small_addend_that_is_added_last_has_no_finding(scale):
+def test_adding_a_small_addend_last_has_no_finding(scale):
     random = np.random.default_rng(3)
     a, b = random.random((200, 64)).astype(F), random.random((64, 200)).astype(F)
     c = (scale * random.random((200, 200))).astype(F)

@@ -1,4 +1,4 @@
-"""Condition estimates: correct outputs pass, and wrong outputs near them fail."""
+"""Condition estimates: correct outputs pass, and wrong outputs that are similar fail."""
 
 from itertools import permutations
 
@@ -27,7 +27,10 @@ from onnxopt_cli.oracle.rounding.node_kinds import _LISTED
 
 
 def model_of(nodes, inputs, outputs=1, opset=22, types=()):
-    """Return a model of nodes (operator, inputs, attributes); the last node yields the outputs."""
+    """Return a model of nodes, which are given as (operator, inputs, attributes).
+
+    Node i, except the last one, has the output ``t<i>``. The last node has the model's outputs.
+    """
     names = [f"y{place}" for place in range(outputs)]
     protos = []
     for place, (name, operands, attributes) in enumerate(nodes):
@@ -132,16 +135,16 @@ def test_functions_called_by_a_published_body_may_cancel():
     sixth = x * np.float32(1 / 6) + np.float32(0.5)
     assert node_passes("HardSwish", {"x": x}, x * sixth)
     assert not node_passes("HardSwish", {"x": x}, x * sixth * 1.01)
-    # The probability of the label is so close to 1 that its logarithm is smaller than a rounding of
-    # the score 30.
+    # The probability of the label is very close to 1, so its logarithm is smaller than a rounding
+    # error of the score 30.
     inputs = {"x": f32(0, 30, 5).reshape(1, 3), "label": np.array([1])}
     assert node_passes("SoftmaxCrossEntropyLoss", inputs, 0.0)
     assert not node_passes("SoftmaxCrossEntropyLoss", inputs, 1e-4)
-    # The published body of Softplus would lose all digits.
+    # The published body of Softplus returns 0, which would lose all digits of the result.
     assert not node_passes("Mish", {"x": f32(-20)}, [0])
 
 
-# Correct outputs that a simpler rule would reject, each with a similar wrong output.
+# Each entry has a correct output that a simpler rule would reject, and a similar wrong output.
 SIMILAR_OUTPUTS = {
     "equal elements minus their mean": (
         ("GroupNormalization", {"num_groups": 1}),
@@ -229,7 +232,7 @@ SIMILAR_OUTPUTS = {
         {"x": f32(1, 2, 3, 4).reshape(1, 1, 2, 2), "grid": f32(0, 0.5).reshape(1, 1, 1, 2)},
         (np.reshape(3, (1, 1, 1, 1)), np.reshape(3.001, (1, 1, 1, 1))),
     ),
-    # The first element of a row contributes only to its own sum, which float32 rounds.
+    # In a reverse sum, the first element of a row contributes only to its own sum.
     "reverse sums": (
         ("CumSum", {"reverse": 1}),
         {"x": np.resize(f32(3.0001, -3.3, 0.1, 0.2), (6, 4)), "axis": np.array(1)},
@@ -266,7 +269,7 @@ SIMILAR_OUTPUTS = {
         {"x": f32(3, -4).reshape(1, 1, 2)},
         (np.reshape(5, (1, 1, 1)), np.reshape(5.0001, (1, 1, 1))),
     ),
-    # Coordinates count from the corners of pixels, and the last pixel is extended.
+    # Output i interpolates the input at i / 2, and repeats the last pixel beyond the end.
     "Upsample with scales as an attribute": (
         ("Upsample", {"opset": 7, "mode": "linear", "scales": [1.0, 1.0, 1.0, 2.0]}),
         {"x": f32(1, 2, 4).reshape(1, 1, 1, 3)},
@@ -327,9 +330,9 @@ def test_correct_output_passes_and_similar_wrong_output_fails(name):
     assert not passes_estimate(model, inputs, wrong)
 
 
-# Graphs of several nodes: nodes, inputs, and outputs with a flag whether they pass.
+# Graphs of several nodes: the nodes, the inputs, and pairs of an output and whether it passes.
 GRAPHS = {
-    # Near zero, the error of exp(x) - 1 is that of exp(x): one rounding of a number close to 1.
+    # Near zero, the error of exp(x) - 1 is the error of exp(x), which is a rounding of almost 1.
     "a small exponential minus one": (
         [("Elu", ["x"], {}), ("Neg", ["t0"], {})],
         {"x": f32(-(2**-15))},
@@ -391,7 +394,7 @@ GRAPHS = {
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_outputs_of_graphs_pass_within_roundings_and_if_the_reference_overflows(name):
+def test_outputs_of_graphs_pass_only_within_roundings(name):
     nodes, inputs, outputs = GRAPHS[name]
     kind = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
     model = model_of(nodes, inputs, types=[kind])
@@ -399,12 +402,12 @@ def test_outputs_of_graphs_pass_within_roundings_and_if_the_reference_overflows(
     assert passes == [expected for _, expected in outputs]
 
 
-def test_same_padding_at_either_end_yields_the_same_number_of_windows():
+def test_same_upper_and_same_lower_have_equal_numbers_of_windows():
     x = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
     attributes = {"kernel_shape": [2], "strides": [2]}
     assert node_passes("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
     assert node_passes("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
-    # The formula of the specification yields two windows, and onnx's shape inference yields three.
+    # By the formula of the specification there are two windows; by onnx's shape inference, three.
     with pytest.raises(NoReferenceError, match="has fewer windows than onnx's shape inference"):
         node_passes("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
 
@@ -433,7 +436,7 @@ def test_cast_to_subnormal_number_may_be_flushed(dtype):
 
 
 def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
-    """The reference deviates from libsvm for three classes, and approximates the inverse of erf."""
+    """onnx's reference combines three classes unlike libsvm, and approximates PROBIT."""
     x = np.array([[0.3]], np.float32)
     linear = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
     machine = {"classlabels_ints": [0, 1, 2], "vectors_per_class": [1, 1, 1]}
@@ -555,14 +558,14 @@ def test_logistic_function_of_negative_scores_may_be_a_difference(operator, outp
     model = model_of([node], {"x": x}, output + 1, types=[TensorProto.INT64, 1][1 - output :])
     model.opset_import.add(domain="ai.onnx.ml", version=1)
     scores = x.sum(1, keepdims=True) + f32(0, 0.5, -0.5)
-    # onnx's reference and ONNX Runtime compute the function in this way.
+    # onnx's reference and ONNX Runtime compute the logistic function in this way.
     near_one = 1 / (1 + np.exp(-np.abs(scores)))
     shares = np.where(scores < 0, 1 - near_one, near_one)
     assert passes_estimate(model, {"x": x}, shares, output)
     assert not passes_estimate(model, {"x": x}, shares + f32(1e-6), output)
 
 
-def test_movement_proportional_to_a_square_root_is_not_a_discontinuity():
+def test_error_proportional_to_the_root_of_a_perturbation_is_continuous():
     x = np.full((1, 4), 0.5, np.float32)
     nodes = [("ReduceSumSquare", ["x"], {"keepdims": 0}), ("Acos", ["t0"], {})]
     model = model_of(nodes, {"x": x}, outputs=1)
@@ -570,7 +573,7 @@ def test_movement_proportional_to_a_square_root_is_not_a_discontinuity():
         assert passes_estimate(model, {"x": x}, np.arccos(1 - steps * 2.0**-24)) == passes
 
 
-def test_movement_proportional_to_a_square_is_not_a_discontinuity():
+def test_error_proportional_to_the_square_of_a_perturbation_is_continuous():
     x, ones = np.full((1, 64), 1000.3, np.float32), np.ones(64, np.float32)
     inputs = {"x": x, "s": ones}
     model = model_of([("LayerNormalization", ["x", "s"], {})], inputs, outputs=3, types=[1, 1, 1])
@@ -628,7 +631,7 @@ def test_16_bit_terms_are_summed_in_float32(dtype):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMean", "MatMul"])
 def test_sorted_16_bit_terms_pass_in_order(operator, dtype):
-    """The partial sums of sorted terms are far larger than their sum."""
+    """The terms cancel, so partial sums of sorted terms are far larger than the sum."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     half = np.random.default_rng(5).standard_normal(15_000)
     x = np.sort([[*half, *-half, 8]]).astype(dtype)
@@ -688,7 +691,7 @@ def test_mean_that_is_updated_at_each_of_many_terms_passes():
     ("operator", "attributes"),
     [("LpNormalization", {"axis": 1, "p": 1}), ("LpNormalization", {"axis": 1}), ("ReduceL2", {})],
 )
-def test_operator_that_divides_or_takes_powers_rounds_a_single_element(operator, attributes):
+def test_operators_with_quotients_or_powers_round_even_a_single_element(operator, attributes):
     x = f32(3.3, 41, 49)[:, None]
     inputs = {"x": x} if operator == "LpNormalization" else {"x": x, "axes": np.array([1])}
     model = model_of([(operator, list(inputs), attributes)], inputs)
@@ -716,7 +719,7 @@ def test_computed_tie_may_round_either_way_and_exact_tie_may_not():
     assert passes_estimate(model, inputs, np.uint8([2, 7]))
     assert passes_estimate(model, inputs, np.uint8([3, 7]))
     assert not passes_estimate(model, inputs, np.uint8([2, 8]))
-    # A quotient by a power of two is as exact as an input.
+    # Dividing by a power of two is exact, so these ties are exact.
     halves = {"x": f32(3, 14.6), "s": np.array(2, np.float32)}
     assert passes_estimate(model, halves, np.uint8([2, 7]))
     assert not passes_estimate(model, halves, np.uint8([1, 7]))
@@ -800,8 +803,8 @@ def distribution_test(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
-# Each row has a fault and a number of elements: at least 99 % of wrong samples of this size are
-# rejected.
+# For each fault: the operator, a number of elements, and the fault. At least 99 % of wrong samples
+# of this size are rejected.
 CONTINUOUS = {
     "a mean shifted by 0.1": ("RandomNormalLike", 9000, lambda x: x + 0.1),
     "half the variance": ("RandomNormalLike", 450, lambda x: x * 0.5**0.5),
@@ -918,7 +921,7 @@ def test_early_dropout_has_attributes_for_ratio_and_inference():
     assert distribution_test("Dropout", {"x": x}, opset=6)(np.where(keep, x * 2, 0).astype("f"))
     tested = model_of([("Dropout", ["x"], {"is_test": 1})], {"x": x}, opset=6)
     assert drawn(tested, {"x": x}) == {}
-    # Version 6 does not specify what the mask of Dropout contains.
+    # Version 6 of Dropout does not specify the content of the mask.
     masked = drawn(model_of([("Dropout", ["x"], {})], {"x": x}, opset=6, outputs=2), {"x": x})
     assert masked["y1"].distribution == "any values of this type and shape"
 
@@ -970,7 +973,7 @@ def test_factor_of_dropout_may_be_computed_in_the_type_of_the_ratio():
 @hypothesis.example(shape=(3, 4), dtype="float64", reduction="mean", ignored=-1, weighted=True)
 @hypothesis.example(shape=(3, 4), dtype="float16", reduction="mean", ignored=None, weighted=False)
 def test_fast_loss_equals_the_reference_bitwise(shape, dtype, reduction, ignored, weighted):
-    # The reference includes targets of -1 in a mean without weights.
+    # In a mean without weights, the reference does not ignore targets of -1.
     hypothesis.assume(ignored != -1 or weighted or reduction != "mean")
     random = np.random.default_rng(1)
     x = random.standard_normal(shape).astype(dtype)
@@ -979,7 +982,7 @@ def test_fast_loss_equals_the_reference_bitwise(shape, dtype, reduction, ignored
         target.flat[::2] = ignored
     weight = random.uniform(0.5, 2, shape[1]).astype(dtype) if weighted else None
     slow = op_negative_log_likelihood_loss._compute_negative_log_likelihood_loss
-    # If all targets are ignored, the mean is 0/0.
+    # The mean is 0/0 if all targets are ignored.
     with np.errstate(invalid="ignore"):
         (loss,) = fast_loss(slow, x, target, weight, reduction, ignored)
         (expected,) = slow(x, target, weight, reduction, ignored)
@@ -1012,7 +1015,7 @@ def test_coarse_grid_does_not_widen_the_rounding_of_interpolated_values():
 
 @st.composite
 def windows(draw):
-    """Draw attributes of windows that each contain an element, and the elements of the input."""
+    """Draw the attributes of windows and an input; each window contains an element of the input."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]
@@ -1028,7 +1031,7 @@ def windows(draw):
 
 
 def reference_and_corrected_outputs(model, inputs):
-    """Return dtype, shape and bytes of the outputs without and with the corrections."""
+    """Return the outputs without and with corrections, each as dtype, shape and bytes."""
     slow = ReferenceEvaluator(model).run(None, inputs)
     with replaced(*replacements()):
         fast = ReferenceEvaluator(model).run(None, inputs)
@@ -1054,7 +1057,7 @@ def test_fast_transposed_convolution_equals_the_reference_bitwise(drawn, biased)
     operands = list(inputs)[: 2 + biased]
     inputs = {name: inputs[name] for name in operands}
     model = model_of([("ConvTranspose", operands, attributes)], inputs)
-    # Padding shortens the output of ConvTranspose, so it must leave some elements.
+    # Padding shortens the output of ConvTranspose. Skip examples without any remaining elements.
     names = "strides", "kernel_shape", "dilations"
     strides, kernel, dilations = (np.array(attributes[name]) for name in names)
     sizes = (np.array(x.shape[2:]) - 1) * strides + (kernel - 1) * dilations + 1
@@ -1080,7 +1083,7 @@ LISTED = {
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_listed_kinds_of_operands_yield_the_same_estimate_as_determined_kinds(monkeypatch, name):
+def test_listed_and_determined_kinds_of_operands_have_the_same_estimate(monkeypatch, name):
     inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(LISTED[name])}
     attributes = {"Concat": {"axis": 2}, "Gather": {"axis": 2}, "Split": {"num_outputs": 1}}
     node = name, list(inputs), attributes.get(name, {})
@@ -1113,7 +1116,7 @@ def test_interpolation_tolerates_roundings_of_coordinates_alone(mode):
     exact = condition(model, inputs)[0].right[0][0].astype(np.float64)
     assert passes_estimate(model, inputs, exact * (1 + 1e-7))
     assert not passes_estimate(model, inputs, exact * (1 + 1e-5))
-    # The error of coefficients that are computed in float32 is larger than a rounding of double.
+    # Coefficients in float32 would have larger errors than the tolerance of double permits.
     twice = {**inputs, "x": x.astype(np.float64)}
     double = model_of([("Resize", ["x", "", "", "sizes"], {"mode": mode})], twice)
     expected, limit = condition(double, twice)[0].right[0]
@@ -1137,9 +1140,9 @@ def test_nearest_pixel_is_exact_unless_rounding_decides():
 @pytest.mark.parametrize(
     ("mode", "scale", "right"),
     [
-        # 1.5 (1 - 2 / 2.1) + (x + 0.5) / 0.7 - 0.5 = 0.286 and 1.714
+        # For x = 0 and 1: 1.5 (1 - 2 / 2.1) + (x + 0.5) / 0.7 - 0.5 = 0.286 and 1.714
         ("half_pixel_symmetric", 0.7, [0.28571427, 1.7142857]),
-        # The coordinate of a single element is 0.
+        # If the output has a single element, its coordinate is 0.
         ("pytorch_half_pixel", 0.4, [0]),
     ],
 )
@@ -1197,7 +1200,7 @@ def test_flushing_does_not_excuse_errors_of_normal_numbers():
     x = np.array([0.010002136, -9.0], np.float16)
     square = x.astype(np.float64) ** 2
     assert float16_node_passes("Mul", {"a": x, "b": x}, square)
-    # An error of half the smallest normal number, 30 % of the first square, is not accepted.
+    # An error of half the smallest normal number fails: it is 30 % of the first square.
     assert not float16_node_passes("Mul", {"a": x, "b": x}, square + 3e-5)
     small = np.array([2.0**-15, 0.5], np.float16)
     assert float16_node_passes("Mul", {"a": small, "b": np.ones_like(small)}, [0, 0.5])
@@ -1248,7 +1251,7 @@ def test_large_logarithm_does_not_widen_the_tolerance_of_a_small_logarithm():
 
 
 def cubic_weights(ratio, form):
-    """Return the weights of four pixels in a cubic interpolation, in float32."""
+    """Return the weights of four pixels in a cubic interpolation, computed in float32."""
     a, one_, x = np.float32(-0.75), np.float32(1), np.float32(ratio)
     far, near = [x + one_, 2 - x], [x, one_ - x]
     if form == "Horner":
@@ -1302,7 +1305,7 @@ def test_error_of_a_short_sum_is_at_most_a_rounding_per_partial_sum(terms, cance
     assert (np.abs(wrong - expected.ravel().astype(float)) > limit.ravel()).all()
 
 
-def test_infinity_within_the_tolerance_is_labelled_as_such():
+def test_infinity_as_a_second_right_value_is_labelled():
     inputs = {"a": f32(3.4028235e38, 1), "b": f32(1, 1)}
     (output,) = condition(model_of([("Mul", ["a", "b"], {})], inputs), inputs)
     assert [value.tolist() for value, _ in output.right[1:]] == [[np.inf, 1]]
@@ -1311,7 +1314,7 @@ def test_infinity_within_the_tolerance_is_labelled_as_such():
 
 @pytest.mark.parametrize(("operator", "roundings"), [("ReduceSum", 16), ("ReduceMean", 19)])
 def test_each_partial_sum_of_a_short_sum_may_be_rounded_up(operator, roundings):
-    # From left to right, each of 15 additions to a sum near 1 has an error of 0.75 roundings.
+    # Added from left to right, each of the 15 terms causes an error of 0.75 roundings.
     x = f32(1, *[1.25 * 2**-24] * 15)
     inputs = {"x": x, "axes": np.array([0])}
     model = model_of([(operator, ["x", "axes"], {"keepdims": 0})], inputs)
@@ -1322,8 +1325,7 @@ def test_each_partial_sum_of_a_short_sum_may_be_rounded_up(operator, roundings):
 
 
 def test_coordinates_of_16_bit_images_are_those_of_float32():
-    """The scales of Resize are float32, because float16 cannot distinguish pixels of wide
-    images."""
+    """The scales of Resize are float32, which can distinguish the pixels of wide images."""
     x = np.arange(2000).reshape(1, 1, -1).astype(np.float16) % 2
     inputs = {"x": x, "none": np.array([], np.float32), "scales": np.array([1, 1, 1.5], np.float32)}
     attributes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}

@@ -1,4 +1,4 @@
-"""Contested questions: a result by either reading of the specification passes."""
+"""Contested questions: results by either reading of the specification pass."""
 
 import inspect
 import json
@@ -39,7 +39,7 @@ def single_words(text):
 
 
 def published(link):
-    """Return the text of a source in the installed onnx."""
+    """Return the text to which a link refers, from the installed onnx."""
     place = link.rsplit("/", 1)[-1]
     if place.startswith("onnx_"):
         domain = "ai.onnx.ml" if "aionnxml" in place else ""
@@ -74,7 +74,7 @@ def test_document_lists_the_contested_questions():
 
 
 def resized_by_specification(x, scale):
-    """Resize linearly with aligned corners, by the text of the specification."""
+    """Resize linearly with aligned corners, as the specification describes."""
     for axis in (2, 3):
         length = x.shape[axis]
         resized = int(np.floor(length * np.float64(np.float32(scale))))
@@ -87,7 +87,7 @@ def resized_by_specification(x, scale):
 
 
 def roi_maximum_by_specification(x, roi, ratio, height, width):
-    """Return the largest interpolated value of each bin, by the text of the specification."""
+    """Return the largest interpolated value of each bin, as the specification describes."""
     channels, rows, columns = x.shape
     (left, top, right, bottom) = roi.astype(np.float64)
     tall, wide = max(bottom - top, 1) / height, max(right - left, 1) / width
@@ -165,7 +165,10 @@ CASES = {
 
 @pytest.fixture(params=CASES, ids=str)
 def stored_cases(request, tmp_path):
-    """Write cases, and backends with the first reading, the second reading and wrong results."""
+    """Write cases whose stored output follows the first reading, the second, or neither.
+
+    Write backends that return the first reading, the second reading, or wrong results.
+    """
     node, inputs, second = CASES[request.param]()
     graph = helper.make_graph(
         [node],
@@ -192,7 +195,7 @@ def stored_cases(request, tmp_path):
 
 
 def outcomes(onnxopt, folder, stored, *names):
-    """Return the outcome and note of each backend in the log, and the command's result."""
+    """Return the outcome and note of each backend from the log, and the command's result."""
     log = folder / "run.log"
     log.unlink(missing_ok=True)
     backends = [part for name in names for part in ("-b", f"python:{folder / 'backend.py'}:{name}")]

@@ -1,6 +1,6 @@
-"""Corrections of onnx's reference where it deviates from the specification.
+"""Corrections of operators for which onnx's reference deviates from the specification.
 
-The tests compute the correct values by the text of the specification.
+The tests compute the right values as the specification describes.
 """
 
 import math
@@ -60,7 +60,7 @@ def passes(conditioned_output, value):
 
 
 def verify(model, inputs, right, *, reference_fails=True):
-    """Check that the right outputs pass, and those of onnx's uncorrected reference fail."""
+    """Check that the right outputs pass, and that outputs of onnx's uncorrected reference fail."""
     estimates = condition(model, inputs)
     for conditioned_output, value in zip(estimates, right, strict=True):
         assert passes(conditioned_output, value), (conditioned_output.right[0][0], value)
@@ -109,7 +109,7 @@ def lrn(x, size, alpha, beta, bias):
 LRN = {"size": 3, "alpha": 0.5, "beta": 0.75, "bias": 1.5}
 VOLUME = np.cos(np.arange(2 * 5 * 3 * 2 * 2)).reshape(2, 5, 3, 2, 2)
 GELU = [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in sample_points(9)]
-#: Each example has an operator, a version, inputs, attributes and right outputs.
+#: Each example has an operator, its version, the inputs, the attributes and the right outputs.
 EXAMPLES = {
     "Erf of doubles": ("Erf", 22, [sample_points(9)], {}, [exact(mpmath.erf, sample_points(9))]),
     "Gelu of doubles": ("Gelu", 22, [sample_points(9)], {}, [np.array(GELU)]),
@@ -137,7 +137,7 @@ EXAMPLES = {
         21,
         [u8([5]), f32(0.5)[0], U8(0), u8([1]), f32(1)[0], U8(0), f32(1)[0], U8(1)],
         {},
-        # 2.5 is rounded to 2, and 2 + 1 is 3. If 1 were added first, 3.5 would be rounded to 4.
+        # 2.5 is rounded to 2, and the zero point 1 is added. Rounding 2.5 + 1 would result in 4.
         [u8([3])],
     ),
     "QLinearMatMul with scales of rows": (
@@ -201,7 +201,7 @@ EXAMPLES = {
         22,
         [f32([[1, 2]]), f32([[1, 10, 100]])],
         {"strides": [2], "output_shape": [4]},
-        # The full output, 1 10 102 20 200, has one element too many; its first element is cut off.
+        # The full output, 1 10 102 20 200, has a surplus element, so its first element is cut off.
         [f32([[10, 102, 20, 200]])],
     ),
     "Resize along negative axes": (
@@ -234,8 +234,8 @@ EXAMPLES = {
     "DeformConv of a line": (
         "DeformConv",
         22,
-        # At an offset of half a pixel to the right, the result is the mean of the pixel and a zero
-        # of the padding.
+        # The window is shifted to the right by half a pixel. Its value is therefore the mean of the
+        # pixel and of a zero in the padding.
         [f32([[[2], [4]]]), f32([[[3]]]), f32([[[0], [0]], [[0.5], [0.5]]])],
         {"kernel_shape": [1, 1]},
         [f32([[[3], [6]]])],
@@ -255,7 +255,7 @@ EXAMPLES = {
     "Gemm of integers that double rounds": (
         "Gemm",
         13,
-        # 2^53 + 1 + 2 * 5 - 4 * 3 and 3 + 7 * 5 - 4 * 3
+        # The results are 2^53 + 1 + 2 * 5 - 4 * 3 and 3 + 7 * 5 - 4 * 3.
         [np.array([[2**53 + 1, 2], [3, 7]]), np.array([[1], [5]]), np.array([-4])],
         {"beta": 3.0},
         [np.array([[2**53 - 1], [26]])],
@@ -272,7 +272,7 @@ EXAMPLES = {
         22,
         [f32([[1, 2, 4, 8]])],
         {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"},
-        # A window extends over 3 elements, with one element of padding on either side.
+        # A window covers 3 elements, so there is one element of padding on either side.
         [f32([[2, 2.5, 5, 4]])],
     ),
 }
@@ -282,7 +282,7 @@ EXAMPLES = {
 def test_corrected_operator_follows_the_specification(name):
     operator, opset, operands, attributes, right = EXAMPLES[name]
     inputs = {f"x{place}": np.asarray(operand) for place, operand in enumerate(operands)}
-    # An empty array in an example denotes an omitted input.
+    # In an example, an empty array stands for an omitted input.
     used = [name if value.size else "" for name, value in inputs.items()]
     fed = {name: value for name, value in inputs.items() if value.size}
     outputs = {f"y{place}": value for place, value in enumerate(right)}
@@ -343,11 +343,11 @@ def test_outputs_are_float32_for_operands_of_any_type(operator, attributes, righ
     expected, limit = output.right[0]
     assert expected.dtype == np.float32
     np.testing.assert_allclose(expected, right, rtol=1e-6)
-    # Integers and doubles have the tolerances of equal float32 numbers.
+    # The tolerances are those of the same numbers in float32.
     np.testing.assert_array_equal(limit, condition(models[1], {"x": f32(*x)})[0].right[0][1])
 
 
-def test_nan_leads_to_the_false_branches_of_trees_by_default():
+def test_nan_takes_the_false_branches_of_trees_by_default():
     attributes = {
         "nodes_treeids": [0, 0, 0],
         "nodes_nodeids": [0, 1, 2],
@@ -367,7 +367,7 @@ def test_nan_leads_to_the_false_branches_of_trees_by_default():
     verify(model_of([node], {"x": x}, {"y": y}, 1, domain), {"x": x}, [y])
 
 
-def test_floats_are_encoded_as_the_integers_they_are_cast_to():
+def test_one_hot_encoder_casts_floats_to_integers():
     x = f32([5.75, -1.25, 0.5])
     y = f32([[1, 0], [0, 1], [0, 0]])
     attributes = {"cats_int64s": [5, -1], "zeros": 1}
@@ -427,7 +427,8 @@ TREE = {
     "classlabels_strings": ["a\0", "b\0"],
 }
 KEYS = ["a", "a\0"]
-#: Each example has an operator, a domain, a version, inputs, attributes and the first output.
+#: Each example has an operator, its domain and version, the inputs, the attributes and the first
+#: output.
 TEXT_EXAMPLES = [
     ("StringConcat", "", 22, [X, texts("b\0")], {}, ["a\0b\0", "ab\0", "\0b\0"]),
     ("StringSplit", "", 22, [texts("a\0 b\0", "")], {}, [["a\0", "b\0"], ["", ""]]),
@@ -517,7 +518,7 @@ def test_null_character_at_the_end_is_kept(operator, domain, opset, operands, at
 
 @st.composite
 def pools(draw):
-    """Draw a pool whose windows all contain elements of its input."""
+    """Draw an input and the attributes of a pool; each window contains an element of the input."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]
@@ -541,9 +542,9 @@ def pools(draw):
 
 
 def windows_of(x, attributes):
-    """Yield the place of each output, with the elements of its window.
+    """Yield pairs: the place of an output, and the list of the elements in its window.
 
-    An element consists of its place, which is None in the padding, and its value.
+    An element is a pair of its place and its value. The place is None in the padding.
     """
     rank = x.ndim - 2
     kernel, strides, dilations = (
@@ -641,7 +642,7 @@ def test_lp_pool_equals_norms_of_windows(drawn, p):
     assert passes(output, computed(x, attributes, norm, np.float32))
 
 
-def test_number_interpolated_between_integers_may_round_either_way():
+def test_interpolated_number_between_two_integers_may_round_either_way():
     x, grid = np.array([[[[0, 5]]]], np.int32), np.zeros((1, 1, 1, 2), np.float32)
     node = helper.make_node("GridSample", ["x", "grid"], ["y"])
     sampled = model_of([node], {"x": x, "grid": grid}, {"y": x})
@@ -666,7 +667,7 @@ def test_truncated_integer_may_be_one_smaller_if_coordinates_are_rounded(length,
 
 
 def body_of(outputs):
-    """Return a body that doubles its state, and also yields the state as an output."""
+    """Return the body of a loop that doubles its state, and also returns it as a scan output."""
     return helper.make_graph(
         [
             helper.make_node("Identity", ["going"], ["still"]),
@@ -732,7 +733,7 @@ def test_scan_runs_along_any_axis_in_any_direction(length, axis, backward):
     parts = np.arange(length * 3, dtype=np.float32).reshape(length, 3) / 4
     start = f32(1, 2, 3)
     inputs = {"state": start, "x": np.moveaxis(parts / 2, 0, axis).copy()}
-    # The roundings of the first node differ between the perturbed runs, and so do the slices.
+    # The first node makes the slices of the scan differ between the perturbed runs.
     doubled = helper.make_node("Add", ["x", "x"], ["doubled"])
     node = helper.make_node(
         "Scan",
@@ -785,7 +786,7 @@ def test_convolution_in_blocks_equals_the_convolution_of_all_windows(data):
 
 
 @pytest.mark.parametrize("few_windows", [0, 10_000])
-def test_columns_of_all_channels_are_summed_as_the_reference_sums_each(few_windows):
+def test_columns_summed_at_once_equal_those_summed_by_the_reference(few_windows):
     settings = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 0, 0, 2]}
     x = np.arange(2 * 4 * 3 * 5).reshape(2, 4, 3, 5) % 7.0
     weights = np.arange(4 * 3 * 2 * 3).reshape(4, 3, 2, 3) % 5.0
@@ -808,13 +809,13 @@ def test_columns_of_all_channels_are_summed_as_the_reference_sums_each(few_windo
     ("mode", "padding"),
     [
         *product(["nearest", "linear", "cubic"], ["zeros", "reflection"]),
-        # The reference moves a cubic coordinate to the border.
+        # Not cubic: the reference moves the coordinate to the border before it interpolates.
         *product(["nearest", "linear"], ["border"]),
     ],
 )
 def test_grid_sample_equals_the_samples_of_the_reference(mode, padding, aligned):
     random = np.random.default_rng(0)
-    # The reference rounds coordinates to float32; these coordinates are exact.
+    # The reference rounds coordinates to float32, which changes none of these coordinates.
     inputs = {
         "x": random.standard_normal((2, 2, 5, 3)),
         "grid": random.integers(-24, 25, (2, 4, 6, 2)) / 16,
@@ -876,7 +877,7 @@ def test_sequence_map_takes_elements_of_all_sequences(lengths):
 def test_windows_of_an_empty_batch_are_empty(operator):
     inputs = {"x": np.zeros((0, 1, 4, 4), np.float32)}
     if operator.startswith("Conv"):
-        # Products with weights of 3e38 may overflow, but an empty batch has no products.
+        # Weights of 3e38 might overflow in products, but an empty batch has no products.
         inputs["w"] = np.full((1, 1, 2, 2), 3e38, np.float32)
     node = helper.make_node(operator, [*inputs], ["y"], kernel_shape=[2, 2])
     length = 5 if operator == "ConvTranspose" else 3
@@ -908,7 +909,7 @@ def test_output_for_an_empty_batch_is_empty(operator, operands, attributes, shap
     ("a", "a_scale", "right"),
     [(u8(2, 3), f32(1), U8(5)), (u8([1, 2], [3, 4]), f32(1, 2), u8(3, 14))],
 )
-def test_quantized_product_of_vectors_lacks_their_axes(a, a_scale, right):
+def test_quantized_product_of_vectors_has_no_axes_of_vectors(a, a_scale, right):
     one, zero = f32(1), u8(0)
     operands = [a, a_scale, np.zeros_like(a_scale, np.uint8), u8(1, 1), one, zero, one, zero]
     inputs = {f"x{place}": operand for place, operand in enumerate(operands)}
@@ -962,8 +963,8 @@ def test_convolution_of_no_channels_is_the_bias(operator):
 def test_power_of_pool_may_be_a_float_or_large(opset, power, size):
     x = np.array([[[size, 2 * size, size]]], np.float32)
     node = helper.make_node("LpPool", ["x"], ["y"], p=power, kernel_shape=[2])
-    # Elements are scaled by the larger element, because powers of the elements themselves may
-    # overflow.
+    # The expected norm is scaled by the larger element, because powers of the elements themselves
+    # may leave the range.
     right = np.full((1, 1, 2), 2 * size * (1 + 0.5**power) ** (1 / power), np.float32)
     verify(
         model_of([node], {"x": x}, {"y": right}, opset), {"x": x}, [right], reference_fails=False

@@ -1,4 +1,4 @@
-"""The design of the perturbed runs shows the cancellation of terms at any places."""
+"""The design of the perturbations: runs show that terms cancel, wherever the terms are."""
 
 import numpy as np
 import pytest
@@ -19,17 +19,18 @@ def columns(first, count):
 
 
 @pytest.mark.parametrize("first", [0, 40_000, 123_456_789])
-def test_no_two_of_many_consecutive_places_move_alike_in_all_runs(first):
+def test_consecutive_places_have_different_perturbations(first):
     moves = columns(first, DISTINCT_PLACES)
     assert len(np.unique(moves, axis=1).T) == DISTINCT_PLACES
-    # If the sizes of two places differ in a run, they differ by at least a quarter of a rounding.
+    # If the perturbations of two places differ in size, they differ by a quarter of a rounding or
+    # more.
     assert np.diff(LEVELS) == pytest.approx(0.25)
     assert (np.abs(moves).max(axis=0) == 1).all()
 
 
-def test_distant_places_move_alike_with_a_probability_below_1e_6():
-    # Two places can have equal perturbations only if their distance is a multiple of the prime
-    # DISTINCT_PLACES.
+def test_distant_places_have_equal_perturbations_with_probability_below_1e_6():
+    # DISTINCT_PLACES is a prime. Two places can have equal perturbations in all runs only if their
+    # distance is a multiple of DISTINCT_PLACES.
     assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
     first = columns(0, 10_000)
     shares = [
@@ -40,14 +41,14 @@ def test_distant_places_move_alike_with_a_probability_below_1e_6():
 
 
 @pytest.mark.parametrize("terms", [2, 3, 4, 6, 8, 16])
-def test_cancelling_terms_move_apart_at_any_places(terms):
+def test_cancellation_is_visible_wherever_the_terms_are(terms):
     random = np.random.default_rng(terms)
     all_columns = columns(0, 500_000)
     places = random.integers(0, all_columns.shape[1], (20_000, terms))
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
-    # With one rounding per term, the expected error is sqrt(terms). The tolerance, 16 units, is at
-    # least sqrt(terms) in all sums, and at least 16 sqrt(terms) in half of the sums.
+    # With one rounding per term, the expected error is sqrt(terms). The tolerance is 16 times the
+    # largest movement: at least sqrt(terms) for all sums, and 16 sqrt(terms) for half of the sums.
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 
@@ -77,6 +78,6 @@ def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     factor = scale / np.sqrt(variance + np.float32(1e-5))
     assert not right.wrong(x * factor + (bias - mean * factor)).any()
     assert not right.wrong((x - mean) * factor + bias).any()
-    # Ten times the largest error of the folded and the unfolded normalization fails.
+    # Outputs fail if their error is ten times the largest error of both normalizations.
     error = 20 * 2.0**-24 * np.abs(x * factor).max()
     assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95

@@ -1,4 +1,4 @@
-"""Determinants by elimination, reflections or cofactors pass at any rank; wrong values fail."""
+"""Determinants by elimination, reflections or cofactors pass at any rank. Wrong values fail."""
 
 import numpy as np
 import pytest
@@ -135,7 +135,7 @@ def test_larger_matrices_pass_by_factorization(count, deficit):
     check_reformulations(x, REFORMULATIONS.keys() - {"cofactors", "without fractions"})
 
 
-def test_products_of_pivots_may_overflow_where_the_determinant_vanishes():
+def test_products_of_pivots_may_overflow_if_the_determinant_is_zero():
     x = np.array([1e4 * matrix_of_rank(16, 3, seed) for seed in range(4)], F)
     with np.errstate(over="ignore"):
         infinite = np.array([eliminated(matrix) for matrix in x])

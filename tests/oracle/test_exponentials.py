@@ -1,4 +1,4 @@
-"""Sums of many exponentials by any common algorithm are accepted."""
+"""Sums of many exponentials: the results of all common algorithms are accepted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_logarithm_of_a_sum_may_be_added_to_the_largest_operand(operator, opset,
         exact = np.exp(exact)
     model = model_of(operator, inputs, opset=opset, **attributes)
     assert error_shares(model, inputs, value).max() <= 1
-    # Even correct algorithms have large errors: computing exp(x) as a power of two rounds each
-    # scaled operand.
+    # The factor is 50, because some correct algorithms have larger errors than this one. For
+    # example, exp(x) as a power of two rounds each scaled operand.
     error = 50 * np.abs(value - exact).max()
     assert (error_shares(model, inputs, exact + error) > 1).mean() >= 0.95

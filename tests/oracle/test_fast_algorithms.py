@@ -1,4 +1,4 @@
-"""Convolutions and transforms by fast algorithms pass, and larger errors fail."""
+"""Convolutions and Fourier transforms by fast algorithms pass. Larger errors fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, helper
 
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
-# The matrices A^T, G and B^T from Lavin and Gray 2016, section 4, and from their program wincnn.
+# Winograd's matrices A^T, G and B^T from Lavin and Gray 2016, section 4, and their program wincnn.
 F2 = (
     [[1, 1, 1, 0], [0, 1, -1, -1]],
     [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
@@ -72,7 +72,7 @@ TILES = {"F(2, 3)": F2, "F(4, 3)": F4, "F(6, 3)": F6}
 
 
 def multiplied(matrix, array, axis):
-    """Multiply along an axis by a sequential sum in the array's type."""
+    """Multiply an array by a matrix along an axis, with sequential sums in the array's type."""
     moved = np.moveaxis(array, axis, 0)
     rows = []
     for row in np.asarray(matrix, array.dtype):
@@ -82,7 +82,7 @@ def multiplied(matrix, array, axis):
 
 
 def winograd(x, w, group, tile):
-    """Convolve padded images, or signals, with kernels of 3 elements along each axis."""
+    """Convolve padded signals or images, with 3 elements per kernel axis, by Winograd's algorithm."""
     inverse, kernel, data = tile
     tile_outputs, reach, axes = len(inverse), len(data), range(2, x.ndim)
     sizes = [n - 2 for n in x.shape[2:]]
@@ -112,7 +112,7 @@ def winograd(x, w, group, tile):
 
 
 def fourier(x, w, group, power_of_two):
-    """Convolve padded images with kernels of any size by Fourier transforms."""
+    """Convolve padded images by Fourier transforms; kernels may have any size."""
     axes = tuple(range(2, x.ndim))
     sizes = x.shape[2:]
     if power_of_two:
@@ -133,7 +133,7 @@ def fourier(x, w, group, power_of_two):
 
 
 def direct(x, w, group, places):
-    """Convolve padded images by a sequential sum over the places of the kernels."""
+    """Convolve padded images by a sequential sum over the given places of a kernel."""
     sizes = [n - k + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
     y = np.zeros((len(x), len(w), *sizes), x.dtype)
     outputs = len(w) // group
@@ -146,7 +146,7 @@ def direct(x, w, group, places):
 
 
 def orders(w):
-    """Return two orders in which the elements of a kernel are added."""
+    """Return two orders of the places in a kernel, by name."""
     places = list(np.ndindex(*w.shape[1:]))
     return {"direct": places, "direct, backwards": places[::-1]}
 
@@ -165,15 +165,15 @@ def model_of(operator, inputs, opset=22, **attributes):
 
 @lru_cache(maxsize=8)
 def conditioned_output(model, inputs):
-    """Return the output of a serialized model for pickled inputs, with its tolerance."""
+    """Estimate the output of a serialized model for pickled inputs, and its tolerance."""
     (output,) = condition(ModelProto.FromString(model), pickle.loads(inputs))  # noqa: S301 - ours
     assert not output.reason, output.reason
     return output
 
 
 def error_shares(model, inputs, value):
-    """Return the error / tolerance of each element, relative to the nearest right value."""
-    # Tests compare many values with one output, whose condition estimate takes most of the time.
+    """Return error / tolerance of each element; the nearest right value counts."""
+    # The estimate takes most of the time. It is cached, because tests compare it with many values.
     output = conditioned_output(model.SerializeToString(), pickle.dumps(inputs))
     shares = np.full(np.shape(value), np.inf)
     wide = np.asarray(value)
@@ -245,7 +245,7 @@ def test_winograd_convolution_of_signals_and_volumes_passes(tile):
     w = random.standard_normal((4, 3, 3)).astype(np.float32)
     value = winograd(x, w, 1, TILES[tile])
     assert error_shares(model_of("Conv", {"x": x, "w": w}), {"x": x, "w": w}, value).max() <= 1
-    # A kernel in three dimensions is a sum of planes.
+    # A convolution in three dimensions is a sum of convolutions of planes.
     x = random.standard_normal((1, 2, 4, 9, 10)).astype(np.float32)
     w = random.standard_normal((3, 2, 3, 3, 3)).astype(np.float32)
     value = np.zeros((1, 3, 2, 7, 8), np.float32)
@@ -271,7 +271,7 @@ def test_transposed_convolution_by_winograd_passes(tile):
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("size", [3, 4, 6, 7])
-def test_tiles_larger_than_an_image_or_after_a_crop_pass(tile, size):
+def test_tiles_that_extend_beyond_an_image_or_a_crop_pass(tile, size):
     for seed in range(2):
         random = np.random.default_rng(seed)
         x = random.standard_normal((1, 3, size, size)).astype(np.float32)
@@ -284,11 +284,12 @@ def test_tiles_larger_than_an_image_or_after_a_crop_pass(tile, size):
         assert error_shares(model, inputs, value).max() <= 1
 
 
-def test_tiles_of_numbers_with_few_digits_transform_exactly():
+def test_tiles_of_numbers_with_few_digits_have_smaller_tolerances():
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
     w = np.ones((1, 1, 3, 3), np.float32)
     rounded = np.nextafter(x, np.float32(np.inf))
-    # Nearly equal numbers that use all digits of float32 have wider tolerances.
+    # Nearly equal numbers with all digits of float32 do not transform exactly, so their tolerances
+    # are wider.
     tolerances = [
         condition(model_of("Conv", inputs), inputs)[0].right[0][1]
         for inputs in ({"x": x, "w": w}, {"x": rounded, "w": w})
@@ -309,9 +310,9 @@ def test_transposed_convolution_by_fourier_passes(stride):
     assert error_shares(model, {"x": x, "w": w}, value).max() <= 1
 
 
-def test_errors_of_elements_that_a_stride_omits_are_accepted():
-    # The large elements contribute only to outputs that the stride omits, but a Fourier transform
-    # spreads the errors of large elements to all outputs.
+def test_errors_of_elements_at_omitted_places_are_accepted():
+    # The large elements contribute only to outputs that the stride omits. A Fourier transform
+    # nevertheless spreads their errors to all outputs.
     x = np.full((1, 1, 16, 16), 1e-3, np.float32)
     x[:, :, 1::2, 1::2] = 1000 * np.random.default_rng(0).standard_normal((1, 1, 8, 8))
     w = np.zeros((1, 1, 3, 3), np.float32)
@@ -330,7 +331,7 @@ def test_dilated_and_large_kernels_by_fourier_pass():
     spread[:, :, ::2, ::2] = w
     model = model_of("Conv", {"x": x, "w": w}, dilations=[2, 2])
     assert error_shares(model, {"x": x, "w": w}, fourier(x, spread, 1, False)).max() <= 1
-    # The padding is larger than the kernel.
+    # Padding may be larger than the kernel.
     model = model_of("Conv", {"x": x, "w": w}, pads=[7] * 4)
     around = np.pad(x, [(0, 0), (0, 0), (7, 7), (7, 7)])
     assert error_shares(model, {"x": x, "w": w}, fourier(around, w, 1, True)).max() <= 1
@@ -384,14 +385,14 @@ def test_frame_of_odd_length_has_a_larger_tolerance_because_of_chirps():
             assert (np.abs(value - expected[0, 0]) <= limit[0, 0]).all()
         limits[length] = limit
     assert np.median(limits[32]) < np.median(limits[31])
-    # An error of 1e-4 fails in most elements.
+    # A relative error of 1e-4 fails in most elements.
     assert (1e-4 * np.abs(expected) > limits[31]).mean() > 0.8
 
 
 def test_small_relative_error_of_a_convolution_fails_in_nearly_all_elements():
     w = np.ones((1, 1, 3, 3), np.float32)
     fails = []
-    # The following shapes are those of the published cases.
+    # These are the shapes of the published cases.
     for height, stride, pads in ((5, 1, 0), (5, 1, 1), (7, 2, 0), (7, 2, 1), (5, 2, 1)):
         x = np.arange(height * 5, dtype=np.float32).reshape(1, 1, height, 5)
         padded = np.pad(x, [(0, 0), (0, 0), (pads, pads), (pads, pads)])
@@ -417,7 +418,7 @@ def test_nan_and_infinity_may_spread_over_their_image_and_group_only(special):
     for name, value in outputs.items():
         assert error_shares(model, inputs, value).max() <= 1, name
     plain = outputs["direct"]
-    # Wrong outputs: finite instead of NaN, NaN in another image or group, or inaccurate.
+    # Three wrong outputs: finite instead of NaN, NaN in another image or group, and inaccurate.
     lost = np.where(np.isfinite(plain), plain, 0)
     assert (error_shares(model, inputs, lost) > 1).sum() == 9
     for place in ((0, 1), (1, 0)):
@@ -438,15 +439,15 @@ def test_line_with_infinity_must_not_be_finite():
         value[0] = special
         line_shares = error_shares(model, {"x": x}, value)
         assert line_shares[1].max() <= 1
-        # An element that is NaN by the formula must not be infinite.
+        # Infinity fails in elements that are NaN by the formula.
         assert np.isinf(special) or line_shares[0].max() <= 1
     value[0] = 0
-    # Real parts have an error; imaginary parts may be sums of zeros, which are exact.
+    # Only real parts are tested: imaginary parts may be right, as exact sums of zeros.
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
 
 
 def fused(terms):
-    """Sum pairs of factors in float32 from the first to the last, each product unrounded."""
+    """Return a sum of products in float32, by fused multiply-add in order."""
     total = np.float32(0)
     for a, b in terms:
         total = (total + np.multiply(a, b, dtype=float)).astype(np.float32)
@@ -475,7 +476,7 @@ def test_kernels_whose_places_change_their_sign_once_pass(stride):
     w[:, :, 4:] *= -1
     w[:, :, 3, 4:] *= -1
     sizes = len(range(0, 58, stride))
-    # The channels of an image are its last axis: all channels of a place are added first.
+    # As in a memory layout with the channels last, all channels of a place are added consecutively.
     value = fused(
         (x[:, channel, down : down + 58 : stride, right : right + 58 : stride][:, None],
          w[:, channel, down, right].reshape(1, -1, 1, 1))
@@ -488,7 +489,7 @@ def test_kernels_whose_places_change_their_sign_once_pass(stride):
 
 
 def cumulated_in_blocks(cumulate, terms, length):
-    """Cumulate the blocks of a row, and combine each block with all preceding blocks."""
+    """Cumulate each block of a row, and combine it with the total of all preceding blocks."""
     blocks = cumulate(terms.reshape(-1, length), axis=-1)
     preceding = cumulate(blocks[:-1, -1])
     blocks[1:] = (np.add if cumulate is np.cumsum else np.multiply)(blocks[1:], preceding[:, None])

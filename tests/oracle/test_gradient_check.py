@@ -1,4 +1,4 @@
-"""Differences confirm derivatives in reverse mode, and kinks are inconclusive."""
+"""Difference quotients confirm derivatives in reverse mode. Kinks are inconclusive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxopt_cli.suites.gradients import GradientCase, any_of, positive
 
 TENSOR = {"X": any_of(2, 3)}
 OPERANDS = {"X": any_of(2, 3), "W": any_of(3)}
-# Nodes of operators that the suite lacks: operator, inputs, attributes, sources.
+# Nodes of operators that the suite does not test: operator, inputs, attributes, operands, opset.
 OTHER_OPERATORS = [
     *[(name, TENSOR) for name in ("Asinh", "Atan", "Celu", "Ceil", "Cosh", "Floor", "HardSigmoid")],
     *[(name, TENSOR) for name in ("HardSwish", "Identity", "Round", "Selu", "Sign")],
@@ -51,7 +51,10 @@ OTHER_OPERATORS = [
 
 
 def check(operator, inputs, attributes=None, sources="", opset=17):
-    """Differentiate h * h + h, where h is an operator's output; return the unconfirmed elements."""
+    """Differentiate h * h + h, where h is the output of an operator.
+
+    Return masks of the elements that differences do not confirm, by output.
+    """
     sources = sources or " ".join(inputs)
     steps = [(operator, sources, "h", attributes or {}), ("Mul", "h h", "p"), ("Add", "p h", "y")]
     case = GradientCase("case", "", inputs, steps, tuple(inputs), opset=opset)
@@ -107,7 +110,7 @@ def test_only_points_without_a_derivative_are_inconclusive(operator):
         assert np.isinf(limit).tolist() == [bool(mark) for mark in expected]
 
 
-def test_derivative_behind_another_node_is_inconclusive_at_a_kink():
+def test_derivative_at_a_kink_is_inconclusive_even_if_another_node_follows():
     inputs = {"X": np.array([0.0, 1.0])}
     case = GradientCase("case", "", inputs, [("Relu", "X", "y")])
     problem = case.problem()

@@ -1,4 +1,4 @@
-"""A model that calls functions has the same condition estimates as with the functions inlined."""
+"""Condition estimates of a model with functions equal those of the model with inlined nodes."""
 
 import numpy as np
 import onnx
@@ -169,13 +169,13 @@ def test_functions_and_their_calls_are_checked(function, call, message):
     assert bool(message) == bool(fault)
 
 
-def test_doubling_calls_share_bound_functions():
+def test_equal_calls_share_bound_functions():
     doubling = [
         f"F{at} <k>(x) => (y) {{ t = my.F{at + 1} <k = {at}.1> (x) "
         f"y = my.F{at + 1} <k = {at}.2> (t) z = LeakyRelu <alpha: float = @k> (y) }}"
         for at in range(40)
     ]
-    # Equal calls share a bound function, so there are 80 bound functions, not 2^40.
+    # Equal calls share a bound function, so there are about 80 bound functions instead of 2^40.
     made = model(*doubling, "F40 <k>(x) => (y) { y = Neg (x) }", call="y = my.F0 <k = 0.5> (x)")
     assert len(with_bound_functions(made).functions) < 100
 

@@ -1,4 +1,4 @@
-"""Reformulations of normalizations pass at any ratio of mean to deviation; larger errors fail."""
+"""Reformulations of normalizations pass for all ratios of mean and standard deviation."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ from onnx import helper
 from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
 
-# Operators with their version and attributes.
+# Each entry has an operator, its version and its attributes.
 OPERATORS = {
     "instance": ("InstanceNormalization", 22, {}),
     "batch": ("BatchNormalization", 15, {"training_mode": 1}),
@@ -33,12 +33,15 @@ OPERATORS = {
     "group, a scale per group": ("GroupNormalization", 18, {"num_groups": 2}),
 }
 EPSILON = 1e-5
-# The number that the published body of MeanVarianceNormalization adds to the standard deviation.
+# The published body of MeanVarianceNormalization adds this number to the standard deviation.
 MVN_EPSILON = 1e-9
 
 
 class Case:
-    """A normalization of random numbers, and its expected output."""
+    """A normalization of random numbers, with its expected outputs.
+
+    The argument ``ratio`` is the mean divided by the standard deviation.
+    """
 
     def __init__(
         self, kind, ratio, shape, dtype=np.float32, seed=0, affine=True, arrange=np.asarray
@@ -72,7 +75,7 @@ class Case:
         self.branch = branch
 
     def computed(self, statistics, application):
-        """Normalize in float32 and round to the type of the input."""
+        """Normalize in float32, and round the result to the type of the input."""
         x, (batches, channels, length) = self.x.astype(F), self.shape
         scale, bias = self.scale.astype(F), self.bias.astype(F)
         across = self.kind in ("batch", "mean and variance")
@@ -135,7 +138,7 @@ def test_reformulations_pass_if_elements_differ_by_an_ulp(kind, length, ratio):
 
 
 def with_outlier(x):
-    """Make the first element of each row an outlier."""
+    """Set the first element of each row to an outlier."""
     x[..., 0] = 25
     return x
 
@@ -166,7 +169,7 @@ def test_recurrence_over_many_elements_passes():
 
 
 def with_isolated_outlier(x):
-    """Return equal rows whose only element other than 0 is in the second half."""
+    """Return rows of zeros with an outlier in the second half."""
     rows = np.zeros(x.shape)
     rows[..., 1224] = 2.5
     return rows
@@ -174,7 +177,7 @@ def with_isolated_outlier(x):
 
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_merged_recurrences_pass_if_updates_are_lost(kind):
-    """Welford's recurrence cannot correct a mean that an outlier has moved far into its block."""
+    """If an outlier moves the mean late in a block, later updates are too small to move it back."""
     case = Case(kind, 1000, (1, 2, 2048), affine=False, arrange=with_isolated_outlier)
     value = case.computed(partial(merged, length=1024), APPLICATIONS["quotient"])
     assert not case.branch.wrong(value).any()
@@ -184,7 +187,7 @@ def test_merged_recurrences_pass_if_updates_are_lost(kind):
 
 
 def check_running_statistics(x, statistics):
-    """Check that running statistics of a single channel pass."""
+    """Check that the running statistics of a batch normalization with one channel pass."""
     ones = [np.ones(1, F)] * 2 + [np.zeros(1, F)] * 2
     names = ["x", "scale", "bias", "mean", "var"]
     infos = [helper.make_tensor_value_info(name, 1, None) for name in (*names, "y", "m", "v")]
@@ -201,7 +204,7 @@ def check_running_statistics(x, statistics):
 
 
 def test_running_statistics_by_partial_sums_pass_if_their_roundings_add_up():
-    # Each of eight partial sums of numbers near 1e5 is rounded down at almost every addition.
+    # The elements are near 1e5. Almost every addition to one of the eight partial sums rounds down.
     x = np.random.default_rng(3).standard_normal((1, 1, 100_000)).astype(F) + F(1e5)
     check_running_statistics(x, two_pass(vectorized_sum))
 
@@ -234,7 +237,7 @@ def test_statistics_of_16_bit_layers_are_float32(dtype):
     np.testing.assert_allclose(inverse, F([[(26 / 9 + 1e-5) ** -0.5]]), rtol=1e-6, strict=True)
 
 
-def test_errors_of_sequential_statistics_fail_in_rows_without_them():
+def test_errors_of_sequential_statistics_fail_in_ordinary_rows():
     case = Case("layer", 0, (1, 4, 700), affine=False)
     assert case.branch.wrong(case.branch.expected * F(1 + 1e-5)).mean() > 0.8
 
@@ -272,8 +275,8 @@ def test_ten_times_the_largest_error_of_reformulations_fails(ratio):
     assert np.mean(shares) >= 0.95
 
 
-def test_ten_times_the_error_of_a_mean_that_is_off_by_deviations_fails():
-    """A sequential sum of many large elements is off by more than their deviation."""
+def test_ten_times_the_error_of_a_very_inaccurate_mean_fails():
+    """The error of a sequential sum of large elements exceeds their standard deviation."""
     case = Case("layer", 1e5, (1, 1, 20_000))
     sequential = STATISTICS["two passes, sequential sums"]
     largest = case.error(case.computed(sequential, APPLICATIONS["quotient"]))
@@ -302,14 +305,18 @@ def test_16_bit_reformulations_in_float32_pass_and_large_errors_fail(kind, dtype
     expected = case.branch.expected.astype(np.float64)
     for wrong in (-expected, expected / 2, np.full(expected.shape, np.nan)):
         assert case.branch.wrong(wrong.astype(dtype)).mean() > 0.9
-    # At least half a rounding is assumed, because all errors may be zero if there are few elements.
+    # If there are few elements, all errors may be zero, so at least half a rounding is assumed.
     least = float(ml_dtypes.finfo(dtype).eps) * np.abs(expected).max() / 2
     largest = max(least, *map(case.error, values.values()))
     assert case.branch.wrong(expected + 10 * largest).mean() >= 0.95
 
 
 def by_given_statistics(dtype, ratio):
-    """Return operands of a BatchNormalization; ``ratio`` is the mean divided by the deviation."""
+    """Return the operands of a BatchNormalization.
+
+    Args:
+        ratio: approximately the mean divided by the standard deviation.
+    """
     random = np.random.default_rng(39)
     mean = ratio * (1 + random.random(6))
     x = mean[:, None] + random.standard_normal((2, 6, 150))
@@ -318,7 +325,7 @@ def by_given_statistics(dtype, ratio):
 
 
 def shares_of_given_statistics(operands, value):
-    """Return the error / tolerance of the elements of a BatchNormalization by given statistics."""
+    """Return error / tolerance of the elements of a BatchNormalization with given statistics."""
     names = ["x", "scale", "bias", "mean", "variance"]
     kind = helper.np_dtype_to_tensor_dtype(operands[0].dtype)
     infos = [
@@ -337,7 +344,7 @@ def shares_of_given_statistics(operands, value):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("ratio", [0, 10, 300])
 def test_given_statistics_are_applied_in_float32(dtype, ratio):
-    """Folded scales and shifts pass; ten times their largest error fails."""
+    """Folded scales and shifts pass, and ten times their largest error fails."""
     operands = by_given_statistics(dtype, ratio)
     x, *parameters = (operand.astype(F) for operand in operands)
     scale, bias, mean, variance = (parameter[:, None] for parameter in parameters)

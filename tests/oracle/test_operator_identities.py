@@ -1,4 +1,4 @@
-"""Results of identities with only absolute accuracy pass within their roundings, with a note."""
+"""Identities with absolute accuracy only: results within their roundings pass with a note."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exact(x):
 
 
 def model_of(*nodes, dtype=np.float32, opset=24):
-    """Return a model that computes y from x by nodes (operator, inputs, output, attributes)."""
+    """Return a model that computes y from x; nodes are (operator, inputs, output, attributes)."""
     protos = [
         helper.make_node(op, operands, [name], **attributes)
         for op, operands, name, attributes in nodes
@@ -45,7 +45,7 @@ def model_of(*nodes, dtype=np.float32, opset=24):
 
 
 def passes(right, value):
-    """Return a mask of the elements that match a right value within its tolerance."""
+    """Return a mask of the elements within the tolerance of a right value."""
     matches = np.zeros(np.shape(value), bool)
     for expected, limit in right:
         wide = expected.astype(np.float64)
@@ -86,7 +86,7 @@ def test_sigmoid_by_tanh_passes_at_all_magnitudes(name, scale, seed, count):
     (conditioned_output,) = condition(model_of(*nodes), {"x": x})
     right = conditioned_output.reformulated or conditioned_output.right
     assert passes(right, function(x, by_tanh)).all()
-    # The tolerance without the identity is relative to the exact value, even if that is tiny.
+    # Without the identity, the tolerance is relative to the exact value, even if the value is tiny.
     assert passes(
         conditioned_output.right, function(x.astype(float), exact).astype(np.float32)
     ).all()
@@ -99,7 +99,7 @@ def test_error_beyond_the_roundings_of_an_identity_fails():
     (conditioned_output,) = condition(model_of(SIGMOID), {"x": x})
     assert not passes(conditioned_output.right, by_tanh(x)).any()
     assert passes(conditioned_output.reformulated, by_tanh(x)).all()
-    # An error of 1.5e-6, like that of some polynomials, fails.
+    # An error of 1.5e-6 fails. Some approximations by polynomials have such an error.
     assert not passes(conditioned_output.reformulated, exact(x) + 1.5e-6).any()
 
 
@@ -114,7 +114,7 @@ def test_identity_is_computed_in_the_type_of_the_model_or_in_float32(dtype):
         assert not passes(right, by_tanh_of_float32(x)).all()
     else:
         assert passes(right, by_tanh_of_float32(x)).all()
-        # Computed in 16 bits, small values of a sigmoid would have no correct digit.
+        # In 16 bits, small values of a sigmoid would have no correct digit.
         assert not passes(right, by_tanh(x)).all()
 
 
@@ -123,7 +123,7 @@ def test_operators_without_identity_have_one_tolerance():
     for name in ("Tanh", "Erf", "HardSigmoid", "Softplus", "Exp"):
         (conditioned_output,) = condition(model_of((name, ["x"], "y", {})), {"x": x})
         assert conditioned_output.reformulated == ()
-    # A polynomial for Erf with an error of 2e-6 of its range fails.
+    # An error of 2e-6 in Erf fails. Some approximations by polynomials have such an error.
     (conditioned_output,) = condition(model_of(("Erf", ["x"], "y", {})), {"x": x})
     assert not passes(
         conditioned_output.right, np.float32(conditioned_output.right[0][0] + 2e-6)
@@ -144,7 +144,7 @@ def test_each_entry_is_documented():
 
 @pytest.fixture
 def stored(workplace):
-    """Write a model with its data as a directory, and return its path."""
+    """Return a function that writes a model and its data as a test directory."""
 
     def write(nodes, function):
         x = np.linspace(-8, 8, 33, dtype=np.float32)

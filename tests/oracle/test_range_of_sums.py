@@ -1,7 +1,7 @@
 """Sums and norms whose terms leave the range of the type.
 
-Sums pass if their subnormal terms are flushed to zero one by one, or if they overflow in another
-order of their terms. Larger errors fail.
+A sum passes if its subnormal terms are flushed to zero. An infinite result passes if the sum
+overflows in another order of the terms. Larger errors fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def flushed(array):
 
 
 def flushed_sum(terms):
-    """Add along the first axis, with each term and each partial sum flushed."""
+    """Add along the first axis; flush each subnormal term and partial sum to zero."""
     total = np.zeros(terms.shape[1:], F)
     for term in flushed(terms):
         total = flushed(total + term)
@@ -107,7 +107,7 @@ def test_rounding_of_a_subnormal_sum_under_a_root_does_not_yield_nan():
 
 
 def accepts(operator, inputs, attributes, values):
-    """Return for each of the given values whether it is accepted for the first output."""
+    """Return for each value whether it is accepted as the first output."""
     model = model_of(operator, inputs, **attributes)
     dtype = next(iter(inputs.values())).dtype
     return [
@@ -150,7 +150,7 @@ def test_infinite_sum_may_be_nan_if_a_finite_product_overflows(factor):
 
 
 def test_spectra_and_tiles_may_overflow():
-    """A transform, which adds all elements of an image, may overflow for that image alone."""
+    """A transform adds all elements of an image, so it may overflow, but only for that image."""
     x = np.stack([row(HUGE, HUGE, -HUGE, -HUGE), row(1, 1, 1, 1)])
     inputs = {"x": x, "w": row(0.5, 0.25, 0.125)[None]}
     exact = np.array([[[0.625 * HUGE, 0.125 * HUGE]], [[0.875, 0.875]]])
@@ -184,8 +184,8 @@ def test_quotients_by_norms_of_doubles_may_be_scaled(exponent):
     assert accepts("LpNormalization", {"x": x}, {}, results) == [True, True, False, False]
 
 
-def test_a_square_that_underflows_is_not_rounded_up():
-    """Squares of 1e-29 are rounded to 0, never up to a larger number."""
+def test_square_that_underflows_is_not_rounded_up():
+    """Squares of about 1e-59 underflow to 0, and never to a larger number."""
     x = row(3e-30, 4e-30)
     results = [[[5e-30]], [[0]], [[7.07e-30]], [[1e-29]]]
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, True, False, False]
@@ -198,7 +198,7 @@ def test_norm_of_equal_terms_may_be_summed_sequentially():
 
 
 def test_norms_of_doubles_are_judged_as_doubles():
-    """The published body takes the root in float32, because its operand may be an integer."""
+    """The published body converts to float32 before the root, because it also serves integers."""
     x = row(3, 4, dtype=D)
     results = [[[5]], [[5 * (1 + 1e-7)]]]
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, False]
@@ -208,7 +208,7 @@ def test_norms_of_doubles_are_judged_as_doubles():
 
 
 def test_double_is_inconclusive_if_a_perturbation_overflows():
-    """Some runs overflow, and two terms may move identically in all remaining runs."""
+    """If some runs overflow, the perturbations of two terms may be equal in all other runs."""
     largest = np.finfo(D).max
     inputs = {"x": row(0.5, -7, -0.5, dtype=D)[None], "w": row(largest, 1, largest, dtype=D)[None]}
     assert accepts("Conv", inputs, {}, [[[[-7]]], [[[0]]], [[[1e300]]]]) == [True, True, True]
@@ -217,7 +217,7 @@ def test_double_is_inconclusive_if_a_perturbation_overflows():
 
 
 def test_an_infinite_scale_may_be_folded_with_the_mean():
-    """x f + (b - m f) is NaN in the channel of an infinite factor f, and nowhere else."""
+    """The folded form x f + (b - m f) is NaN only in channels with an infinite factor f."""
     x = np.array([[[2, -2], [2, -2]]], F)
     parameters = {"scale": [np.inf, 1], "bias": [0, 0], "mean": [1, 1], "variance": [1, 1]}
     inputs = {"x": x} | {name: np.array(values, F) for name, values in parameters.items()}
@@ -251,7 +251,7 @@ def test_an_infinite_scale_may_be_folded_with_a_computed_mean(operator, attribut
     assert accepts(operator, inputs, attributes, results) == [True, True, False, False]
 
 
-def test_batch_normalization_of_each_activation_is_estimated():
+def test_batch_normalization_with_statistics_per_element_is_estimated():
     x = np.array([[[2, -2], [3, -5]]], F)
     names = ["scale", "bias", "mean", "variance"]
     inputs = {"x": x} | {name: np.ones((2, 2), F) for name in names}

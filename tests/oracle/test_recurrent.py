@@ -1,4 +1,4 @@
-"""Recurrent operators: reformulations pass over long sequences, and larger errors fail."""
+"""Recurrent operators: reformulations pass on long sequences, and larger errors fail."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def by_tanh(x):
 
 
 def by_clamped_exponential(x):
-    """Clamp sigmoid as approximations do: the ends differ from 0 and 1 by 8 roundings."""
+    """Return a sigmoid that is clamped as in approximations: its ends are off by 8 roundings."""
     return by_exponential(np.clip(x, -14.5, 14.5))
 
 
 def clamped_tanh(x):
-    """Clamp tanh as approximations do: the ends differ from -1 and 1 by 10 roundings."""
+    """Return a tanh that is clamped as in approximations: its ends are off by 10 roundings."""
     return np.tanh(np.clip(x, -7.5, 7.5))
 
 
@@ -145,13 +145,13 @@ def test_clamped_activations_of_saturated_gates_pass(blended):
         clamped_tanh,
     )
     assert value.dtype == np.float32
-    # Gates that are exactly 0 or 1 make some results zero.
+    # Some results are zero, because gates are exactly 0 or 1.
     exact = condition(model, inputs)[0].right[0][0]
     assert (np.abs(exact) < 1e-8).any()
     assert error_shares(model, inputs, value).max() <= 1
 
 
-def test_small_relative_errors_of_gru_outputs_above_a_fifth_fail():
+def test_small_relative_errors_of_large_gru_outputs_fail():
     random = np.random.default_rng(3)
     inputs = {"x": random.standard_normal((3, 3, INPUTS)).astype(np.float32)}
     for name, columns in (("w", INPUTS), ("r", HIDDEN)):
@@ -164,7 +164,7 @@ def test_small_relative_errors_of_gru_outputs_above_a_fifth_fail():
 
 
 def scalar_cell(operator, *, clip=np.inf, coupled=False, f=by_exponential, g=np.tanh):
-    """Return the states of a cell with one unit, weights of 1 and no biases, over three steps."""
+    """Return the states of three steps of a cell with one unit, weights of 1 and no biases."""
 
     def clipped(x):
         return np.clip(x, -clip, clip)
@@ -243,7 +243,7 @@ def test_last_state_of_a_sequence_without_steps_is_the_initial_state(operator, g
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_last_state_of_a_sequence_ignores_its_padding(direction):
-    """The last state of each sequence is that of the sequence without its padding."""
+    """Each sequence has the same states as without its padding."""
     x = np.array([[0.5, 2.0], [-1.0, 0.75], [1.0, -3.0]], np.float32)[..., None]
     weights = {name: np.full((1, 1, 1), 0.5, np.float32) for name in ("w", "r")}
     attributes = {"hidden_size": 1, "direction": direction}

@@ -1,4 +1,4 @@
-"""The functions that compute operators on onnx's corrected reference."""
+"""The Python functions by which onnx's corrected reference computes operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names(op_type, opset=22, domain=""):
     return {function.__qualname__ for function in reference_functions(domain, op_type, opset)}
 
 
-def test_corrections_replace_functions_that_they_do_not_call():
+def test_corrections_replace_the_functions_of_the_reference():
     assert "_mean" in names("Mean")
     assert "Mean._run" not in names("Mean")
     assert {"_grid", "AffineGrid._run"} <= names("AffineGrid")
@@ -49,7 +49,10 @@ def test_functions_that_check_types_are_left_out():
 
 
 def executed_functions(operator):
-    """Return the functions of an operator that run on generated nodes."""
+    """Return the functions of an operator that run on generated nodes, and the uncalled functions.
+
+    The functions of the second set are proven to be never called.
+    """
     schema = defs.get_schema(operator, domain="ai.onnx.ml" if operator in ML else "")
     version = schema.domain, schema.name, schema.since_version
     by_code = {function.__code__: function for function in reference_functions(*version)}
@@ -86,15 +89,15 @@ def test_functions_that_are_proven_uncalled_do_not_run(operator):
 
 def test_uncalled_functions():
     uncalled = {function.__qualname__ for function in uncalled_functions("", "MaxPool", 22)}
-    # A correction replaces the method that calls the following functions.
+    # A correction replaces the method that would call these functions.
     assert {"MaxPool._max_pool_2d", "CommonPool._run", "_pool"} <= uncalled
     assert not uncalled & {"_maximum", "_geometry", "_Geometry.windows"}
     names = {function.__name__ for function in uncalled_functions("", "DeformConv", 22)}
     assert {"_run", "_deform_conv_implementation"} <= names
     assert "_bilinear" not in names
-    # Called by super().
+    # These functions are called by super().
     names = {function.__qualname__ for function in uncalled_functions("", "RNN", 22)}
     assert not names & {"CommonRNN.__init__", "CommonRNN._run_forward"}
-    # Imported under another name.
+    # This function is called under another name.
     names = {function.__name__ for function in uncalled_functions("", "DequantizeLinear", 25)}
     assert "reshape_input" not in names

@@ -1,4 +1,4 @@
-"""A worker computes the condition estimate and sends it to the runner."""
+"""Condition estimates that a worker computes and sends to the runner."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_response_is_parsed_into_the_same_readings():
         )
 
 
-def test_reason_states_the_message_without_the_name_of_our_exception():
+def test_reason_is_the_message_without_the_class_of_the_exception():
     inputs = {"x": f32(1)}
     model = model_of([("NoSuchOperator", ["x"], {})], inputs)
     (reading,) = readings(ConditionedReference().run(model, inputs))

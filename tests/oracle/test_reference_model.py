@@ -1,4 +1,4 @@
-"""Runs of a model on onnx's reference: visitors, released values, and shared nodes."""
+"""Runs of models on onnx's reference: visitors, the release of values, and shared nodes."""
 
 from __future__ import annotations
 
@@ -119,15 +119,15 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
 ) -> None:
     chain = _HEADER + _MODELS["chain"]
     not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
-    # The model has two reformulations. Of the runs of a reformulation, only the run in the model's
-    # own types begins at the inputs.
+    # The model has two reformulations. For each of them, only the run in the model's own types
+    # computes the product again.
     assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )
 
 
 def _computed_products(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how often an estimate of a model computes its matrix product."""
+    """Return how often the condition estimate of a model computes its matrix product."""
     run, products = ReferenceModel.run, 0
 
     def counted(model: ReferenceModel, inputs: Any, visitor: Any = compute_only) -> Any:
@@ -192,7 +192,7 @@ def test_value_is_kept_for_a_branch_that_reads_it():
         np.testing.assert_array_equal(y, np.exp(-x) - taken(-x))
 
 
-def test_output_without_a_name_is_not_the_operand_that_a_later_node_omits():
+def test_unnamed_output_is_not_used_for_an_omitted_operand():
     nodes = [
         helper.make_node("TopK", ["x", "one"], ["", "place"], axis=0),
         helper.make_node("Clip", ["x", "", "highest"], ["y"]),
@@ -230,7 +230,7 @@ def test_long_products_with_a_vector_are_summed_in_order_in_blocks(monkeypatch):
 
 @pytest.mark.parametrize("size", [4, 1 << 12])
 def test_initializers_are_doubles_in_a_wide_run(size, monkeypatch):
-    """Large initializers are converted at each use, and other initializers once."""
+    """Large initializers are converted at each use. Others are converted once."""
     monkeypatch.setattr("onnxopt_cli.oracle.evaluator._MAX_WIDENED_ELEMENTS", 1 << 10)
     weights = numpy_helper.from_array(np.full(size, 0.1, np.float32), "w")
     body = helper.make_graph(
@@ -283,7 +283,10 @@ def test_reformulation_shares_nodes_that_it_does_not_change():
 
 
 def random_trees(random, dtype):
-    """Return a TreeEnsemble of random trees, the first of which is a leaf, with missing values."""
+    """Return attributes of a TreeEnsemble of random trees.
+
+    The first tree is a single leaf. Some nodes send missing values to the true branch.
+    """
     splits, attributes, weights = [], {}, [random.standard_normal()]
     names = ("featureids", "modes", "truenodeids", "falsenodeids", "trueleafs", "falseleafs")
     nodes = {name: [] for name in names}
@@ -303,7 +306,7 @@ def random_trees(random, dtype):
             nodes[f"{side}nodeids"][place] = len(weights) - 1 if is_leaf else add(depth - 1)
         return place
 
-    # The first tree is a single leaf, written as a node with this leaf as both branches.
+    # A tree with a single leaf is written as a node whose branches both lead to this leaf.
     add(0)
     nodes["truenodeids"][0] = nodes["falsenodeids"][0] = 0
     roots = [0, *(add(4) for _ in range(5))]
@@ -323,7 +326,7 @@ def random_trees(random, dtype):
 
 @pytest.mark.parametrize("aggregate", range(4))
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_trees_that_are_walked_at_once_equal_those_of_the_reference(aggregate, dtype):
+def test_results_of_trees_evaluated_together_equal_those_of_the_reference(aggregate, dtype):
     random = np.random.default_rng(aggregate)
     x = random.integers(-2, 3, (20, 4)).astype(dtype)
     x[random.random(x.shape) < 0.2] = np.nan
@@ -338,7 +341,7 @@ def test_trees_that_are_walked_at_once_equal_those_of_the_reference(aggregate, d
 
 
 def leaf_model(transform):
-    """Return a TreeEnsemble whose scores are 1.5, -2 and 0 for a negative feature."""
+    """Return a model of a TreeEnsemble; for a negative feature, the scores are 1.5, -2 and 0."""
     attributes = {
         "nodes_splits": numpy_helper.from_array(np.zeros(2, np.float32)),
         "nodes_featureids": [0, 0],
@@ -362,7 +365,7 @@ def leaf_model(transform):
 def test_scores_of_trees_are_transformed():
     scores = np.array([1.5, -2, 0])
     exponentials = np.exp(scores)
-    # The specification of SOFTMAX_ZERO maps zero scores to zero.
+    # By the specification, SOFTMAX_ZERO maps scores of zero to zero.
     of_others = np.where(scores == 0, 0, exponentials)
     transformed = {
         0: scores,
@@ -384,7 +387,7 @@ def test_scores_of_trees_after_probit_are_not_judged():
 
 
 def test_operands_broadcast_along_a_stated_axis_are_not_judged():
-    # onnx's reference ignores the attribute axis, and adds the elements of b along the last axis.
+    # onnx's reference ignores the attribute axis: it broadcasts b along the last axis.
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 6]>
         g (float[2,3,3] a, float[3] b) => (float[2,3,3] y) {
             y = Add<axis = 1, broadcast = 1>(a, b)
@@ -474,7 +477,7 @@ _STACKED_MODELS = {
 
 
 @pytest.mark.parametrize("name", _STACKED_MODELS)
-def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatch):
+def test_tolerances_do_not_depend_on_whether_runs_are_stacked(name, monkeypatch):
     model = parser.parse_model(_STACKED_MODELS[name])
     inputs, run, runs = _values_of(model), ReferenceModel.run, []
 
@@ -494,12 +497,12 @@ def test_tolerances_do_not_depend_on_the_number_of_runs_at_once(name, monkeypatc
         for pairs in zip(first.right, second.right, strict=True):
             for one_array, other_array in zip(*pairs, strict=True):
                 np.testing.assert_array_equal(one_array, other_array)
-    # Runs that take different branches of control flow are repeated one after the other.
+    # If runs take different branches, all runs are repeated one after the other.
     differ = "branch" in name
     assert (count_together > len(runs) - count_together) == differ
 
 
-def test_runs_with_large_values_visit_the_nodes_one_after_the_other():
+def test_runs_with_large_values_are_not_stacked():
     counts: list[int] = []
 
     def run(runs):
@@ -513,7 +516,7 @@ def test_runs_with_large_values_visit_the_nodes_one_after_the_other():
 
 
 def _values_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return a value for each input of a model."""
+    """Return random values for the inputs of a model, by name."""
     random, values = np.random.default_rng(0), {}
     for info in model.graph.input:
         dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
@@ -523,7 +526,7 @@ def _values_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def sparse_model(indices, shape, kind):
-    """Return a model that adds a sparse tensor [1, 2] at the given indices to its input."""
+    """Return a model that adds a sparse tensor to its input; its values 1, 2 are at ``indices``."""
     flat = np.ravel(indices)
     values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1, 2])
     places = helper.make_tensor("at", TensorProto.INT64, np.shape(indices), flat)
@@ -575,7 +578,7 @@ def test_faulty_sparse_tensor_is_a_fault_of_the_model(kind, indices, shape):
         (np.ones(1, np.float32), np.zeros(1), "are not int64"),
     ],
 )
-def test_faulty_tensor_within_a_sparse_tensor_is_a_fault_of_the_model(values, indices, message):
+def test_faulty_part_of_a_sparse_tensor_is_a_fault_of_the_model(values, indices, message):
     elements = numpy_helper.from_array(np.asarray(values), "w")
     places = numpy_helper.from_array(np.asarray(indices), "w")
     proto = sparse_model([0, 1], [2], "initializer")

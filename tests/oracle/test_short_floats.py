@@ -1,4 +1,4 @@
-"""16-bit models: sums are accumulated in float32. onnx's reference accumulates in 16 bits."""
+"""16-bit models: sums are accumulated in float32, but by onnx's reference in 16 bits."""
 
 from functools import reduce
 from operator import add
@@ -21,7 +21,7 @@ HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 def wrong_elements(inputs, values, *nodes, opset=23):
-    """Return the number of wrong elements in the output of a chain of nodes."""
+    """Return how many elements of ``values`` are wrong outputs of a chain of nodes."""
     dtype = next(iter(inputs.values())).dtype
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     infos = [
@@ -54,8 +54,8 @@ def h(*numbers, dtype=HALF):
 
 
 AXES = {"keepdims": 1}
-# Nodes whose intermediate results overflow or underflow in float16: nodes, inputs, the correct
-# output, and the output in float16.
+# Nodes whose intermediate results would overflow or underflow in float16: the nodes, the inputs,
+# the right output, and the wrong output of a computation in float16.
 OUT_OF_SHORT_RANGE = {
     "LayerNormalization": (
         [("LayerNormalization", {})],
@@ -115,7 +115,7 @@ def test_overflow_and_underflow_of_16_bit_sums_fail(name):
 def test_result_beyond_the_range_of_the_type_is_infinite():
     assert wrong_elements({"x": h(12, 1)}, [np.inf, np.e], ("Exp", {})) == 0
     assert wrong_elements({"x": h(6e4, 6e4)}, [np.inf], ("ReduceSum", AXES)) == 0
-    # An intermediate result of the model has the model's own type.
+    # The intermediate result of Exp may overflow, because it has the type of the model.
     squared = [("Exp", {}), ("ReduceSum", AXES), ("Log", {})]
     assert wrong_elements({"x": h(12, 12)}, [np.inf], *squared) == 0
     assert wrong_elements({"x": h(12, 12)}, [12.693], *squared) == 0
@@ -174,7 +174,7 @@ def test_reductions_are_computed_in_float32(name, compute, dtype):
 @pytest.mark.parametrize("count", [2, 3, 6, 40])
 @pytest.mark.parametrize("operator", ["Sum", "Mean"])
 def test_tensors_may_be_added_one_after_another(operator, count, dtype):
-    """Chained Add nodes round each partial sum, in any order; most of the tested terms cancel."""
+    """Partial sums may be rounded in any order. Most of the tested terms cancel."""
     random = np.random.default_rng(count)
     operands = random.standard_normal((count, 300))
     operands[-1] = (1 + 0.01 * random.standard_normal(300)) * -operands[:-1].sum(axis=0)
@@ -192,7 +192,7 @@ def test_tensors_may_be_added_one_after_another(operator, count, dtype):
     assert wrong_elements(inputs, wrong, (operator, {})) >= 290
 
 
-def test_one_sum_of_two_16_bit_tensors_rounds_once():
+def test_sum_of_two_16_bit_tensors_rounds_once():
     inputs = {"x": h(1, 300), "y": h(-1.001, -299)}
     right = inputs["x"] + inputs["y"]
     assert wrong_elements(inputs, right, ("Sum", {})) == 0
@@ -200,7 +200,7 @@ def test_one_sum_of_two_16_bit_tensors_rounds_once():
 
 
 @pytest.mark.parametrize("operator", ["Sum", "Mean"])
-def test_a_partial_sum_of_16_bits_may_overflow(operator):
+def test_partial_sum_of_16_bits_may_overflow(operator):
     inputs = {"x": h(6e4, 1), "y": h(6e4, 1), "z": h(-6e4, 1)}
     divisor = 3 if operator == "Mean" else 1
     exact = np.array([6e4, 3]) / divisor

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms in float32 by any common algorithm pass, at any length."""
+"""Discrete Fourier transforms in float32: all common algorithms pass, at any length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def roots_by_float32_angles(count):
 
 
 def by_sums(x, roots=roots_of_unity):
-    """Add one product after the other."""
+    """Compute the transform by sequential sums of products."""
     count = x.shape[-1]
     places = np.arange(count)
     total = np.zeros(x.shape, np.complex64)
@@ -43,7 +43,7 @@ def by_matrix(x, roots=roots_of_unity):
 
 
 def by_radix(x, roots=roots_of_unity):
-    """Compute the transform recursively, splitting the length by its smallest prime factor."""
+    """Compute the transform recursively; divide the length by its smallest prime factor."""
     count = x.shape[-1]
     if count == 1:
         return x
@@ -58,7 +58,10 @@ def by_radix(x, roots=roots_of_unity):
 
 
 def by_chirp(x, roots=roots_of_unity):
-    """Convolve with a chirp (Bluestein), by transforms whose length is a power of two."""
+    """Compute the transform by Bluestein's algorithm: a convolution with a chirp.
+
+    The convolution is computed by transforms whose length is a power of two.
+    """
     count = x.shape[-1]
     chirp = roots(2 * count)[np.arange(count) ** 2 % (2 * count)]
     size = 1 << (2 * count - 1).bit_length()
@@ -76,7 +79,7 @@ ALGORITHMS = {"sums": by_sums, "matrix": by_matrix, "radix": by_radix, "chirp": 
 
 
 def lines(count):
-    """Return signals: noise without and with a large mean, growing noise, a tone, an impulse."""
+    """Return signals: noise, noise with a large mean, a ramp, a tone and an impulse."""
     random = np.random.default_rng(count)
     noise = random.standard_normal((2, count)) + 1j * random.standard_normal((2, count))
     tone = np.cos(2 * np.pi * np.arange(count) * (count // 3) / count)
@@ -105,14 +108,14 @@ def test_common_algorithms_pass_and_ten_times_their_errors_fail(count):
         if name == "chirp" and count & (count - 1) == 0:
             continue
         value = algorithm(x)
-        # With correctly rounded roots of unity, the error is at most half of the tolerance.
+        # If the roots of unity are correctly rounded, errors are at most half of the tolerance.
         assert error_shares(model, inputs, in_pairs(value)).max() <= 0.5
         by_float32 = algorithm(x, roots_by_float32_angles)
         assert error_shares(model, inputs, in_pairs(by_float32)).max() <= 1
         for spectrum in (value, by_float32):
             largest = np.maximum(largest, np.abs(spectrum - exact).max(1, keepdims=True))
     if count < 5:
-        # Transforms of fewer than 5 elements have hardly any rounding errors.
+        # Short transforms have hardly any rounding errors, so ten times their errors may pass.
         return
     for direction in (1, -1, 1j, -1j):
         wrong = in_pairs((exact + 10 * direction * largest).astype(np.complex64))
@@ -146,7 +149,7 @@ def test_relative_errors_of_elements_that_do_not_cancel_fail(count):
     assert (shares > 1)[np.abs(exact) >= 0.25 * np.sqrt(mean_square)].mean() > 0.95
 
 
-# Bluestein's algorithm with a chirp in float32. One large element spreads the chirp's errors to all
+# Bluestein's algorithm with a chirp in float32. The chirp's errors at one large element affect all
 # elements of the output.
 BLUESTEIN = """
 import numpy as np
@@ -184,7 +187,7 @@ class Inaccurate(Bluestein):
 
 
 @pytest.mark.parametrize(("backend", "outcome"), [("Bluestein", "pass"), ("Inaccurate", "fail")])
-def test_chirp_of_float32_passes_and_larger_error_fails(tmp_path, backend, outcome):
+def test_chirp_in_float32_passes_and_larger_error_fails(tmp_path, backend, outcome):
     (tmp_path / "vendor.py").write_text(BLUESTEIN)
     cases = onnxopt.load_cases("onnx-node/test_dft")
     run = onnxopt.run(

@@ -1,4 +1,4 @@
-"""Backends that make an error in one step, which accumulates over a trajectory."""
+"""Backends whose outputs are wrong in a trajectory, and backends with unusual behaviour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def computed(model, inputs):
 
 
 class Drifting:
-    """Returns an X_new that is too large by a factor of 1.0001."""
+    """A backend whose X_new is too large by a factor of 1.0001 in each step."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -21,7 +21,7 @@ class Drifting:
 
 
 class LateDrifting:
-    """Returns an X_new with a wrong element, from T = 37 on."""
+    """A backend whose X_new has a wrong element if T is at least 37."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -31,7 +31,7 @@ class LateDrifting:
 
 
 class WideAfterTwo:
-    """Returns X_new as a double, from T = 3 on."""
+    """A backend that returns X_new in double if T is at least 3."""
 
     def run(self, model, inputs):
         x, *states = computed(model, inputs)
@@ -39,7 +39,7 @@ class WideAfterTwo:
 
 
 class WithoutLoop:
-    """A backend that does not support Loop, and rejects a model that it has prepared before."""
+    """A backend that does not support Loop."""
 
     def run(self, model, inputs):
         if any(node.op_type == "Loop" for node in model.graph.node):
@@ -48,7 +48,7 @@ class WithoutLoop:
 
 
 class SameBuffer:
-    """Returns the same array at every call."""
+    """A backend that returns the same arrays at every call, with new content."""
 
     def __init__(self):
         self.kept = {}

@@ -10,7 +10,7 @@ print("standard output is not the protocol's")  # noqa: T201 - to test the outpu
 
 
 class Copies:
-    """A backend that computes Identity, and prints text that shows its environment."""
+    """A backend that computes Identity, and prints the versions of Python and NumPy."""
 
     unsupported = "no kernel"
 
@@ -26,7 +26,7 @@ class Copies:
 
 
 class AnotherRuntime(Copies):
-    """A backend that requires NumPy 1."""
+    """A backend that requires NumPy 1 and an old ONNX Runtime."""
 
     def run(self, model, inputs):
         import onnxruntime

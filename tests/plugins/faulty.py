@@ -13,7 +13,7 @@ NUMPY = resolve_backend("numpy")
 
 
 class Faulty:
-    """A backend that computes the right outputs, and returns modified outputs."""
+    """A backend that computes the right outputs and returns them with a change."""
 
     def __init__(self, change):
         self.change = change
@@ -23,12 +23,12 @@ class Faulty:
 
 
 def first(change):
-    """A backend that modifies only the first output."""
+    """Return a backend that changes only the first output."""
     return Faulty(lambda outputs: [change(outputs[0]), *outputs[1:]])
 
 
 def each(change):
-    """A backend that modifies every output."""
+    """Return a backend that changes every output."""
     return Faulty(lambda outputs: [change(output) for output in outputs])
 
 
@@ -75,7 +75,7 @@ read_only_arrays = each(read_only)
 
 
 class InTurn:
-    """Acts as the backend whose position in WAYS is the rate R."""
+    """A backend that imitates another backend: R is the index of its name in WAYS."""
 
     def run(self, model, inputs):
         name = os.environ["WAYS"].split()[int(inputs["R"])]
@@ -83,16 +83,16 @@ class InTurn:
 
 
 def unpacked(x, heads):
-    """Return packed rows with an additional axis for the heads."""
+    """Return rows in which the heads are packed, with a separate axis for the heads."""
     batch, length, size = x.shape
     return x.reshape(batch, length, heads, size // heads).swapaxes(1, 2)
 
 
 class SharedHeads:
-    """Computes attention correctly, if the only inputs are query, keys and values."""
+    """A backend that computes attention correctly for the inputs query, keys and values."""
 
     def key_heads(self, heads, count):
-        """Return, for each head of the query, the index of the head of keys."""
+        """Return the index of the key head for each query head."""
         return heads // (len(heads) // count)
 
     def run(self, model, inputs):
@@ -121,21 +121,21 @@ class SharedHeads:
 
 
 class HeadsModulo(SharedHeads):
-    """A backend that assigns head i of the query to head i mod n of n heads of keys."""
+    """A backend that uses key head i mod n for query head i, where n is the number of key heads."""
 
     def key_heads(self, heads, count):
         return heads % count
 
 
 class HeadsByKeyHeads(SharedHeads):
-    """A backend that divides the index of the query's head by the number of heads of keys."""
+    """A backend that uses key head i // n for query head i, where n is the number of key heads."""
 
     def key_heads(self, heads, count):
         return np.minimum(heads // count, count - 1)
 
 
 class HeadsByTwo(SharedHeads):
-    """Divides the index of the query's head by two, for all numbers of heads."""
+    """A backend that uses key head i // 2 for query head i, for all numbers of heads."""
 
     def key_heads(self, heads, count):
         return heads // 2 % count if len(heads) > count else heads
@@ -161,7 +161,7 @@ class SumsInSingle:
 
 
 class SumsInOwnType(SumsInSingle):
-    """Adds the terms in the type of the operands instead of float32."""
+    """A backend that adds the terms in the type of the operands instead."""
 
     def sum_type(self, operand):
         return operand.dtype

@@ -1,4 +1,4 @@
-"""Backends that claim another identity, or send unrequested or excessive messages."""
+"""Backends that send false claims, unrequested messages or too much data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY_OUTPUTS = 100_000
 
 
 class ReturnsTooMuch(Misbehaves):
-    """A backend that returns additional outputs if ``R`` is at least BAD."""
+    """A backend that returns additional outputs in the bad case."""
 
     def __init__(self, surplus):
         self.surplus = surplus
@@ -33,7 +33,7 @@ returns_long_text = ReturnsTooMuch(lambda: [np.array(["x" * 5_000_000], object)]
 
 
 class SpeaksWhileIdle(Well):
-    """A backend that sends a byte shortly after the bad case, from a thread started earlier."""
+    """A backend that sends a byte shortly after the bad case, from another thread."""
 
     def __init__(self):
         self.is_triggered = threading.Event()
@@ -51,7 +51,7 @@ class SpeaksWhileIdle(Well):
 
 
 class SpeaksDuringALaterCase(SpeaksWhileIdle):
-    """Sends the same byte as SpeaksWhileIdle, but while the next case runs."""
+    """A backend that sends a byte while the case after the bad case runs."""
 
     def run(self, model, inputs):
         if self.is_triggered.is_set():
@@ -70,7 +70,7 @@ class SpeaksAtTheEnd(Well):
 
 
 class RespondsAhead(Well):
-    """A backend that sends responses to cases before it receives the cases."""
+    """A backend that responds to the next cases before it receives them."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:

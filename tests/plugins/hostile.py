@@ -1,7 +1,7 @@
-"""Backends that misbehave, each in one way, in all cases or only in the bad case.
+"""Backends that misbehave, each in its own way.
 
-A case is one Momentum node. In the bad case, `R` is at least BAD. A backend that misbehaves only in
-the bad case computes the right outputs in all other cases.
+A case is one Momentum node. In the bad case, ``R`` is at least BAD. Most backends
+misbehave only in the bad case, and compute the right outputs in all other cases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLEEP = shutil.which("sleep")
 
 
 class Well:
-    """Computes the right outputs."""
+    """A backend that computes the right outputs."""
 
     def run(self, model, inputs):
         return NUMPY.prepare(model).run(inputs)
@@ -47,10 +47,10 @@ class Misbehaves(Well):
 
 
 class InTurn(Well):
-    """Misbehaves in bad cases; the input `R` is the number of the backend that it then imitates.
+    """A backend that imitates other backends, one in each bad case.
 
-    The environment variable WAYS lists the names of the imitated backends. The first has the number
-    1.
+    The environment variable WAYS lists the names of the other backends. In a bad case, the integer
+    part of ``R`` is the number of the imitated backend. The first backend has the number 1.
     """
 
     backends = globals()
@@ -71,7 +71,7 @@ _receive = codec.MessageReader.receive
 
 
 def receive(reader, read_into):
-    """Read a request as the worker does, and store its number for forged responses."""
+    """Read a request as the worker does, and keep its number for forged responses."""
     if NeverReads.has_run:
         os.kill(os.getpid(), signal.SIGSTOP)
     message, payload = _receive(reader, read_into)
@@ -83,7 +83,7 @@ codec.MessageReader.receive = receive
 
 
 def hello_number():
-    """Return the number of the first request, which preceded the import of the backend."""
+    """Return the number of the first request, which arrived before the backend was imported."""
     frame = sys._getframe()
     while frame.f_code.co_name != "_serve":
         frame = frame.f_back
@@ -91,7 +91,7 @@ def hello_number():
 
 
 def channel():
-    """Find the socket to the runner, as a malicious backend would do."""
+    """Return the socket to the runner, found as a malicious backend would find it."""
     for descriptor in range(3, 256):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -106,7 +106,7 @@ def frame(message, payload=b""):
 
 
 def forged_response(number=None):
-    """Return a response without outputs to a request, by default to the last request."""
+    """Return a response without outputs, by default to the last request."""
     number = REQUEST_IDS[-1] if number is None else number
     fields = {"outputs": [], "lowered": False, "opset": 0, "changed": [], "seconds": 0.0}
     return {"id": number, **fields}
@@ -155,7 +155,7 @@ def flood():
 
 
 def reserve_too_much():
-    """Allocate memory without writing to it, so that none of it becomes resident."""
+    """Allocate memory that does not become resident, because nothing is written to it."""
     KEPT_BUFFERS.append(np.zeros(8 << 30, np.uint8))
 
 
@@ -164,7 +164,7 @@ def leave_child():
 
 
 def leave_daemon():
-    """Leave a process behind that has a session of its own and no parent."""
+    """Start a process that has a session of its own and outlives its parent."""
     start = f"import subprocess; subprocess.Popen([{SLEEP!r}, '300'], start_new_session=True)"
     subprocess.run([sys.executable, "-c", start], check=True)
 
@@ -204,7 +204,7 @@ def raise_(error):
 
 
 def misbehaving(action):
-    """Return a backend that performs an action at the bad case."""
+    """Return a backend that performs an action in the bad case."""
     backend = Misbehaves()
     backend.misbehave = action
     return backend
@@ -253,7 +253,7 @@ starts_a_helper_once = misbehaving(cache(leave_child))
 
 
 class BreaksNumpyLate(Well):
-    """Replaces a function of NumPy that code of onnxopt uses only in the next case."""
+    """A backend that removes a function of NumPy, which onnxopt needs only in the next case."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -273,7 +273,7 @@ class HangsAtTeardown(Well):
 
 
 class SaysWhoItIs(Well):
-    """Raises an exception whose message is the process id."""
+    """A backend that raises an exception whose message is the process id."""
 
     def run(self, _model, _inputs):
         raise ValueError(os.getpid())
@@ -288,7 +288,7 @@ class Waits(Well):
 
 
 class DiesAfterTheResponse(Well):
-    """Dies between cases."""
+    """A backend that dies after it has responded to the bad case."""
 
     def run(self, model, inputs):
         if inputs["R"] >= BAD:
@@ -297,7 +297,7 @@ class DiesAfterTheResponse(Well):
 
 
 class ReusesItsBuffer(Well):
-    """A backend that returns the same array each time, with new content."""
+    """A backend that returns the same arrays each time, with new content."""
 
     buffers: tuple = ()
 
@@ -311,7 +311,7 @@ class ReusesItsBuffer(Well):
 
 
 class RespondsAgainMuchLater(Well):
-    """Repeats the response to the bad case during a later case, from a thread."""
+    """A backend that responds to the bad case again during a later case, from another thread."""
 
     def __init__(self):
         self.bad_case_ran = threading.Event()
@@ -332,7 +332,7 @@ class RespondsAgainMuchLater(Well):
 
 
 class NeverReads(Well):
-    """A backend that responds once, and stops before it reads the next request."""
+    """A backend that responds to a case, and stops before it reads the next request."""
 
     has_run = False
 
@@ -342,18 +342,18 @@ class NeverReads(Well):
 
 
 class Hangs(Well):
-    """Never responds, and has a child process."""
+    """A backend that starts a child process and never responds."""
 
     def run(self, _model, _inputs):
         subprocess.Popen([SLEEP, "300"], start_new_session=True)
-        # Sleep briefly, because Python handles a signal that arrives just before a sleep only after
-        # the sleep.
+        # If a signal arrives just before a sleep, Python handles it only after the sleep.
+        # Therefore, the sleeps are short.
         while True:
             time.sleep(0.02)
 
 
 class SegfaultsOften(Well):
-    """A backend that dies in every 20th case of its process."""
+    """A backend that dies in the 20th case that its process runs."""
 
     def __init__(self):
         self.calls = 0

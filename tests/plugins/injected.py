@@ -1,4 +1,4 @@
-"""Plugins with one injected mistake each, for the search for failures."""
+"""Plugins with one injected mistake each, which ``onnxopt fuzz`` should find."""
 
 from __future__ import annotations
 

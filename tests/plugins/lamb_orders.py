@@ -1,4 +1,7 @@
-"""LAMB in float32, summed in several orders. The names of correct backends end in `right`."""
+"""LAMB in float32, with sums in several orders.
+
+The names of correct backends end with ``_right``, and those of wrong backends with ``_wrong``.
+"""
 
 from __future__ import annotations
 

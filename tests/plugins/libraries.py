@@ -1,8 +1,8 @@
 """Adam, Adagrad and SGD as public libraries write them, behind an adapter to ONNX's nodes.
 
-Each step is transcribed from the library. The adapter passes the node's attributes, and T as the
-library's own count of steps; attributes that correspond to no argument are ignored. Tensors are
-computed in their own types. Scalars that are derived from rates and counts are computed in double.
+Each step is transcribed from a library. The adapter passes the attributes of the node, and passes T
+as the library's count of steps. Attributes without a corresponding argument are ignored. Tensors
+are computed in their own types, and scalars that depend on rates and counts in double.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Library:
         (node,) = model.graph.node
         if node.op_type != self.operator:
             raise NotImplementedError(node.op_type)
-        # sole_call raises an exception for a node that breaks the operator's signature.
+        # Raise an exception if the node contradicts the signature of its operator.
         sole_call(model, inputs)
         attributes = {
             name: float(np.float32(value)) for name, value in _DEFAULTS[self.operator].items()
@@ -70,7 +70,7 @@ class _Library:
 
 
 def lerp(start, end, weight):
-    """Interpolate as ATen/native/Lerp.h."""
+    """Interpolate as ATen/native/Lerp.h does."""
     if abs(weight) < 0.5:
         return start + weight * (end - start)
     return end - (end - start) * (1 - weight)
@@ -94,7 +94,7 @@ class PyTorchAdam(_Library):
 
 
 class ApexAdam(PyTorchAdam):
-    """``csrc/multi_tensor_adam.cu``, mode 0: both moments are corrected before the division."""
+    """``csrc/multi_tensor_adam.cu``, mode 0, which corrects both moments before it divides them."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p
@@ -106,7 +106,7 @@ class ApexAdam(PyTorchAdam):
 
 
 class DeepSpeedAdam(_Library):
-    """``csrc/adam/cpu_adam_impl.cpp``: AdamW, in float32 for all types of tensors."""
+    """``csrc/adam/cpu_adam_impl.cpp``: AdamW, computed in float32 for tensors of all types."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         single = np.float32
@@ -121,9 +121,9 @@ class DeepSpeedAdam(_Library):
 
 
 class TinygradAdam(_Library):
-    """Adam of ``tinygrad.nn.onnx``, with powers in float32 and defaults of its own.
+    """Adam of ``tinygrad.nn.onnx``, which calls ``nn.optim.LAMB``.
 
-    The operator calls ``nn.optim.LAMB``.
+    Powers are computed in float32, and the defaults of attributes differ from ONNX's.
     """
 
     defaults = MappingProxyType({"alpha": 0.9, "beta": 0.999, "epsilon": 0.0})
@@ -164,7 +164,7 @@ class KerasAdam(_Library):
 
 
 class TensorFlowAdam(_Library):
-    """``ApplyAdam`` of TensorFlow in ONNX's form, which conforms once ONNX's decays are added."""
+    """``ApplyAdam`` of TensorFlow, with ONNX's decays added; it conforms."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p
@@ -176,7 +176,7 @@ class TensorFlowAdam(_Library):
 
 
 class PyTorchAdamW(_Library):
-    """``torch.optim.AdamW``: the decay comes first, scaled by the rate."""
+    """``torch.optim.AdamW``, which applies the decay first, multiplied by the rate."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p
@@ -200,7 +200,7 @@ class PyTorchAdagrad(_Library):
 
 
 class OptaxAdagrad(_Library):
-    """``optax.scale_by_rss``: the step is zero where the sum is zero."""
+    """``optax.scale_by_rss``, whose step is zero where the sum of squares is zero."""
 
     operator = "Adagrad"
 
@@ -221,7 +221,7 @@ class KerasAdagrad(_Library):
 
 
 class TensorFlowAdagrad(_Library):
-    """``ApplyAdagrad``: without epsilon."""
+    """``ApplyAdagrad`` of TensorFlow, which has no epsilon."""
 
     operator = "Adagrad"
 
@@ -231,7 +231,7 @@ class TensorFlowAdagrad(_Library):
 
 
 class ApexAdagrad(_Library):
-    """``csrc/multi_tensor_adagrad.cu``, mode 0: no decay of the rate."""
+    """``csrc/multi_tensor_adagrad.cu``, mode 0, which does not decay the rate."""
 
     operator = "Adagrad"
 
@@ -242,7 +242,7 @@ class ApexAdagrad(_Library):
 
 
 class PyTorchSGD(_Library):
-    """``torch.optim.sgd._single_tensor_sgd``; dampening is 1 - beta."""
+    """``torch.optim.sgd._single_tensor_sgd`` with the dampening 1 - beta."""
 
     operator = "Momentum"
 
@@ -263,7 +263,7 @@ class KerasSGD(_Library):
 
 
 class OptaxSGD(_Library):
-    """``optax.trace``: the gradient is never dampened."""
+    """``optax.trace``, which never dampens the gradient."""
 
     operator = "Momentum"
 
@@ -274,7 +274,7 @@ class OptaxSGD(_Library):
 
 
 class TensorFlowSGD(_Library):
-    """``ApplyMomentum`` with ``use_nesterov``, which has neither dampening nor decay."""
+    """``ApplyMomentum`` of TensorFlow with ``use_nesterov``, without dampening and decay."""
 
     operator = "Momentum"
 

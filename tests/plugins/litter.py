@@ -1,4 +1,4 @@
-"""A backend that leaves temporary files behind; the input R selects how the backend ends."""
+"""A backend that leaves temporary files behind. The input R selects how its process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS = {
 
 
 class Backend:
-    """Writes a file, and a folder that cannot be read."""
+    """A backend that writes a temporary file, and a temporary folder that cannot be read."""
 
     def run(self, model, inputs):
         os.close(tempfile.mkstemp()[0])

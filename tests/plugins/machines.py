@@ -1,4 +1,4 @@
-"""Backends that kill the Dask worker of their machine."""
+"""A backend that kills the Dask worker of its machine."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from hostile import BAD, Well
 
 
 def _dask_worker():
-    """Return the parent of the sidecar: the topmost process with the sidecar's command."""
+    """Return the id of the Dask worker, the parent of the topmost process of the sidecar."""
     process, worker = os.getpid(), None
     while process > 1:
         command = Path(f"/proc/{process}/cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""Backends with known mistakes, unknown mistakes or wrong optimizers; one rejects models."""
+"""Backends with known mistakes, unknown mistakes, wrong optimizations, or only errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Right:
 
 
 class Refusing:
-    """Rejects every model."""
+    """A backend that rejects every model."""
 
     def run(self, _model, _inputs):
         raise ValueError("nothing runs here")
 
 
 class InsideTheRoot(Right):
-    """Adam with epsilon inside the square root."""
+    """A backend that computes Adam with epsilon inside the square root."""
 
     def wrong(self, model, inputs):
         changes = {"np.sqrt(H_new) + epsilon": "np.sqrt(H_new + epsilon)"}
@@ -42,7 +42,7 @@ class InsideTheRoot(Right):
 
 
 class InManyWays(InsideTheRoot):
-    """Adds epsilon inside the square root, and also fails in ways that explanations must ignore."""
+    """A backend with the same mistake, which also fails in ways that explanations must ignore."""
 
     def run(self, model, inputs):
         try:
@@ -61,7 +61,7 @@ class InManyWays(InsideTheRoot):
 
 
 class OnlyAtTwo(InsideTheRoot):
-    """Returns wrong outputs only for T = 2, unlike every known mistake."""
+    """A backend that has the mistake only for T = 2, unlike every known mistake."""
 
     def run(self, model, inputs):
         if int(inputs["T"]) == 2:
@@ -70,7 +70,7 @@ class OnlyAtTwo(InsideTheRoot):
 
 
 class StandardAfterTheFirst(Right):
-    """Momentum that ignores the mode nesterov from the second tensor on."""
+    """A backend that ignores the mode nesterov of Momentum from the second tensor on."""
 
     def run(self, model, inputs):
         call = sole_call(model, inputs)
@@ -103,7 +103,10 @@ class ReturnsInNodeOrder(Right):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """Has a mistake, and rejects the cases that would distinguish it from another mistake."""
+    """A backend with the same mistake that rejects broadcasting.
+
+    The rejected cases would distinguish the mistake from another one.
+    """
 
     def run(self, model, inputs):
         if len({inputs[name].shape for name in "XGVH"}) > 1:
@@ -112,7 +115,7 @@ class RefusesBroadcasting(InsideTheRoot):
 
 
 class Strange(Right):
-    """Has a mistake that is not among the known mistakes."""
+    """A backend with an unknown mistake."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -120,7 +123,7 @@ class Strange(Right):
 
 
 class Optimized:
-    """Changes the graph of a model and runs the model."""
+    """A backend that changes the graph of a model before it runs the model."""
 
     def run(self, model, inputs):
         changed = deepcopy(model)
@@ -129,7 +132,7 @@ class Optimized:
 
 
 class TransposesCancel(Optimized):
-    """Removes two consecutive Transpose nodes without checking that their permutations cancel."""
+    """A backend that removes two consecutive Transpose nodes even if they do not cancel."""
 
     def optimize(self, graph):
         producers = {output: node for node in graph.node for output in node.output}

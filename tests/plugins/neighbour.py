@@ -1,4 +1,4 @@
-"""A module beside a plugin, which the plugin imports."""
+"""A module that a plugin imports from its own folder."""
 
 from __future__ import annotations
 

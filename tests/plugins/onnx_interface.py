@@ -1,4 +1,4 @@
-"""A plugin with ONNX's own interface, on onnx's reference evaluator."""
+"""Plugins with ONNX's own backend interface, which use onnx's reference evaluator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReferenceAsPlugin(Backend):
 
 
 class NeedsInstance:
-    """A backend with ordinary methods, which must therefore be instantiated."""
+    """A backend that must be instantiated, because its methods are not class methods."""
 
     def prepare(self, model, device):
         return ReferenceAsPlugin.prepare(model, device)

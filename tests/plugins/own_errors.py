@@ -1,4 +1,4 @@
-"""Runtimes that raise their own errors for unknown operators."""
+"""Backends that raise errors of their own for unknown operators."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RuntimeFault(Exception):
 
 
 class Panic(BaseException):
-    """An error that does not derive from Exception, like the exceptions of Rust panics."""
+    """An error that does not derive from Exception, like those of panics in Rust."""
 
 
 class NoTraining:
-    """A runtime that supports all operators except the training operators."""
+    """A backend that supports all operators except the training operators."""
 
     fault = RuntimeFault
 
@@ -57,7 +57,7 @@ class HasAMethod(NoTraining):
 
 
 class LacksHalfOfIt(NoTraining):
-    """Fails with an error about an unknown Momentum, but only at the rate 0.5."""
+    """A backend that reports an unknown operator only if the rate is 0.5."""
 
     def run(self, model, inputs):
         if inputs.get("R") == np.float32(0.5):
@@ -102,7 +102,7 @@ class Sleeps:
 
 
 class NeedsDefaultDomain:
-    """A runtime that rejects a model that does not import ai.onnx."""
+    """A backend that rejects models which do not import the domain ai.onnx."""
 
     def run(self, model, inputs):
         if not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
@@ -111,7 +111,10 @@ class NeedsDefaultDomain:
 
 
 class Only:
-    """A runtime with one operator and one element type; subclasses define the error for others."""
+    """A backend that supports one operator, one element type and one rank.
+
+    Subclasses define the error for other operators.
+    """
 
     operator = "Identity"
     dtype = np.dtype(np.float32)
@@ -168,7 +171,7 @@ class SaysTwoThings(Only):
 
 
 class NamesTheDomain(Only):
-    """Raises an error that names the domain, even the default domain, after a fixed beginning."""
+    """A backend whose error begins with fixed words and names the domain, even the default one."""
 
     def run(self, model, inputs):
         self.domain = model.graph.node[0].domain or "ai.onnx"
@@ -179,7 +182,7 @@ class NamesTheDomain(Only):
 
 
 class NamesTheTensor(Only):
-    """Raises an error that names the unknown layer by its output, as OpenCV does."""
+    """A backend whose error names the output of the unknown operator, as OpenCV's error does."""
 
     def run(self, model, inputs):
         self.output = model.graph.node[0].output[0]
@@ -191,7 +194,7 @@ class NamesTheTensor(Only):
 
 
 class LacksAdamInOtherWords(Only):
-    """Accepts the training operators in the model check, but lacks them in the evaluation."""
+    """A backend with another error for the training operators than for other operators."""
 
     def refuse(self, operator):
         if operator in TRAINING:

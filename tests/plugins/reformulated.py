@@ -1,6 +1,7 @@
-"""Adam as public libraries compute it, with epsilon where ONNX adds it; and wrong variants.
+"""Adam in the reformulations of public libraries, and wrong variants.
 
-The formulations of the libraries are correct. If a library computes Inf - Inf, the result is NaN.
+The reformulations add epsilon where ONNX adds it, and are correct. If a library computes Inf - Inf,
+the result is NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BETWEEN = {
 
 
 class _Adam:
-    """A backend that computes each tensor in its own type, and scalars of R and T in double."""
+    """A backend that computes tensors in their own types, and scalars from R and T in double."""
 
     def run(self, model, inputs):
         if len(model.graph.node) == 1:
@@ -75,7 +76,7 @@ class _Adam:
 
 
 class PyTorch(_Adam):
-    """``exp_avg.lerp_``, ``exp_avg_sq.addcmul_``, ``param.addcdiv_``."""
+    """Adam with ``exp_avg.lerp_``, ``exp_avg_sq.addcmul_`` and ``param.addcdiv_``."""
 
     def averages(self, G, V, H, alpha, beta):
         return lerp(V, G, 1 - alpha), beta * H + (1 - beta) * G * G
@@ -85,7 +86,7 @@ class PyTorch(_Adam):
 
 
 class PyTorchWithTensorRates(PyTorch):
-    """The branch of PyTorch's Adam for a rate and betas that are tensors."""
+    """The branch of PyTorch's Adam in which the rate and the betas are tensors."""
 
     def averages(self, G, V, H, alpha, beta):
         return lerp(V, G, 1 - alpha), lerp(H, G * G, 1 - beta)
@@ -95,14 +96,14 @@ class PyTorchWithTensorRates(PyTorch):
 
 
 class TensorFlow(_Adam):
-    """Computes averages as ``m += (g - m) * (1 - beta1)``."""
+    """Adam with averages computed as ``m += (g - m) * (1 - beta1)``."""
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
 
 
 class TensorFlowBesideInfinity(_Adam):
-    """A backend that computes averages as TensorFlow does where an operand is infinite."""
+    """Adam with averages computed as in TensorFlow where an operand is infinite."""
 
     def averages(self, G, V, H, alpha, beta):
         pairs = zip(
@@ -118,9 +119,9 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """Computes averages as ``m.assign_add((g - m) * (1 - beta_1))``.
+    """Adam with averages computed as ``m.assign_add((g - m) * (1 - beta_1))``.
 
-    ``X * norm_coefficient_post`` is subtracted from X if the coefficient is not near 1.
+    The decay is X - X * norm_coefficient_post, unless the coefficient is near 1.
     """
 
     def decayed(self, X, norm_coefficient_post):
@@ -130,14 +131,14 @@ class Keras(TensorFlow):
 
 
 class Logarithmic(_Adam):
-    """Bias correction as ``-expm1(T * log(beta))``, which is -0 for a beta of 1."""
+    """Adam with the bias correction ``-expm1(T * log(beta))``, which is -0 if beta is 1."""
 
     def rest(self, decay, T):
         return -np.expm1(T * np.log(decay)) if decay > 0 else super().rest(decay, T)
 
 
 class Fused(_Adam):
-    """Decay as ``fma(-p, x, x)``, and averages in the same way."""
+    """Adam with decay computed as ``fma(-p, x, x)``, and averages by fma as well."""
 
     def averages(self, G, V, H, alpha, beta):
         return (
@@ -150,7 +151,7 @@ class Fused(_Adam):
 
 
 def fused(a, b, c):
-    """Return a * b + c, rounded once."""
+    """Return a * b + c with a single rounding."""
     b, c = np.broadcast_arrays(b, c)
     dtype = np.result_type(b, c)
     if dtype == np.float32:
@@ -162,8 +163,8 @@ def fused(a, b, c):
 def _exact(a, b, c):
     if not (math.isfinite(b) and math.isfinite(c)):
         return a * b + c
-    # Python rounds the quotient of integers once. The class Fraction would first reduce the
-    # quotient, which is slow.
+    # Dividing two integers rounds the exact quotient once. Fraction would also reduce the quotient,
+    # which is slow.
     (a_top, a_bottom), (b_top, b_bottom), (c_top, c_bottom) = (
         float(number).as_integer_ratio() for number in (a, b, c)
     )
@@ -172,28 +173,28 @@ def _exact(a, b, c):
 
 
 def lerp(start, end, weight):
-    """Interpolate as ATen/native/Lerp.h."""
+    """Interpolate as ATen/native/Lerp.h does."""
     if abs(weight) < 0.5:
         return start + weight * (end - start)
     return end - (end - start) * (1 - weight)
 
 
 class ForgetsSmall(_Adam):
-    """Computes averages that ignore the gradient."""
+    """Wrong: averages ignore the gradient."""
 
     def averages(self, G, V, H, alpha, beta):
         return super().averages(G * 0, V, H, alpha, beta)
 
 
 class AlwaysNan(_Adam):
-    """Returns NaN for every new parameter."""
+    """Wrong: every element of X_new is NaN."""
 
     def decayed(self, X, norm_coefficient_post):
         return X * np.nan
 
 
 class NanForInfinity(_Adam):
-    """Returns NaN in every element of every tensor that has an infinite element."""
+    """Wrong: if any input has an infinite element, all elements of all outputs are NaN."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)
@@ -202,7 +203,7 @@ class NanForInfinity(_Adam):
 
 
 class NanForInfiniteGradient(_Adam):
-    """Returns NaN in V where the gradient is infinite, which no reformulation does."""
+    """Wrong: V_new is NaN where the gradient is infinite, as in no reformulation."""
 
     def averages(self, G, V, H, alpha, beta):
         V, H = super().averages(G, V, H, alpha, beta)
@@ -210,7 +211,7 @@ class NanForInfiniteGradient(_Adam):
 
 
 class ZeroForInfinity(_Adam):
-    """Returns zero in place of infinite values."""
+    """Wrong: zeros replace infinite values in the outputs."""
 
     def run(self, model, inputs):
         outputs = super().run(model, inputs)

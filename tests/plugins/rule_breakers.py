@@ -1,4 +1,4 @@
-"""Plugins that support Identity and follow all rules except one."""
+"""Plugins that support Identity; each breaks one of the rules for plugins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Keeps:
-    """Follows all rules."""
+    """A plugin that follows all rules."""
 
     def run(self, model, inputs):
         (node,) = model.graph.node

@@ -1,4 +1,4 @@
-"""Plugins with run(model, inputs)."""
+"""Plugins with the interface ``run(model, inputs)``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ exits = Raises(SystemExit(3))
 
 
 class Vandal:
-    """A backend that modifies the model and the dict of inputs."""
+    """A backend that empties the model and the dictionary of inputs."""
 
     def run(self, model, inputs):
         del model.graph.node[:]

@@ -1,4 +1,4 @@
-"""Backends that try to leave a process or a folder behind at the bad case."""
+"""Backends that try to leave a process or a folder behind in the bad case."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hostile
 from hostile import SLEEP, Misbehaves, Well, misbehaving
 
-#: An argument of the started processes, by which a test finds them even if their environment is
-#: empty.
+#: An argument of the started processes. A test finds the processes by this argument, even if their
+#: environment is empty.
 MARK = next((name for name in os.environ if name.startswith("ONNXOPT_TEST_")), "")
 BEGAN = time.monotonic()
 
 
 def begin_daemon():
-    """Fork; return True in the child, an orphan with a session of its own."""
+    """Start a daemon: return True in the daemon, and False in this process.
+
+    The daemon has a session of its own, and its parent has ended.
+    """
     if child := os.fork():
         os.waitpid(child, 0)
         return False
@@ -37,7 +40,7 @@ def begin_daemon():
 
 
 def rename_itself():
-    """Execute a program with another name and an empty environment."""
+    """Become a program with another name and an empty environment."""
     os.execve(SLEEP, [MARK, "300"], {})  # noqa: S606 - as a backend would
 
 
@@ -47,14 +50,14 @@ def stop_itself():
 
 
 def beat():
-    """Update a file to show that the process is alive, for 30 seconds at most."""
+    """Update a file to show that the process is alive; end the process after 30 seconds."""
     Path("pulse").write_text(str(time.monotonic()))
     if time.monotonic() > BEGAN + 30:
         os._exit(0)
 
 
 def hop():
-    """Fork and exit repeatedly, each time into a new session and process group."""
+    """Fork and exit repeatedly; each child has a new session and process group."""
     while True:
         if os.fork():
             os._exit(0)
@@ -73,7 +76,7 @@ def multiply():
 
 
 def revive():
-    """Start two processes, each of which replaces the other when the other ends."""
+    """Run as two processes. When one of them ends, the other one starts it again."""
     partner = os.fork() or os.getppid()
     while True:
         beat()
@@ -87,7 +90,7 @@ def revive():
 
 
 def lose_main_thread():
-    """End the first thread while another thread runs, so that the process looks dead."""
+    """End the main thread while another thread runs, so that the process appears to be dead."""
 
     def go_on():
         while True:
@@ -103,7 +106,7 @@ def kill_supervisor():
     time.sleep(60)
 
 
-# The program that replaces the program of the worker's process, which already has children.
+# This program replaces the program of a worker's process that already has children.
 KILLS_SUPERVISOR = """
 import os, signal, time
 if not os.fork():
@@ -119,7 +122,12 @@ time.sleep(60)
 
 
 def leave(life, end=kill_supervisor):
-    """Return a backend that starts a daemon and then ends by calling a function."""
+    """Return a backend that starts a daemon and then ends.
+
+    Args:
+        life: the function that the daemon runs.
+        end: the function that ends the backend.
+    """
 
     def misbehave():
         if begin_daemon():
@@ -132,7 +140,7 @@ def leave(life, end=kill_supervisor):
 
 
 def breed_to_the_end():
-    """Start daemons until the process is killed."""
+    """Start daemons continuously, and kill the supervisor."""
 
     def breed():
         while True:
@@ -191,7 +199,7 @@ def temporary():
 
 
 def dig():
-    """Leave folders that are nested too deeply for a path."""
+    """Leave folders behind that are nested too deeply for a path."""
     os.chdir(temporary())
     for _ in range(3000):
         os.mkdir("d")  # noqa: PTH102 - its path is too long
@@ -201,7 +209,7 @@ def dig():
 
 
 def lock_up():
-    """Leave folders behind that their owner is not permitted to read."""
+    """Leave folders behind that even their owner may not read."""
     inner = temporary() / "a" / "b"
     inner.mkdir(parents=True)
     (inner / "file").touch()
@@ -211,7 +219,7 @@ def lock_up():
 
 
 def link():
-    """Replace the worker's folder with a link, and leave links in other folders."""
+    """Leave links to other files and folders in the worker's folder."""
     precious = Path("precious").absolute()
     own_folder = temporary()
     (own_folder / "file").symlink_to(precious / "file")

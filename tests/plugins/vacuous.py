@@ -1,4 +1,4 @@
-"""Backends that compute nothing, so that each of their passes is vacuous."""
+"""Backends that compute nothing, so their passes are vacuous, and backends for comparison."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from onnxopt_cli.operators.call import sole_call
 
 
 def _like_output(value, inputs):
-    """Return the input most similar to an output, broadcast to the output's known shape."""
+    """Return the input that is most similar to an output, broadcast to the output's shape."""
     tensor = value.type.tensor_type
     dtype = tensor_dtype_to_np_dtype(tensor.elem_type)
     shape = tuple(dim.dim_value for dim in tensor.shape.dim) if tensor.HasField("shape") else None
@@ -29,14 +29,14 @@ def _like_output(value, inputs):
 
 
 class Echo:
-    """Returns its inputs."""
+    """A backend that returns its inputs."""
 
     def run(self, model, inputs):
         return [_like_output(value, inputs) for value in model.graph.output]
 
 
 class Zeros:
-    """Returns zeros in the right shape."""
+    """A backend that returns zeros in the right shape."""
 
     number = 0.0
 
@@ -46,13 +46,13 @@ class Zeros:
 
 
 class NaNs(Zeros):
-    """Returns NaN in the right shape."""
+    """A backend that returns NaN in the right shape."""
 
     number = np.nan
 
 
 class Ones(Zeros):
-    """Returns ones in the right shape."""
+    """A backend that returns ones in the right shape."""
 
     number = 1.0
 
@@ -73,7 +73,7 @@ class RaisesAtEverything:
 
 
 class SaysSkip:
-    """Raises NotApplicable, which only the lowering should raise."""
+    """A backend that raises NotApplicable, which only the lowering should raise."""
 
     def run(self, model, inputs):
         from onnxopt_cli.errors import NotApplicable
@@ -83,11 +83,14 @@ class SaysSkip:
 
 
 class WrongAdam:
-    """Computes Adam as PyTorch does, which is wrong, but rejects exactly the invalid models."""
+    """A backend that computes Adam as PyTorch does, which is wrong.
+
+    It rejects exactly the invalid models.
+    """
 
     def run(self, model, inputs):
         node = model.graph.node[0]
-        # sole_call raises an exception for a node that breaks the operator's signature.
+        # Raise an exception if the node contradicts the signature of its operator.
         sole_call(model, inputs)
         defaults = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-6}
         attributes = defaults | {"norm_coefficient": 0.0, "norm_coefficient_post": 0.0}
@@ -100,7 +103,7 @@ class WrongAdam:
             message = "every parameter needs a gradient and two states"
             raise ValueError(message)
         size = len(tensors) // 4
-        # An attribute of 1 leads to a division by 0.
+        # If alpha or beta is 1, the following computation divides by 0.
         with np.errstate(all="ignore"):
             groups = [self._step(attributes, rate, count, *tensors[i::size]) for i in range(size)]
         return [output for outputs in zip(*groups, strict=True) for output in outputs]
@@ -118,7 +121,7 @@ class WrongAdam:
 
 
 class RefusesDoubles(WrongAdam):
-    """Rejects every model with a double, valid or not; otherwise computes WrongAdam in float32."""
+    """A backend like WrongAdam that also rejects all models with doubles, even valid ones."""
 
     def run(self, model, inputs):
         if any(value.dtype == np.float64 for value in inputs.values()):

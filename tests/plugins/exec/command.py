@@ -1,4 +1,7 @@
-"""A command that implements onnxopt-exec/2 by copying inputs; an argument selects a fault."""
+"""A command that follows the protocol onnxopt-exec/2 and copies inputs.
+
+An argument selects a fault.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def end():
 
 
 def once(action):
-    """Perform an action only once: in the first case that any of the processes runs."""
+    """Perform an action only in the first case, even if several processes run cases."""
 
     def at_first(request, payload):
         marker = Path(sys.argv[2])
@@ -154,7 +157,7 @@ def die(_request, _payload):
 
 
 def leave_daemons(_request, _payload):
-    """Leave a process that outlives its parent, and kill the supervisor that would end it."""
+    """Start a process that outlives this one, and kill the supervisor that would end it."""
     status = Path(f"/proc/{os.getppid()}/status").read_text()
     supervisor = int(status.partition("PPid:")[2].split()[0])
     if not os.fork():

@@ -1,4 +1,4 @@
-"""A command that supports Identity and follows all rules except the rule in its argument."""
+"""A command that supports Identity. It breaks the rule that its argument names, if any."""
 
 from __future__ import annotations
 

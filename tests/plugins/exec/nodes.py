@@ -1,4 +1,4 @@
-"""A command that supports LeakyRelu in float32 and needs nothing but Python's standard library."""
+"""A command that supports LeakyRelu in float32, with Python's standard library only."""
 
 from __future__ import annotations
 

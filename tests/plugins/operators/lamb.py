@@ -1,4 +1,4 @@
-"""An operator file, as a user may write it, with norms of whole tensors."""
+"""An operator file as a user may write it, for an operator with norms of tensors."""
 
 import numpy as np
 

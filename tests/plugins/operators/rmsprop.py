@@ -1,4 +1,4 @@
-"""An operator file, as a user may write it, with the root of a clipped value."""
+"""An operator file as a user may write it, for an operator with the root of a clipped value."""
 
 import numpy as np
 
