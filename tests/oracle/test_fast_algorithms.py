@@ -82,7 +82,7 @@ def multiplied(matrix, array, axis):
 
 
 def winograd(x, w, group, tile):
-    """Convolve padded signals or images, with 3 elements per kernel axis, by Winograd's algorithm."""
+    """Convolve padded signals or images by Winograd's algorithm, with kernels of length 3."""
     inverse, kernel, data = tile
     tile_outputs, reach, axes = len(inverse), len(data), range(2, x.ndim)
     sizes = [n - 2 for n in x.shape[2:]]
