@@ -45,11 +45,11 @@ from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import Interruption
 
-#: The number of elements above which a case runs on a mutant only if fewer than two other cases
+#: A case with more than LARGE_ELEMENTS elements runs on a mutant only if fewer than two other cases
 #: reject that mutant.
 LARGE_ELEMENTS = 40
-# The multiple of the tolerance above which an error is a clear rejection. After a clear rejection,
-# no further case runs on the mutant, except in a thorough audit.
+# If an error exceeds _CLEAR_ERROR_RATIO times the tolerance, the mutant is clearly wrong. Then no
+# further case runs on the mutant, except in a thorough audit.
 _CLEAR_ERROR_RATIO = 1e7
 #: Number of implementations of one operator that a process tests in one task.
 _BATCH = 16
@@ -82,8 +82,9 @@ class AuditedCase:
     def order(self) -> tuple[bool, int]:
         """Sort key: cases that probably reject the most mutants come first.
 
-        Small cases in double come first, in descending order of their numbers of elements. The
-        remaining cases follow in ascending order of their numbers of elements.
+        Small cases in double precision come first, the largest of them at the front. All other
+        cases follow, the smallest of them at the front. The size of a case is its number of
+        elements.
         """
         outputs = self.expected.outputs.values()
         doubles = all(getattr(value, "dtype", None) == np.float64 for value in outputs)
@@ -94,7 +95,7 @@ class AuditedCase:
     def excess(self, outputs: Sequence[Array]) -> float:
         """Return the largest error / tolerance of an output; a value over 1 is a rejection.
 
-        Many implementations return the same outputs, which are judged once.
+        Many implementations return the same outputs. Equal outputs are judged only once.
         """
         key = _digest(outputs)
         if key not in self._excess:
@@ -120,14 +121,14 @@ class Verdict:
     Attributes:
         name: the implementation's name.
         about: its defect in one sentence.
-        excess: for each trial, the largest error / tolerance of an output; None if the trial was
+        excess: for each trial, the largest error / tolerance of any output; None if the trial was
             skipped.
         equivalent: whether the implementation equals the operator on all inputs that were tried.
         distinguishing: attributes and inputs on which a survivor differs from the operator.
-        mutant_kind: the kind of defect of a mutant of an operator without a formula; else empty.
+        mutant_kind: the kind of defect if the operator has no formula; otherwise empty.
         stillborn: whether the implementation fails on every node on which it has an effect. A
             stillborn mutant counts neither as rejected nor as surviving.
-        inputs: number of further inputs on which a mutant ran because no trial rejects it.
+        inputs: the number of additional inputs on which a mutant ran after no trial rejected it.
     """
 
     name: str
@@ -141,7 +142,10 @@ class Verdict:
 
     @property
     def unresolved(self) -> bool:
-        """Whether a mutant of a node counts as equivalent although it ran on few inputs."""
+        """Whether a mutant counts as equivalent although it ran on few inputs.
+
+        The value is always False for operators with a formula.
+        """
         return self.equivalent and bool(self.mutant_kind) and self.inputs < RESOLVING_INPUTS
 
     @property
@@ -195,7 +199,7 @@ class MutationScore:
 
     @property
     def value(self) -> float | None:
-        """The share of mutants that the cases reject; None without mutants."""
+        """The share of mutants that the cases reject; None if no mutant is scored."""
         scored = self.scored
         rejected = sum(verdict.rejected for verdict in scored)
         return rejected / len(scored) if scored else None
@@ -229,8 +233,8 @@ class MutationScore:
     def redundant(self) -> list[str] | None:
         """Cases that reject only mutants which other cases also reject.
 
-        The value is None if the audit is not thorough. The number of rejected mutants remains the
-        same if a single redundant case is removed.
+        The value is None if the audit is not thorough. If one redundant case is removed from the
+        suite, the suite still rejects the same mutants.
         """
         if not self.thorough:
             return None
@@ -249,8 +253,8 @@ def find_trials(
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
-    # The error bounds of all elements are derived at once. Bounds of single elements would have to
-    # be derived again for each mutant, because each mutant has errors in different elements.
+    # The error bounds of all elements are derived at once. Otherwise, each mutant would require new
+    # derivations, because each mutant is wrong in different elements.
     oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:
@@ -260,7 +264,7 @@ def find_trials(
         except InvalidCase as error:
             problems += error.problems
             continue
-        # A trajectory is skipped, because other cases test its single steps.
+        # Trajectories are skipped, because other cases test the single steps.
         call = None if problem.must_reject or problem.trajectory else problem.call
         if call is None:
             continue
@@ -295,18 +299,18 @@ def audit(
         trials: from :func:`find_trials`.
         jobs: number of processes.
         progress: called with the numbers of finished and of all implementations.
-        thorough: whether to find redundant cases, too; the audit then takes many times as long.
+        thorough: whether to also find redundant cases; the audit then takes many times as long.
         shard: the part of the implementations to audit; None for all.
         elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
             tasks on this machine.
         node_trials: from :func:`~onnxopt_cli.analysis.node_audit.find_node_trials`.
         elsewhere_nodes: whether ``elsewhere`` also yields the outcomes of operators without a
             formula; otherwise these tasks run on this machine.
-        inputs: largest number of further nodes on which surviving mutants of operators without a
-            formula run.
-        seconds: processor time of a search after which no further nodes are drawn.
-        interruption: records a signal of the user, which ends the audit; the scores then count
-            only the finished implementations. None to raise KeyboardInterrupt.
+        inputs: for operators without a formula, the largest number of additional nodes on which a
+            surviving mutant runs.
+        seconds: the search for such nodes draws no more nodes after this processor time.
+        interruption: records a signal from the user. The signal ends the audit, and the scores then
+            count only the finished implementations. If None, KeyboardInterrupt is raised instead.
     """
     present = [operator for operator in registry().operators if trials[operator.name]]
     nodes = node_trials or {}
@@ -324,8 +328,8 @@ def audit(
     distributed = [
         task for task in tasks if elsewhere and (elsewhere_nodes or task[0] not in nodes)
     ]
-    # A single process receives all tasks as one batch, because each batch draws further nodes of
-    # its own.
+    # A single process receives all tasks as one batch, because every batch draws its own additional
+    # nodes.
     limit = _BATCH if jobs > 1 else len(tasks)
     batches = [*_batches(tasks[len(distributed) :], limit)]
     outcomes = chain(

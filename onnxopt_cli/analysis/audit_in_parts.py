@@ -90,8 +90,8 @@ def outcomes(
     opener = f"{__name__}:open_audit"
     with closing(WorkerGroup(cluster, opener, (items, judging, thorough))) as workers:
         workers.ready()
-        # A worker gets tasks of as few operators as possible, because each worker must derive the
-        # error bounds of an operator's cases, which takes long.
+        # A worker gets tasks of as few operators as possible: for each of its operators, the worker
+        # must derive the error bounds of all cases, which takes long.
         answers = workers.spread(
             "outcomes",
             tasks,
@@ -154,12 +154,12 @@ def joined(
         if differences:
             raise UsageError(
                 printable(f"{path} was made with other versions: {', '.join(differences)}"),
-                hint="make and join all shards with the same versions on similar machines",
+                hint="create and join all shards with the same versions on similar machines",
             )
         if shard.digests != digests:
             raise UsageError(
-                f"{printable(str(path))} is an audit of other cases or expected outputs",
-                hint="join the shards of one audit, with the cases of that audit",
+                f"{printable(str(path))} is an audit of other cases or other expected outputs",
+                hint="join shards of the same audit, with the cases of that audit",
             )
         for key, data in shard.outcomes.items():
             if key[1] == INCONCLUSIVE:

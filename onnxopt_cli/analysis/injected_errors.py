@@ -1,8 +1,8 @@
-"""Injected errors: how many of them ONNX's tolerance and the conditioned tolerance catch.
+"""Measure how many injected errors ONNX's tolerance and the conditioned tolerance catch.
 
 The analysis needs neither a formula nor a backend. The reference oracle computes the right outputs
-of a case. This module injects typical errors of wrong backends into the right outputs, and judges
-the results as in ``run``.
+of a case. This module injects typical errors of wrong backends into these outputs, and judges the
+changed outputs as in ``run``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.interruption import Interruption
 
 _FLOATS = (np.float16, np.float32, np.float64)
-# The magnitude below which one of the injected errors sets elements to zero. Subnormal numbers are
-# far below this limit.
+# The error "below 1e-6 flushed" sets elements of smaller magnitude to zero. All subnormal numbers
+# are far below this limit.
 _FLUSH_LIMIT = 1e-6
 # The limit below which integers and their neighbours are exact in every type.
 _MAX_INTEGER = 1000
@@ -53,7 +53,7 @@ class InjectedErrors:
         case: the case's id.
         operator: the operator, or "(several)".
         error: the name of the error in :data:`ERRORS`.
-        moves: whether the outputs must be exact, as those of an operator that moves data.
+        moves: whether the outputs must be exact, for example because the operator only moves data.
         onnx: whether ONNX's tolerance catches the error.
         conditioned: whether the conditioned tolerance catches it.
     """
@@ -67,7 +67,7 @@ class InjectedErrors:
 
     @property
     def exchange_missed(self) -> bool:
-        """Whether exact outputs with exchanged neighbours pass with the conditioned tolerance."""
+        """Whether the tolerance accepts exchanged neighbours although the outputs must be exact."""
         return self.moves and self.error == _EXCHANGED and not self.conditioned
 
 
@@ -77,7 +77,7 @@ def _largest(array: Array) -> Any:
 
 
 def _shifted(share: float, array: Array) -> Array:
-    """Add to each element a share of the largest magnitude."""
+    """Add a fraction of the largest magnitude to each element."""
     return array + array.dtype.type(share * float(_largest(array)))
 
 
@@ -92,7 +92,7 @@ def _swapped(array: Array) -> Array:
 
 
 def _exchanged(array: Array) -> Array:
-    """Exchange the last two axes, but keep the shape."""
+    """Exchange the last two axes, then reshape the array to its original shape."""
     if array.ndim < 2:  # noqa: PLR2004 - two axes
         return array
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)).reshape(array.shape)
@@ -116,8 +116,7 @@ def _rounded(array: Array) -> Array:
     return flat.reshape(array.shape)
 
 
-#: The errors by name. An error that would not change the outputs of a case is not injected into
-#: this case.
+#: The errors by name. An error is not injected into a case if it would not change the outputs.
 ERRORS: Mapping[str, Callable[[Array], Array]] = {
     "times 1 + 1e-5": lambda array: array * array.dtype.type(1 + 1e-5),
     **{
@@ -142,8 +141,8 @@ def inject_errors(
     """Inject every error into the outputs of every case whose outputs are floats.
 
     Args:
-        cases: the cases. Cases are skipped if they are invalid, or if their outputs are random or
-            not tensors.
+        cases: the cases. A case is skipped if it is invalid, if its outputs are random, or if an
+            output is not a tensor.
         jobs: number of processes.
         tick: called with the numbers of finished and of all cases.
     """
@@ -165,7 +164,10 @@ def inject_errors(
 
 
 def _submitted(case: Case, oracles: Oracles) -> Iterator[Callable[[], Iterator[InjectedErrors]]]:
-    """Submit a case to the reference oracle; yield a function that awaits it and injects errors."""
+    """Submit a case to the reference oracle, and yield a function that injects the errors.
+
+    The function waits for the oracle. Nothing is yielded for a case that is skipped.
+    """
     try:
         problem = case.load()
         if problem.must_reject or problem.stored is None:
@@ -183,7 +185,7 @@ def _submitted(case: Case, oracles: Oracles) -> Iterator[Callable[[], Iterator[I
 def _injected(
     case: str, operator: str, stored: Mapping[str, Value], expected: Expected
 ) -> Iterator[InjectedErrors]:
-    """Inject each error into the outputs of a case, and judge them.
+    """Inject each error into the outputs of a case, and judge the changed outputs.
 
     Args:
         case: the case's id.
@@ -220,7 +222,7 @@ def _injected(
 
 
 def _is_exact(value: Array, tolerance: object) -> bool:
-    """Return whether an output must be exact, except that subnormal numbers may become zero."""
+    """Return whether an output must be exact, apart from subnormal numbers that may become zero."""
     if value.dtype not in _FLOATS or not isinstance(tolerance, ErrorBound):
         return value.dtype not in _FLOATS
     limit = tolerance.at(np.arange(value.size)).limit

@@ -1,11 +1,14 @@
 """Find the nodes of a model that a backend computes wrongly.
 
+The search has four steps:
+
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
-2. Each node alone is a case: its inputs are the computed values, and its expected outputs are those
-of the oracle. An error of a node is therefore never blamed on the nodes that read its outputs. 3.
-If all nodes are right when they run alone, the whole model is judged. If the whole model is wrong,
-it is reduced to a smallest failing subgraph. 4. If nothing is wrong, the nodes whose roundings
-contribute most to the tolerances are named.
+2. Each node is judged alone. Its inputs are the computed values, and its expected outputs come from
+   the oracle. Nodes that read a wrong output are therefore not reported as wrong themselves.
+3. If all nodes are right when they run alone, the whole model is judged. If the whole model is
+   wrong, it is reduced to a smallest failing subgraph.
+4. If nothing is wrong, the result lists the nodes whose roundings contribute most to the
+   tolerances.
 """
 
 from __future__ import annotations
@@ -73,16 +76,17 @@ _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
 # Contributions with a share below _LEAST_SHARE are not named.
 _LEAST_SHARE = 0.05
-# Seconds that the nodes may take when each runs alone again to measure its contribution to the
-# error.
+# To measure its contribution to the error, each node runs alone again. All nodes together may take
+# _MEASURE_SECONDS.
 _MEASURE_SECONDS = 30.0
 # Seconds of the search for known mistakes that explain a wrong node of a training operator.
 _EXPLAIN_SECONDS = 10.0
-# The first words of the cause that is reported for a node that is right when it first runs and
-# wrong when it runs again.
+# A node may be right in its first run and wrong in a second run. The reported cause then begins
+# with these words.
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
-# Outcomes without outputs, which a node may have only because the backend cannot run it alone.
+# Outcomes without outputs. The reason for such an outcome may be that the backend cannot run the
+# node alone.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes for which a model has neither tolerances nor errors.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
@@ -100,8 +104,8 @@ class LocatedNode:
             is allowed; None if an output is missing or has another structure.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
-        problem: the case that reproduces the failure; None if the number of such cases or the
-            memory for them is exhausted.
+        problem: the case that reproduces the failure; None if a limit on the number or the memory
+            of such cases is reached.
         result: the result of that case.
     """
 
@@ -124,7 +128,8 @@ class NodeContribution:
         node: the name of the node.
         operator: its operator; empty for a node of a lowered operator.
         share: the share of the squared tolerance, from 0 to 1.
-        digits_lost: decimal digits that a sum or difference cancels; 0 for other operators.
+        digits_lost: number of decimal digits lost to cancellation in Add or Sub; 0 for other
+            operators.
     """
 
     output: str
@@ -160,7 +165,7 @@ class Disagreement:
     Attributes:
         node: its name.
         operator: its operator.
-        errors: the largest error / tolerance of each backend.
+        errors: the largest error / tolerance, by backend.
     """
 
     node: str
@@ -193,8 +198,7 @@ class Located:
         nodes: the number of nodes that ran.
         wrong: the wrong nodes in the order of the graph.
         not_judged: the nodes that cannot be judged.
-        subgraph: by backend, the names of nodes that fail together, although each node is right
-            alone.
+        subgraph: by backend, the names of nodes that fail together although each is right alone.
         reproductions: by backend, the case of the subgraph; absent if the case exceeds a limit.
         unreduced: by backend, why no wrong node or subgraph was found although the model is wrong.
         whole: the result of the whole model, by backend; empty if it was not judged.
@@ -272,7 +276,7 @@ class _Search:
         max_bytes: int,
         seconds: float,
     ) -> None:
-        # The number and the bytes of problems that may still be kept for test directories.
+        # How many more problems may be kept for test directories, and of how many bytes in total.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress, self._seconds = open_progress, seconds
@@ -314,7 +318,7 @@ class _Search:
         if doubtful:
             located = self._with_failures(located, results)
         located = self._with_subgraphs(located)
-        # An inconclusive model has errors and tolerances, which explain why it is inconclusive.
+        # The contributions also explain why a model is inconclusive.
         has_errors = any(result.diffs or result.outcome not in _WITHOUT_RESULT for result in row)
         is_decided = located.wrong or located.subgraph or located.interrupted
         if is_decided or not has_errors or self._is_unfinished:
@@ -414,7 +418,7 @@ class _Search:
         return returned
 
     def _digits_lost(self, node_run: NodeRun | None) -> float:
-        """Return how many decimal digits cancel in a sum or difference of two tensors."""
+        """Return the number of decimal digits lost to cancellation in Add or Sub; otherwise 0."""
         if node_run is None or node_run.node.op_type not in {"Add", "Sub"}:
             return 0.0
         keys = (*node_run.node.input, *node_run.node.output)
@@ -451,7 +455,7 @@ class _Search:
             for holder in node_run.holders
             if holder.node.op_type == "If"
         }
-        late = f"limit of time: the nodes before it took {self._seconds:g} s; raise --timeout"
+        late = f"limit of time: the earlier nodes took {self._seconds:g} s; raise --timeout"
         for node_run in self._walk.runs:
             if node_run.missing or id(node_run) not in rows:
                 for executor in self._plan.backends:
@@ -506,7 +510,7 @@ class _Search:
     def _disagreements(
         self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
     ) -> Iterator[Disagreement]:
-        """Yield nodes on which backends have different errors that are within the tolerance."""
+        """Yield nodes that all backends compute within the tolerance, but with different errors."""
         for node_run, row in results:
             if len(row) > 1 and all(result.outcome in _RIGHT for result in row):
                 errors = {
@@ -551,7 +555,10 @@ class _Search:
     def _with_failures(
         self, located: Located, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]
     ) -> Located:
-        """Report nodes without outputs as wrong if the whole model has the same outcome."""
+        """Report a node that returned no outputs as wrong if the whole model has the same outcome.
+
+        Another outcome suggests that the backend merely cannot run the node alone.
+        """
         further = [
             self._wrong_node(node_run, result)
             for node_run, row in results
@@ -569,7 +576,7 @@ class _Search:
         )
 
     def _with_subgraphs(self, located: Located) -> Located:
-        """Reduce the model on each backend on which all nodes are right, but the model is wrong."""
+        """Reduce the model for each backend that computes each node correctly but not the model."""
         backends = {finding.backend for finding in located.wrong}
         further: list[LocatedNode] = []
         subgraphs: dict[str, tuple[str, ...]] = {}
@@ -609,7 +616,7 @@ class _Search:
         )
 
     def _wrong_again(self, executor: Executor, node_run: NodeRun) -> Iterator[LocatedNode]:
-        """Yield a node that was right when it ran first, if it is wrong now."""
+        """Run a node again that was right in its first run, and yield the node if it is wrong."""
         result = self._result_together(executor, [node_run])
         if result.outcome is Outcome.FAIL:
             finding = self._wrong_node(node_run, result)
@@ -662,7 +669,10 @@ class _Search:
         return sum(map(self._walk.store.bytes_of, keys & self._walk.store.keys()))
 
     def _read_elsewhere(self, runs: Sequence[NodeRun]) -> set[str]:
-        """Return those outputs of nodes that other nodes read or that are outputs of the model."""
+        """Return the outputs of nodes that are read by other nodes or are outputs of the model.
+
+        For a single node, all outputs that have a value are returned.
+        """
         if len(runs) == 1:
             return set(runs[0].outputs) & self._walk.store.keys()
         inside = {id(node_run) for node_run in runs}
@@ -675,7 +685,12 @@ class _Search:
         return {*read, *self._walk.outputs} & {key for item in runs for key in item.outputs}
 
     def _of_oracle(self, key: str, request: Request) -> Callable[[], ReferenceResponse | str]:
-        """Submit a model to the oracle for the result that a key of its metadata names."""
+        """Submit a model to the oracle.
+
+        Args:
+            key: the metadata key that requests the kind of result.
+            request: the model, whose metadata and node names are changed, and its inputs.
+        """
         oracle = self._plan.oracle.reference
         assert oracle is not None  # noqa: S101 - the plan has an oracle
         assert oracle.workers is not None  # noqa: S101 - so it has workers
@@ -702,15 +717,16 @@ class _Search:
 
 
 def _shares(values: Sequence[Value]) -> list[tuple[str, str, float]]:
-    """Return output, node and share of the contributions in a response, largest first.
+    """Return the output, the node and the share of each contribution, the largest first.
 
-    The iterations of a body count as one node. Small contributions are left out.
+    All iterations of the body of a Loop or Scan count as one node. Small contributions are left
+    out.
     """
     shares: defaultdict[tuple[str, str], float] = defaultdict(float)
     for entry in parsed_contributions(values):
         shares[entry.output, entry.node] += entry.share
-    # The total is estimated from sums with random signs, so the sum of the shares may exceed the
-    # total.
+    # The oracle estimates the total from sums with random signs. Therefore, the shares may add up
+    # to more than 1.
     totals: defaultdict[str, float] = defaultdict(float)
     for (output, _), share in shares.items():
         totals[output] += share
@@ -729,7 +745,10 @@ def _size(value: Value) -> float:
 
 
 class _Counted:
-    """Judges each subgraph once, within limits of number and time, and shows the progress."""
+    """Judges each subgraph at most once, and shows the progress.
+
+    The number of subgraphs and the time are limited.
+    """
 
     def __init__(
         self,
@@ -741,8 +760,7 @@ class _Counted:
         self._known: dict[bytes, bool] = {}
 
     def __call__(self, runs: Sequence[NodeRun]) -> bool:
-        # The key of a subgraph is a digest, because the identifiers of the nodes of all subgraphs
-        # may take much memory.
+        # The key of a subgraph is a digest. A tuple of the nodes would take much memory.
         key = sha256(array("Q", map(id, runs))).digest()
         if key not in self._known:
             if len(self._known) == _MAX_SUBGRAPHS or monotonic() > self._end:
@@ -768,7 +786,11 @@ def _reason(result: Result) -> str:
 
 
 def _why_unreduced(together: Result) -> str:
-    """Return why a wrong model is not reduced, given the result of its nodes in one model."""
+    """Return why a wrong model is not reduced.
+
+    Args:
+        together: the result of running all judged nodes as one model.
+    """
     if together.outcome in _RIGHT:
         return "the nodes are right in a model of their own"
     return clipped(printable(together.message), _MAX_REASON_CHARS) or str(together.outcome)

@@ -38,17 +38,17 @@ from onnxopt_cli.operators.nodes import (
 )
 from onnxopt_cli.workers.private_folder import temporary_folder
 
-#: A function that computes the outputs of a model of one node, or returns a text with the reason
-#: why it cannot.
+#: A function that computes the outputs of a model of one node. If the function cannot compute the
+#: outputs, it returns the reason as text.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
 #: The reason why a node cannot run if one of its operands could not be computed.
 NO_OPERAND = "an operand has no value"
-# Number of iterations of a Loop or Scan whose nodes are judged one by one.
+# In a Loop or Scan, the nodes of the first _ITERATIONS iterations are judged one by one.
 _ITERATIONS = 2
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-# The number of nodes after which the nodes of bodies and branches are no longer walked. A limit is
-# necessary because each level of nested loops doubles the number of nodes.
+# After _MAX_ENTERED_RUNS nodes, the walk no longer enters bodies and branches. A limit is necessary
+# because each level of nested loops doubles the number of nodes.
 _MAX_ENTERED_RUNS = 20_000
 # Largest number of nodes that one request computes.
 _MAX_TOGETHER = 256
@@ -191,8 +191,8 @@ class NodeRun:
         constants: the keys of those inputs that depend on no input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
-        missing: why the reference did not compute its outputs, which are then those of the backend
-            or missing; empty if the reference computed them.
+        missing: the reason why the reference did not compute the outputs; empty if it did. If the
+            reference did not, the outputs come from the backend or are missing.
     """
 
     node: onnx.NodeProto
@@ -205,7 +205,7 @@ class NodeRun:
 
     @property
     def operator(self) -> str:
-        """The operator, preceded by its domain unless that is the default domain."""
+        """The operator, preceded by its domain unless the domain is the default domain."""
         domain = plain_domain(self.node.domain)
         return f"{domain}.{self.node.op_type}" if domain else self.node.op_type
 
@@ -274,10 +274,10 @@ class ModelWalk:
     Attributes:
         model: the model, without functions.
         store: receives the values by key.
-        reference: computes a node; returns a reason if the reference cannot.
-        reference_of_nodes: computes consecutive nodes, each from the values of earlier nodes; the
-            result is None for a node that the function does not compute.
-        backend: computes a node on the backend; returns a reason if the backend cannot.
+        reference: computes a node by the reference, or returns the reason why this is impossible.
+        reference_of_nodes: computes consecutive nodes, each from the values of earlier nodes. The
+            result for a node is None if the function cannot compute the node.
+        backend: computes a node on the backend, or returns the reason why this is impossible.
         types: inferred types of values by name.
         max_bytes: largest number of bytes that a node may read and return; 0 for no limit.
         runs: the nodes that ran, in order.
@@ -385,7 +385,7 @@ class ModelWalk:
             place += count
 
     def _compute_together(self, runs: Sequence[NodeRun]) -> int:
-        """Compute the first nodes by one request, and return the number of computed nodes."""
+        """Compute some of the first nodes by one request, and return their number."""
         together: list[NodeRun] = []
         known: set[str] = set()
         read_bytes = 0
@@ -418,8 +418,8 @@ class ModelWalk:
             for key, value in zip(run.outputs, outputs, strict=True):
                 self.store[key] = self._of_declared_type(key, value)
             count += 1
-        # A node that the reference cannot run may prevent the computation of other nodes of the
-        # same request.
+        # If the reference cannot run a node, other nodes of the same request may not be computed
+        # either. The next request then has fewer nodes.
         grown = 2 * self._most_together if count == len(together) else count
         self._most_together = min(_MAX_TOGETHER, max(2, grown))
         return count
@@ -448,16 +448,16 @@ class ModelWalk:
                         run.missing = excess
                         continue
                     self.store[scope[name].key] = self.store[key]
-                    # Later nodes read the value of the branch, not that of the If, so that the If
-                    # may be left out.
+                    # Later nodes read the value of the branch instead of the output of the If.
+                    # Therefore, a model of later nodes need not contain the If.
                     scope[name] = inner[info.name]
                 elif name:
                     run.missing = "a node of its branch has no value"
             return
         self._compute(run)
         body = graphs.get("body")
-        # If the Loop or Scan could not be computed, its body is not walked: the nodes in it might
-        # also run forever.
+        # If the Loop or Scan could not be computed, its body is not walked: the nodes of the body
+        # might run forever as well.
         if body is not None and is_entered and any(key in self.store for key in run.outputs):
             for values in self._iterations(node, scope):
                 inner = scope.new_child()
@@ -516,7 +516,7 @@ class ModelWalk:
             run.missing = NO_OPERAND
             return
         if run.node.op_type == "Optional" and run.read and not plain_domain(run.node.domain):
-            # onnx's reference returns the element of an optional in a list.
+            # onnx's reference wraps the element of an optional in a list.
             self.store[run.outputs[0]] = self.store[run.read[0]]
             return
         if excess := self._excess(run, ()):
@@ -536,7 +536,7 @@ class ModelWalk:
             self.store[key] = self._of_declared_type(key, value)
 
     def _excess(self, run: NodeRun, outputs: Iterable[Value]) -> str:
-        """Return a message about the limit that a node's values exceed; empty within the limit."""
+        """Return a message if the values of a node exceed a limit; otherwise an empty text."""
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.max_bytes and size > self.max_bytes:
@@ -546,7 +546,7 @@ class ModelWalk:
         return ""
 
     def _of_declared_type(self, key: str, value: Value) -> Value:
-        """Return a value in the inferred type; some of the reference's types are different."""
+        """Convert a value to its inferred type, because the reference's type may differ."""
         declared = self.types.get(key)
         if declared is None or not isinstance(value, np.ndarray):
             return value
@@ -560,12 +560,12 @@ class ModelWalk:
     ) -> tuple[onnx.ModelProto, dict[str, Value]]:
         """Return a model of some nodes, and the values of its inputs.
 
-        Values that depend on no input of the model are initializers.
+        Values that depend on no input of the model become initializers.
 
         Args:
             runs: the nodes, in order.
-            typed: whether to declare the types of outputs, which must be known.
-            outputs: values that are outputs although a node of the model reads them.
+            typed: whether to declare the types of the outputs. The types must then be known.
+            outputs: values that must be outputs even if a node of the new model reads them.
         """
         produced = {key for run in runs for key in run.outputs}
         read = dict.fromkeys(key for run in runs for key in run.read)
@@ -630,5 +630,5 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[tuple[str, Array]]:
 
 
 def count_nodes(model: onnx.ModelProto) -> int:
-    """Return the number of nodes of a model, those of subgraphs included."""
+    """Return the number of nodes of a model, including the nodes of subgraphs."""
     return sum(1 for _ in nodes_within(model.graph.node))

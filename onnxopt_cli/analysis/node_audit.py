@@ -1,8 +1,8 @@
 """The audit of operators without a formula: which mutants of a node the cases reject.
 
-The mutants follow from the operator's schema and from the code of onnx's reference. The mutants run
-on the same evaluator as the reference oracle, with the same corrections, and their outputs are
-judged as in ``run``.
+The mutants are derived from the operator's schema and from the code of onnx's reference. They run
+on the same evaluator as the reference oracle, with the same corrections. The outputs of a mutant
+are judged as in ``run``.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
 
-# The largest number of mutants of an operator's code. The mutants are spread evenly over the code.
+# The largest number of mutants of an operator's code. If there are more, a part of them is chosen
+# that is spread evenly over the code.
 _MAX_CODE_MUTANTS = 400
-#: By default, a mutant counts as equivalent if none of EQUIVALENCE_INPUTS valid nodes distinguishes
-#: it.
+#: By default, a mutant counts as equivalent if it agrees with its operator on EQUIVALENCE_INPUTS
+#: valid nodes.
 EQUIVALENCE_INPUTS = 300
-#: A mutant is resolved if RESOLVING_INPUTS valid nodes do not distinguish it.
+#: An equivalent mutant counts as resolved if it agrees with its operator on RESOLVING_INPUTS valid
+#: nodes.
 RESOLVING_INPUTS = 10_000
 # Proofs of equivalence that do not follow from the schema.
 _UNCALLED = "No node that is judged calls the changed function of onnx's reference."
 _SAME_VERSION = "The reference computes both versions by the same code with the same parameters."
-# Largest number of bytes of the outputs of a node on which surviving mutants run.
+# Memory limit in bytes while nodes for surviving mutants are drawn.
 _VARIATION_BYTES = 1 << 27
-# Number of nodes in the first draw of further nodes for surviving mutants.
+# Number of nodes in the first draw for surviving mutants.
 _FIRST_NODES = 300
 # Number of nodes in each later draw.
 _FURTHER_NODES = 1000
@@ -129,10 +131,10 @@ class NodeTrial:
         return content.hexdigest()
 
     def inconclusive(self) -> Iterator[tuple[str, str, int]]:
-        """Yield case, output and number of inconclusive elements of each inconclusive output.
+        """Yield the case, the output and the number of inconclusive elements of each output.
 
-        The tolerance of an inconclusive element exceeds both 1 and the largest finite magnitude of
-        the output.
+        Outputs without inconclusive elements are left out. An element is inconclusive if its
+        tolerance exceeds both 1 and the largest finite magnitude of the output.
         """
         for name, value in self.expected.outputs.items():
             tolerance = self.expected.tolerances[name]
@@ -152,7 +154,7 @@ def find_node_trials(
     progress: Callable[[int, int], None],
     operators: Sequence[str] = (),
 ) -> tuple[dict[str, list[NodeTrial]], list[Fault]]:
-    """Read the cases of one node of an operator without a formula, by the operator's name.
+    """Read the cases that consist of one node of an operator without a formula.
 
     Cases are skipped if they cannot be loaded, if their outputs are random, or if a backend must
     reject them.
@@ -160,13 +162,13 @@ def find_node_trials(
     Args:
         cases: the cases.
         judging: how outputs are judged.
-        jobs: number of processes that estimate conditions.
+        jobs: number of processes that compute condition estimates.
         progress: called with the numbers of finished and of all cases.
         operators: names of the operators to audit, in upper or lower case; empty for all.
 
     Returns:
-        The trials of each operator, the smallest first, and the faults of cases whose stored
-        outputs contradict the reference.
+        The trials by the name of their operator, the smallest first, and a fault for each case
+        whose stored outputs contradict the reference.
     """
     reference_oracle = ReferenceOracle(judging)
     oracles = Oracles(judging, reference_oracle)
@@ -206,8 +208,8 @@ def _submitted(
         problem = case.load()
         if not _is_single_node(problem):
             return
-        # The operator of the node is compared, because the operators of a case include those in the
-        # body of a loop.
+        # The operator of the node is compared, because the operators of a case also include the
+        # operators in the body of a loop.
         if names and problem.model.graph.node[0].op_type.lower() not in names:
             return
     except InvalidCase:
@@ -260,7 +262,7 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
 def proven_mutants(trials: Sequence[NodeTrial]) -> Mapping[str, str]:
     """Return proofs of equivalence by the names of mutants.
 
-    A proof holds in all versions of the trials in which the mutant exists.
+    A proof is valid for all opset versions of the trials in which the mutant exists.
     """
     unproven = {*implementation_names("automatic", trials)}
     return {
@@ -275,7 +277,10 @@ def proven_mutants(trials: Sequence[NodeTrial]) -> Mapping[str, str]:
 def _mutants_with_proofs(
     domain: str, op_type: str, opset: int
 ) -> Mapping[str, tuple[NodeMutant, str]]:
-    """Return an operator's mutants by name, each with a proof of equivalence, or an empty text."""
+    """Return an operator's mutants by name, each with a proof of equivalence.
+
+    The proof is an empty text if the mutant is not proven equivalent.
+    """
     schema = defs.get_schema(op_type, opset, domain)
     mutants: dict[str, tuple[NodeMutant, str]] = {}
     for mutant in node_mutants(domain, op_type, opset, with_equivalent=True):
@@ -295,7 +300,8 @@ def _mutants_with_proofs(
     for change in (changes[index] for index in chosen):
         reason = _UNCALLED if change.function in uncalled else ""
         mutant = NodeMutant(change.name, MutantKind.REFERENCE, change.about, code=change)
-        # A function that is called may have the same name as a function that is not called.
+        # Two functions may have the same name although only one of them is called. Then the mutant
+        # of the called function is kept.
         if change.name not in mutants or (mutants[change.name][1] and not reason):
             mutants[change.name] = mutant, reason
     return mutants
@@ -304,8 +310,8 @@ def _mutants_with_proofs(
 def _computes_otherwise(domain: str, op_type: str, opset: int, earlier: int) -> bool:
     """Return whether onnx's reference may compute an earlier version of a node differently.
 
-    The reference computes both versions alike if they have the same parameters and the same
-    functions, and none of these functions reads the version.
+    The reference computes both versions alike if they have the same parameters, use the same
+    functions, and none of the functions reads the version.
     """
     functions = reference_functions(domain, op_type, opset)
     codes = [function.__code__ for function in functions]
@@ -397,15 +403,15 @@ def node_outcomes(
     inputs: int = EQUIVALENCE_INPUTS,
     seconds: float = inf,
 ) -> list[NodeOutcome]:
-    """Run implementations on the trials of their operator, and survivors on further inputs.
+    """Run implementations on the trials of their operator, and survivors on additional inputs.
 
     Args:
         names: the implementations' names.
         kind: "automatic" for mutants, "right" for reformulations.
         trials: the trials of the operator, the smallest first.
         thorough: whether a rejected mutant runs on all trials.
-        inputs: largest number of further nodes on which surviving mutants run.
-        seconds: processor time after which no further nodes are drawn.
+        inputs: largest number of additional nodes on which a surviving mutant runs.
+        seconds: processor time after which no more nodes are drawn.
     """
     outcomes = outcomes_on_trials(names, kind, trials, thorough=thorough)
     alive = [index for index, outcome in enumerate(outcomes) if outcome.survives]
@@ -438,7 +444,7 @@ class _Distinction:
 def _distinguished(
     names: Sequence[str], trials: Sequence[NodeTrial], inputs: int, seconds: float
 ) -> Iterator[tuple[str, _Distinction]]:
-    """Search for nodes, near to those of the trials, that distinguish each mutant.
+    """Search, near the nodes of the trials, for nodes that distinguish each mutant.
 
     Args:
         names: the mutants' names.
@@ -459,7 +465,7 @@ def _distinguished(
         if not batch:
             break
         number += len(batch)
-        # Small nodes come first, because the first node that distinguishes a mutant is shown.
+        # Small nodes come first, because users see the first node that distinguishes a mutant.
         batch.sort(key=lambda variation: variation.size)
         forms = mutant_forms([*examined], trials[0].operator, batch)
         evaluators = prepared(variation.model for variation in batch)
@@ -496,10 +502,10 @@ def outcomes_on_trials(
 ) -> list[NodeOutcome]:
     """Run implementations on the trials of their operator.
 
-    The arguments are those of :func:`node_outcomes`. A trial on which a reformulation exceeds a
-    limit of time or memory is skipped, because exceeding a limit says nothing about the tolerance.
-    Mutants skip a trial that rejects onnx's reference in the model's own types, for example a sum
-    of many 16-bit numbers: such a trial would also reject a mutant without effect.
+    The arguments are those of :func:`node_outcomes`. If a reformulation exceeds the limit of time
+    or memory on a trial, the trial is skipped, because exceeding a limit says nothing about the
+    tolerance. Mutants skip every trial that rejects onnx's reference in the model's own types. An
+    example is a sum of many 16-bit numbers. Such a trial would reject even a mutant without effect.
     """
     is_mutant = kind == "automatic"
     evaluators = _operator_trials(tuple(trials))
@@ -551,7 +557,7 @@ def outcomes_on_trials(
 
 
 def _ratio(trial: NodeTrial, outputs: Sequence[Value] | None, failure: str) -> float:
-    """Return the error / tolerance of the outputs of an implementation; 0 if it has no effect."""
+    """Return the largest error / tolerance of outputs; 0 if the implementation has no effect."""
     if failure:
         return inf
     return 0.0 if outputs is None else trial.excess(outputs)
@@ -569,7 +575,7 @@ def _accepts_reference(
 def _in_versions(
     name: str, kind: str, trials: Sequence[NodeTrial]
 ) -> Mapping[int, NodeImplementation | None]:
-    """Return an implementation by opset version; None in versions in which it does not exist."""
+    """Return an implementation for each opset version; None where it does not exist."""
     return {
         opset: _implementations(kind, domain, op_type, opset).get(name)
         for domain, op_type, opset in _versions(trials)

@@ -1,8 +1,8 @@
 """Correct implementations of operators without a formula that round differently.
 
 No suite may reject a correct implementation that rounds differently. Each reformulation computes a
-node in another order of operations, in the types that runtimes use: 16-bit types are accumulated in
-float32.
+node in another order of operations. Reformulations use the same types as runtimes: values of 16-bit
+types are accumulated in float32.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import Compute
 from onnxopt_cli.operators.nodes import subgraphs
 
-#: A function that computes the outputs of a node in another way, possibly by the operator's own
-#: computation. The function returns None for a node that the reformulation does not cover.
+#: A function that computes the outputs of a node in another way. The function may call the
+#: operator's own computation. It returns None for a node that the reformulation does not cover.
 Form = Callable[[BoundNode, Compute], Sequence[Value] | None]
 
 
@@ -159,7 +159,7 @@ _REVERSED_TERMS = ("terms in reverse order", "The terms are summed in reverse or
 
 
 def _work(array: Array) -> Array:
-    """Return an array in the type in which runtimes compute: float32 for 16-bit types."""
+    """Convert an array to the type in which runtimes compute: float32 for 16-bit types."""
     return array.astype(np.float32) if array.dtype.itemsize <= np.dtype("f2").itemsize else array
 
 
@@ -204,7 +204,7 @@ def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
 
 
 def _folded(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Multiply and add once for each element, with factors that are computed beforehand."""
+    """Compute one factor and one addend for each channel, then multiply and add per element."""
     arrays = [node.operand(index) for index in range(5)]
     if len(node.node.output) > 1 or node.opset < _INFERENCE_VERSION:
         return None
@@ -221,7 +221,7 @@ _INFERENCE_VERSION = 9
 
 
 def _im2col(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Gather the elements under each window, and multiply matrices."""
+    """Copy the elements of each window into a matrix row, and multiply matrices."""
     x, w, bias = node.operand(0), node.operand(1), node.operand(2)
     if x is None or w is None or node.attribute("group") != 1:
         return None
@@ -257,7 +257,7 @@ def _reciprocal_mean(node: BoundNode, _compute: Compute) -> Sequence[Value] | No
 
 
 def _scaled_first(node: BoundNode, compute: Compute) -> Sequence[Value] | None:
-    """Multiply A by alpha before the product of matrices."""
+    """Multiply A by alpha before the matrix product."""
     a = node.operand(0)
     if a is None or a.dtype.kind != "f":
         return None

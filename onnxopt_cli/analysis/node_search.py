@@ -1,8 +1,8 @@
 """The search for nodes that distinguish mutants from their operator.
 
-Mutants run on the evaluator of the reference oracle, with its corrections, in forked processes.
-Mutants of code run only on nodes that infect them, that is, on nodes for which the changed
-expression has another value.
+Mutants run on the evaluator of the reference oracle, with its corrections, in forked processes. A
+mutant of code runs only on nodes that infect it: nodes on which the changed expression has another
+value than the original expression.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MUTANT_SECONDS = 0.5
 MAX_TIMEOUTS = 2
 # Largest number of bytes that a mutant may allocate.
 _EVALUATION_BYTES = 1 << 30
-# After _MAX_CONFIRMATIONS nodes on which a mutant differs within the tolerance, further differences
-# are not judged, because a judgement needs a slow condition estimate.
+# The number of small differences of a mutant, within the tolerance, after which no further
+# difference is judged. Judging a difference needs a slow condition estimate.
 _MAX_CONFIRMATIONS = 12
-# Seconds between two reports of progress, without which the process of a search would be killed as
+# Seconds between two reports of progress. A search process that reports nothing is killed as
 # inactive.
 _REPORT_SECONDS = 0.5
 # The smallest possible tolerance, in units in the last place.
@@ -66,7 +66,7 @@ class SearchResult:
 
     Attributes:
         nodes: the indices of nodes that distinguish it.
-        examined: number of nodes on which the mutant agrees with its operator or was judged.
+        examined: number of examined nodes. Nodes on which a difference was not judged do not count.
     """
 
     nodes: Sequence[int]
@@ -109,12 +109,12 @@ def search_nodes(
     """Search for nodes that distinguish each mutant from its operator.
 
     Args:
-        mutants: for each mutant, its form in the opset version of each node; None where it does not
-            exist.
+        mutants: for each name of a mutant, the mutant by the opset version of the node; None for a
+            version in which the mutant does not exist.
         candidates: nodes of the operator.
         evaluators: the result of :func:`prepared` for the nodes.
-        check: describes the state of the reference, which no mutant may change.
-        limit: number of distinguishing nodes after which the search for a mutant ends.
+        check: returns a description of the reference's state, which no mutant may change.
+        limit: the search for a mutant ends after this number of distinguishing nodes.
     """
     judge = _Judge(candidates)
     infected = _infected_nodes(mutants, candidates, evaluators)
@@ -161,10 +161,10 @@ def _infected_nodes(
     candidates: Sequence[Variation],
     evaluators: Mapping[int, ReferenceModel],
 ) -> Mapping[str, Sequence[int]]:
-    """Return the indices of the nodes that may distinguish each mutant.
+    """Return, for each mutant, the indices of the nodes that may distinguish it.
 
-    A node that does not infect a mutant of code is left out. Mutants of other kinds run on all
-    nodes, and return None for nodes on which they have no effect.
+    For a mutant of code, these are the nodes that infect it. For a mutant of another kind, these
+    are all nodes.
     """
     every_node = range(len(candidates))
     codes = {
@@ -211,8 +211,8 @@ def _node_computer(
 ) -> Callable[[Variation, BoundNode], Sequence[Value]]:
     """Return a function that computes a node, or a changed node, on the corrected reference.
 
-    The evaluators of changed nodes are reused for other values, unless the mutant changes how an
-    evaluator is prepared.
+    If two changed nodes differ only in their values, they share an evaluator. Nothing is shared if
+    the mutant changes how an evaluator is prepared.
     """
     is_prepared = not any(form is not None and form.at_preparation for form in forms.values())
     kept: dict[tuple[int, Hashable], ReferenceModel] = {}
@@ -239,14 +239,20 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
+    """Return the outputs of a mutant and the kind of its failure, which is empty without one.
+
+    The outputs are None if the mutant has no effect.
+    """
     if form is None:
         return None, ""
     return attempted(lambda: form.outputs_of(variation.bound, partial(compute, variation)))
 
 
 def excess(expected: Expected, outputs: Sequence[Value]) -> float:
-    """Return the largest error / tolerance of outputs, relative to the closest accepted result."""
+    """Return the largest error / tolerance of outputs.
+
+    If several results are accepted, the one with the smallest value counts.
+    """
     accepted = [expected, *expected.alternatives]
     return min(_excess(result, outputs) for result in accepted)
 
@@ -269,16 +275,16 @@ def run_in_turn(
 ) -> list[tuple[list[T], bool]]:
     """Return the results of a function for each item, and whether the item ended the process.
 
-    One forked process handles all items, because starting a process takes longer than most mutants.
-    If the first item of a process ends the process, the process is replaced. If a later item ends
-    the process, or an item changes the state of the process, all items are processed again in
-    several processes, so that no item affects another.
+    One forked process handles all items, because starting a process takes longer than running most
+    mutants. If the first item of a process ends the process, a new process handles the remaining
+    items. If a later item ends the process, or if an item changes the process's state, all items
+    are processed again in several processes. Therefore, no item affects the results of another.
 
     Args:
         items: the items.
         work: yields results for an item.
         silence: seconds without a result after which the process is killed.
-        check: describes the state that no item may change.
+        check: returns a description of the state that no item may change.
     """
     results: list[tuple[list[T], bool]] = []
     events: list[T] = []
@@ -348,8 +354,9 @@ def computing(
 ) -> Compute:
     """Return a function that computes models on the corrected reference.
 
-    Prepared evaluators are reused, because preparation takes most of the time, unless a mutant
-    changes how the evaluator of a node is prepared. The caller must have corrected the reference.
+    Prepared evaluators are reused, because preparation takes most of the time. They are not reused
+    for a mutant that changes how an evaluator is prepared. The caller must have corrected the
+    reference.
     """
     if any(isinstance(entry, NodeMutant) and entry.at_preparation for entry in entries.values()):
         evaluators = {}
@@ -368,12 +375,18 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs of a mutant, or None if it has no effect, and how the mutant failed."""
+    """Return the outputs of an implementation and the kind of its failure; see ``attempted``.
+
+    The outputs are None if the implementation has no effect.
+    """
     return attempted(lambda: entry.outputs(model, inputs, compute)) if entry else (None, "")
 
 
 def attempted(run: Callable[[], Sequence[Value] | None]) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs of a node that a function computes, and how the function failed."""
+    """Return the result of a function, and the kind of its failure: empty, "error" or TIMEOUT.
+
+    A function that fails has no outputs.
+    """
     try:
         with time_limit(MUTANT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")

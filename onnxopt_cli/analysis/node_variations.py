@@ -41,18 +41,18 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 #: The numbers from which the number of changes is drawn if a node must stay near to another node.
 FEW_CHANGES = (1, 1, 2)
-# The ways to generate a node that use no part of a failing node except its number of axes, a type,
-# a single attribute or optional input, or given parameters.
+# Some ways to generate a node use little of a failing node: its number of axes, a type, a single
+# attribute or optional input, or given parameters. These ways are called independent.
 _INDEPENDENT_WAYS = frozenset({"borrowed", "converted", "drawn", "passing", "reshaped", "stated"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
-# Of _GENERATED_PERIOD nodes, the operator's generator draws one, and the others result from
-# changes.
+# The operator's generator draws one in every _GENERATED_PERIOD nodes. The other nodes are changed
+# copies of given nodes.
 _GENERATED_PERIOD = 3
 # The number of consecutive attempts without a valid node after which the search for nodes ends.
 _MAX_FAILED_ATTEMPTS = 600
-# The number of models after which each new model is used with several sets of values, because a new
-# model takes ten times as long as new values.
+# After _SINGLE_MODELS models, each new model is used with several sets of input values. The reason
+# is that a new model takes ten times as long as new values.
 _SINGLE_MODELS = 300
 _FURTHER_VALUES = 9
 _MAX_ELEMENTS = 4096
@@ -62,7 +62,7 @@ _SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
 _LENGTHS = (1, 2, 3, 4, 5, 7)
 # The number of binary digits of float32.
 _FLOAT32_BITS = 24
-# The largest number of integers in an input that is probably a parameter, such as axes, sizes or
+# An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
 # indices.
 _MAX_PARAMETERS = 16
 
@@ -77,10 +77,9 @@ class Variation:
         inputs: its inputs.
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
-        is_independent: whether the node has at most these parts in common with a failing node: its
-            number of axes, a type, a single attribute or optional input, or given parameters. Nodes
-            that result from changes of a failing node may have its rank, shapes, values or
-            attributes by accident.
+        is_independent: whether the node shares little with any failing node: at most the number of
+            axes, a type, a single attribute or optional input, or given parameters. Other nodes are
+            changed copies of a failing node, so they may still have irrelevant features of it.
     """
 
     opset: int
@@ -111,15 +110,15 @@ class Variation:
 def variations(
     nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], seconds: float
 ) -> Iterator[Variation]:
-    """Yield valid nodes near to the given ones; equal arguments yield equal nodes.
+    """Yield valid nodes near the given nodes; equal arguments yield equal nodes.
 
-    Two thirds of the nodes result from changes of the given nodes. One third of the nodes is drawn
-    by the generator of the operator, if the operator has one, from seeds that no suite uses. After
-    the first 300 models, each model is followed by the same model with other values of its inputs.
+    If the operator has a generator, the generator draws one third of the nodes, from seeds that no
+    suite uses. The remaining nodes are changed copies of the given nodes. After the first 300
+    models, each model is yielded again with other values of its inputs.
 
     Args:
         nodes: models of one node with their inputs.
-        seconds: the time limit of a node; slower nodes are left out.
+        seconds: the time limit for computing a node; slower nodes are left out.
     """
     random = Random(0)  # noqa: S311 - no cryptography
     bound = [BoundNode.of(model, inputs) for model, inputs in nodes]
@@ -162,7 +161,7 @@ def variations(
 def _with_further_values(
     random: Random, variation: Variation, seconds: float
 ) -> Iterator[Variation]:
-    """Yield a node with other values of its inputs, for which its model remains valid.
+    """Yield copies of a node with other values of its inputs; only valid nodes are yielded.
 
     The caller must have corrected the reference.
     """
@@ -196,7 +195,7 @@ def _structure(value: Value) -> object:
 
 
 def copied(value: Value) -> Value:
-    """Return a copy of a value, which an implementation may change."""
+    """Return a copy of a value, so that an implementation cannot change the original."""
     if isinstance(value, list):
         return [copied(item) for item in value]
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -211,24 +210,28 @@ def neighbours(
     stated: Sequence[str] = (),
     change_counts: Sequence[int] = FEW_CHANGES,
 ) -> Iterator[Variation | None]:
-    """Yield an endless sequence of nodes near to given nodes; None in place of an invalid node.
+    """Yield an endless sequence of nodes near given nodes; None in place of an invalid node.
 
-    Most nodes are failing or passing nodes with one or two changes. Some nodes combine a passing
-    node with attributes and short inputs of a failing node, or the reverse, because a condition on
-    shapes or values must also hold with the attributes of passing nodes. Some nodes are passing
-    nodes with the number of axes, a type, a single attribute or optional input, or given parameters
-    of a failing node. Some nodes are failing nodes in which a single optional attribute or input is
-    omitted or added, because all failing nodes may have the attribute or input by accident. In some
-    nodes, all numbers of an attribute are 0 or 1, or integers have few binary digits: a fault may
-    have no effect on such nodes. All remaining nodes come from the generator of the operator, if
-    the operator has one.
+    The nodes are of several kinds:
+
+    - Most nodes are failing or passing nodes with one or two changes.
+    - Some nodes are passing nodes with the attributes and short inputs of a failing node, or the
+      reverse. They show whether a condition on shapes or values depends on the attributes.
+    - Some nodes are passing nodes that take a single part from a failing node: the number of axes,
+      a type, an attribute, an optional input, or given parameters.
+    - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
+      All failing nodes may have the attribute or input by accident.
+    - In some nodes, all numbers of an attribute are 0 or 1, or integers have few binary digits. A
+      fault may have no effect on such nodes.
+    - The generator of the operator draws the remaining nodes, if the operator has a generator.
 
     Args:
         failing: nodes on which a backend is wrong; at least one.
-        passing: nodes on which it is right.
+        passing: nodes on which the backend is right.
         seed: equal seeds yield equal nodes.
-        seconds: the time limit of a node; slower nodes are left out.
-        gaps: names of attributes, each with an interval from which some nodes take its value.
+        seconds: the time limit for computing a node; slower nodes are left out.
+        gaps: intervals by the name of an attribute. In some nodes, the value of the attribute is
+            drawn from its interval.
         stated: names of attributes and inputs that some passing nodes take from a failing node.
         change_counts: the numbers from which the number of changes of a node is drawn.
     """
@@ -322,7 +325,7 @@ def _optional_parameter(random: Random, node: BoundNode) -> str:
 
 
 def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> BoundNode:
-    """Give a node the attributes and inputs with given names of another node."""
+    """Copy the attributes and inputs with the given names from another node."""
     formals = [formal.name for formal in node.schema.inputs]
     for name in stated:
         if name in node.schema.attributes:
@@ -339,7 +342,7 @@ def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> Bo
 
 
 def _with_type_of(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
-    """Give an input, and all inputs of its type, the type of the input of another node."""
+    """Convert an input, and all inputs of its type, to the type of this input in another node."""
     places = [
         place
         for place in _tensors(node)
@@ -356,7 +359,10 @@ def _with_type_of(random: Random, node: BoundNode, donor: BoundNode) -> BoundNod
 
 
 def _with_rank(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
-    """Give an input, and usually all inputs of its shape, as many axes as in another node."""
+    """Change the number of axes of an input to that of the same input in another node.
+
+    Usually, all inputs of the same shape change as well.
+    """
     places = [
         place
         for place in _tensors(node)
@@ -443,9 +449,9 @@ def _elements(node: BoundNode) -> int:
 
 
 def _is_in_domain(node: BoundNode) -> bool:
-    """Return whether attributes and inputs have values for which the operator is defined.
+    """Return whether the operator is defined for the values of the attributes and inputs.
 
-    onnx's reference computes some nodes that the specification does not define.
+    onnx's reference also computes some nodes that the specification does not define.
     """
     if not all(_is_valid_attribute(name, value) for name, value in node.attributes.items()):
         return False
@@ -482,7 +488,7 @@ def _is_excluded(message: onnx.NodeProto, node: BoundNode) -> bool:
 
 
 def _computed(node: BoundNode) -> Variation | None:
-    """Return a node with its outputs; None if it is not valid."""
+    """Compute the outputs of a node; None if the node is not valid."""
     if _elements(node) > _MAX_ELEMENTS or not _is_in_domain(node):
         return None
     model, inputs = node.as_model()
@@ -624,10 +630,10 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _types(random: Random, node: BoundNode) -> BoundNode:
-    """Replace one type of inputs by another that the schema allows, and draw new values.
+    """Replace the type of some inputs by another type that the schema allows, and draw new values.
 
-    New values are needed, because a rounding to a narrower type would be invisible if that type
-    could represent the old values.
+    New values are needed, because a narrower type may represent the old values exactly. Then a
+    wrong rounding to that type would have no effect.
     """
     indices = [index for index in _tensors(node) if node.names[index]]
     allowed = [(index, _allowed_types(node, index)) for index in indices]
@@ -639,9 +645,9 @@ def _types(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _with_type(random: Random, node: BoundNode, chosen: int, new: np.dtype[Any]) -> BoundNode:
-    """Replace the type of an input, and of all inputs of that type, by another type.
+    """Replace the type of an input, and of all other inputs of the same type.
 
-    The inputs get new values.
+    All of these inputs get new values.
     """
     like = node.operand(chosen)
     assert like is not None  # noqa: S101 - the input is a tensor
@@ -767,9 +773,10 @@ def _axes(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _classes(random: Random, node: BoundNode) -> BoundNode:
-    """Replace the values of an input, or of all inputs, by values of a rare class.
+    """Restrict the values of an input, or of all inputs, to one class, such as integers.
 
-    Faults often depend on a class of values, such as negative numbers, that most inputs contain.
+    Faults often depend on values, such as negative numbers, that most inputs contain. Without such
+    values, the fault disappears.
     """
     places = [
         place
@@ -790,7 +797,7 @@ def _classes(random: Random, node: BoundNode) -> BoundNode:
 def _halves(_: Random, node: BoundNode) -> BoundNode:
     """Round the elements of all floating-point inputs to multiples of one half.
 
-    Faults may depend on exact relations between inputs, which random values rarely have.
+    Faults may depend on exact relations between elements, which are rare among random values.
     """
     for place in _tensors(node):
         array = node.operand(place)
@@ -800,7 +807,9 @@ def _halves(_: Random, node: BoundNode) -> BoundNode:
 
 
 def _related(random: Random, node: BoundNode) -> BoundNode:
-    """Give an input the elements of another input of its type and shape, or integers next to them.
+    """Replace the elements of an input by those of another input, or by integers next to them.
+
+    Both inputs have the same type and shape.
 
     Faults of comparisons and of conversions often depend on equal or nearly equal elements.
     """
@@ -859,7 +868,7 @@ def _long_integers(node: BoundNode) -> list[int]:
 
 
 def _shortened(node: BoundNode) -> BoundNode:
-    """Retain the highest bits of integers, so that float32 can represent the integers."""
+    """Keep only the highest bits of integers, so that float32 can represent the integers."""
     for place in _long_integers(node):
         array = node.operand(place)
         if array is not None:
@@ -877,7 +886,8 @@ def _highest_bits(number: int) -> int:
 def _lists_of_floats(node: BoundNode) -> list[str]:
     """Return the names of the attributes of a node that are lists of floats.
 
-    A valid node may have attributes that its schema lacks, if their names begin and end with "__".
+    A valid node may have attributes that are not in its schema. Their names begin and end with
+    "__".
     """
     entries = node.schema.attributes.items()
     return sorted(
@@ -888,7 +898,7 @@ def _lists_of_floats(node: BoundNode) -> list[str]:
 
 
 def _neutral(random: Random, node: BoundNode) -> BoundNode:
-    """Replace all numbers of an attribute by 0 or 1, with which a fault may have no effect."""
+    """Replace all numbers of an attribute by 0 or 1; a fault may have no effect on such values."""
     name = random.choice(_lists_of_floats(node))
     number = float(random.randrange(2))
     return node.with_attribute(name, [number] * len(node.attributes[name]))
@@ -911,7 +921,7 @@ def _constant(random: Random, node: BoundNode) -> BoundNode:
 def _emptied(random: Random, node: BoundNode) -> BoundNode:
     """Set one length to 0 wherever it occurs in the shapes of the inputs.
 
-    Backends often reject tensors without elements, which few cases have.
+    Backends often reject tensors without elements, and few cases have such tensors.
     """
     places = _tensors(node)
     shapes = {place: array.shape for place in places if (array := node.operand(place)) is not None}

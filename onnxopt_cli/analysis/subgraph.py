@@ -1,7 +1,7 @@
 """Reduction of a failing model to a smallest failing subgraph: delta debugging over its nodes.
 
-The method is ddmin (Zeller and Hildebrandt, 2002), on nodes in the order of the graph. If few nodes
-remain, all of their connected subsets are judged.
+The method is ddmin (Zeller and Hildebrandt, 2002), applied to the nodes in the order of the graph.
+If few nodes remain, all of their connected subsets are judged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def connected_parts(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
             first = part_of[id(producers[key])] if key in producers else part_of[id(run)]
             second = part_of[id(run)]
             if len(first) < len(second):
-                # When two components merge, the nodes of the smaller component move, so that each
-                # node moves at most log2 n times.
+                # The nodes of the smaller component move to the larger component. Therefore, each
+                # of n nodes moves at most log2 n times.
                 first, second = second, first
             if first is not second:
                 first += second
@@ -48,10 +48,10 @@ def smallest_failing(
 
     Args:
         runs: nodes that fail together.
-        fails: returns whether some nodes fail if they run without the others. A single node fails
-            only on a backend that keeps state, because each node was right when it ran first. If
-            the function raises :class:`SearchEndedError`, the smallest failing set of the ended
-            search is returned.
+        fails: returns whether a subset of the nodes fails if it runs without the other nodes. Each
+            node was right in its first run, so a single node fails only if the backend keeps state.
+            If the function raises :class:`SearchEndedError`, the search ends, and the last failing
+            set is returned.
     """
     failing, pieces = [*runs], 2
     with suppress(SearchEndedError):
@@ -71,10 +71,10 @@ def smallest_failing(
 def _smallest_subset(
     failing: list[NodeRun], fails: Callable[[Sequence[NodeRun]], bool]
 ) -> list[NodeRun]:
-    """Return the smallest failing connected subset of a few nodes.
+    """Return the smallest connected subset of ``failing`` that fails.
 
-    A small subgraph may fail although no subset with one node fewer than ``failing`` does: a
-    backend may fuse nodes only at the beginning or end of a model.
+    All subsets are tried. A small subset may fail although no subset fails that has one node fewer
+    than ``failing``: a backend may fuse nodes only at the beginning or end of a model.
     """
     if len(failing) > _MAX_ENUMERATED:
         return failing
@@ -88,7 +88,11 @@ def _smallest_subset(
 def _reduced(
     failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
 ) -> tuple[list[NodeRun], bool] | None:
-    """Return a failing part of one piece, or of all pieces but one; None if no part fails."""
+    """Split the nodes into pieces, and return a connected part that fails; None if none does.
+
+    A part belongs either to one piece, or to all pieces but one. The second value states whether
+    the part belongs to one piece.
+    """
     size = -(-len(failing) // pieces)
     subsets = [failing[start : start + size] for start in range(0, len(failing), size)]
     for subset in subsets:

@@ -1,8 +1,8 @@
 """Failure conditions that agree with the results of a backend for all known inputs.
 
-A path has one or two conditions, as in a decision tree of depth two. A path agrees with a failing
-input if a wrong element meets all conditions of the path. A path agrees with a passing input if no
-element in which the fault would be visible meets all conditions of the path.
+A path consists of one or two conditions, as in a decision tree of depth two. A path agrees with a
+failing input if at least one wrong element meets all conditions of the path. A path disagrees with
+a passing input if an element meets all conditions and the fault would be visible in this element.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class ConditionPath:
 
     Attributes:
         conditions: the parts.
-        cost: preference; the path of the smallest cost is reported.
-        disagreement: share of the elements of failing samples that disagree.
+        cost: the path with the smallest cost is reported.
+        disagreement: how badly the conditions predict which elements of failing samples are wrong:
+            the share of wrong elements that do not meet them, plus the share of right elements
+            among those that do, averaged over the samples.
         reach: number of failing samples that the path explains.
     """
 
@@ -95,10 +97,10 @@ class ConditionFitting:
             ((first.conditions[at],), int(first.reach[at]))
             for at in first.consistent(self._least())
         ]
-        # The condition of a mistake has only one part, because the search must try several
-        # mistakes. Conditions with two parts are found even if a condition of a single part agrees
-        # with all samples. Generated inputs must refute either the conditions of two parts or the
-        # condition of a single part.
+        # For a known mistake, only single conditions are tried, because the search must try several
+        # mistakes. For any other fault, pairs are tried even if a single condition agrees with all
+        # samples. Generated inputs must then show whether the pair or the single condition is
+        # wrong.
         parents = [] if self._mistake else first.promising(self._least(), partial=self._partial)
         for at in parents:
             second = self._level(first.wrong[at], first.right[at], first.conditions[at])
@@ -164,16 +166,16 @@ class ConditionFitting:
         )
 
     def _sorted_right(self, index: int, right: Array) -> Array:
-        """Return the values of a feature in some right elements in ascending order."""
+        """Return the values of a feature in ascending order, for a mask of right elements."""
         order = self._right_orders[index]
         return np.asarray(self._right[index, order[right[order]]])
 
     def _ranked(
         self, with_reach: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
     ) -> list[ConditionPath]:
-        """Return the plainest paths.
+        """Return the paths in the order of their costs, which include the disagreement.
 
-        Each element that disagrees with a path adds to the path's cost.
+        Of all paths, only those with the simplest conditions are considered.
         """
         plain = sorted(with_reach, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
         if self._partial and plain:
@@ -195,7 +197,7 @@ class ConditionFitting:
             cost = _cost(conditions) + disagreement
             paths.append(ConditionPath(conditions, cost, disagreement, reach))
         paths.sort(key=lambda path: path.cost)
-        # Paths whose conditions differ only in their thresholds count as one.
+        # If paths differ only in their thresholds, the path of the least cost is kept.
         unique = {frozenset(part.key for part in path.conditions): path for path in paths[::-1]}
         return sorted(unique.values(), key=lambda path: path.cost)
 
@@ -216,7 +218,12 @@ class ConditionFitting:
     def _joined(
         self, samples: Sequence[Sample], chosen: Callable[[Array], Array]
     ) -> tuple[Array, Array]:
-        """Return the features of selected elements, and the number of each element's sample."""
+        """Return the features of selected elements, and for each element the index of its sample.
+
+        Args:
+            samples: the samples.
+            chosen: returns a mask of the selected elements, given the labels of all elements.
+        """
         tables = [np.empty((len(self._features), 0))]
         owners = [np.empty(0, int)]
         for number, each in enumerate(samples):
@@ -251,11 +258,17 @@ class _Level:
     right: Array
 
     def consistent(self, least: int) -> list[int]:
-        """Return conditions that no sample contradicts and that enough failing samples meet."""
+        """Return the conditions that no passing sample contradicts.
+
+        At least ``least`` failing samples must meet such a condition.
+        """
         return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
 
     def promising(self, least: int, *, partial: bool) -> list[int]:
-        """Return the conditions to which a second condition is added, the most selective first."""
+        """Return the conditions to which a second condition is added.
+
+        Conditions that the fewest passing samples contradict come first.
+        """
         usable = np.flatnonzero((self.reach >= least) & (self.contradictions > 0))
         costs = np.array([condition.cost for condition in self.conditions])
         score = self.contradictions / max(1, self.contradictions.max(initial=0))
@@ -273,12 +286,12 @@ def _cost(conditions: Sequence[Condition]) -> float:
 def meeting_columns(
     conditions: Sequence[Condition], table: Array | Mapping[int, Array], columns: int | None = None
 ) -> Array:
-    """Return for each condition a mask of the table columns in which the condition holds.
+    """For each condition, return a mask of the table columns in which the condition holds.
 
     Args:
         conditions: the conditions.
-        table: the rows of the table by the indices of the features.
-        columns: the number of columns, if the table is not an array.
+        table: the values of each feature in all columns, by the index of the feature.
+        columns: the number of columns; required if the table is not an array.
     """
     width = table.shape[1] if isinstance(table, np.ndarray) else columns or 0
     holds = np.empty((len(conditions), width), bool)
@@ -291,9 +304,9 @@ def meeting_columns(
 def meeting_elements(
     paths: Sequence[tuple[Condition, ...]], columns: Array
 ) -> Iterator[tuple[tuple[Condition, ...], Array]]:
-    """Yield for each path a mask of the columns of a feature table that meet all conditions.
+    """For each path, yield its conditions and a mask of the table columns that meet all of them.
 
-    A condition that several paths share is evaluated once.
+    A condition that several paths share is evaluated only once.
     """
     parts = list({id(part): part for conditions in paths for part in conditions}.values())
     holds = dict(zip(map(id, parts), meeting_columns(parts, columns), strict=True))
@@ -302,7 +315,12 @@ def meeting_elements(
 
 
 def _met(holds: Array, owners: Array) -> Array:
-    """Return for each condition and sample whether any element meets the condition."""
+    """For each condition and each sample, return whether any element meets the condition.
+
+    Args:
+        holds: for each condition, a mask of the elements that meet the condition.
+        owners: for each element, the index of its sample, in ascending order.
+    """
     if not owners.size:
         return np.zeros((len(holds), 0), bool)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))

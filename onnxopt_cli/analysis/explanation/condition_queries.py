@@ -1,6 +1,6 @@
 """Inputs that are generated and submitted to a backend to refute or confirm conditions.
 
-Most generated inputs are near to known inputs, and some have a value near the threshold of a
+Most generated inputs are similar to known inputs. Some of them have a value near the threshold of a
 condition.
 """
 
@@ -31,13 +31,13 @@ from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.operators.call import Call
 
 #: A function that submits a node to a backend and returns the outputs, or None if the backend
-#: returns none.
+#: returns no outputs.
 SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of inputs that are submitted in each round to distinguish conditions.
 SUBMITTED_TO_LEARN = 12
-# Inputs are generated from the smaller half of the known inputs, or from _MIN_BASES inputs if that
-# is more than half.
+# Inputs are generated from the smaller half of the known inputs, but from at least _MIN_BASES of
+# them.
 _MIN_BASES = 8
 #: An attempt to prove a condition submits at most SUBMITTED_TO_PROVE inputs that meet the
 #: condition, and at most SUBMITTED_TO_PROVE other inputs.
@@ -46,16 +46,18 @@ SUBMITTED_TO_PROVE = 60
 MAX_DRAWN_TO_PROVE = 400
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
-# A gap around a threshold is narrow if it is at most _NARROW_GAP of the threshold.
+# A threshold lies in a gap between two known values. The gap is narrow if it is at most _NARROW_GAP
+# times the larger magnitude.
 _NARROW_GAP = 0.01
 # Share of generated inputs in which a value lies near a threshold.
 _NEAR_THRESHOLD = 0.25
-# The smallest change of a result, in roundings, by which a fault is assumed to be visible.
+# A fault is assumed to be visible if it changes a result by more than _VISIBLE_ROUNDINGS machine
+# epsilons.
 _VISIBLE_ROUNDINGS = 100
 
 
 class ConditionQueries(ConditionFitting):
-    """Known inputs to which the results of generated inputs are added.
+    """The known inputs of one operator; generated inputs are submitted and added to them.
 
     Args:
         samples: nodes of one operator, failing ones first.
@@ -86,7 +88,12 @@ class ConditionQueries(ConditionFitting):
         return sample(call, right, returned, mistaken or None)
 
     def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
-        """Generate inputs near to known inputs, or mixed from failing and passing inputs."""
+        """Generate inputs that are changed copies of known inputs.
+
+        Args:
+            count: the number of attempts; fewer inputs are yielded.
+            wide: whether to make more changes, and to mix each known input with a passing input.
+        """
         calls = sorted(self._samples, key=lambda each: each.call.size + len(each.call.groups))
         failing = _smaller_half([each.call for each in calls if each.failed])
         passing = _smaller_half([each.call for each in calls if not each.failed]) or failing
@@ -101,8 +108,7 @@ class ConditionQueries(ConditionFitting):
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             each = self._sampled(call, branches)
-            # An input in which no element could show the fault is less informative than other
-            # inputs.
+            # An input is less informative if the fault would be visible in few of its elements.
             if self._random.random() < max(0.1, self._visible_share(each)):
                 yield each
 
@@ -129,7 +135,7 @@ class ConditionQueries(ConditionFitting):
         return vary(call, number) if vary and np.isfinite(number) else call
 
     def _informative(self, candidates: Sequence[Sample]) -> list[int]:
-        """Return inputs that best distinguish paths, then inputs that test the plainest path."""
+        """Return the indices of inputs that best distinguish paths or test the plainest path."""
         if not candidates:
             return []
         predicted = self._predictions(self._paths, candidates)
@@ -151,7 +157,7 @@ class ConditionQueries(ConditionFitting):
         return chosen
 
     def _predictions(self, paths: Sequence[ConditionPath], candidates: Sequence[Sample]) -> Array:
-        """Return for each path and each sample whether an element of the sample meets the path."""
+        """For each path and each sample, return whether any element meets all conditions."""
         tables = [self._table(each)[0] for each in candidates]
         owners = np.repeat(np.arange(len(tables)), [table.shape[1] for table in tables])
         columns = np.concatenate(tables, axis=1)
@@ -164,8 +170,8 @@ class ConditionQueries(ConditionFitting):
     def _sharpen(self) -> None:
         """Bisect the thresholds of the plainest path, starting from a failing sample.
 
-        Conditions are fitted to all samples only after the bisection, because a fit takes longer
-        than the run of a node.
+        A new fit to all samples takes longer than running a node. Therefore, the conditions are
+        fitted only after the bisection of a threshold.
         """
         for place in range(len(self._paths[0].conditions)):
             if not self._paths or place >= len(self._paths[0].conditions):
@@ -190,7 +196,15 @@ class ConditionQueries(ConditionFitting):
     def _between(
         self, conditions: Sequence[Condition], place: int, number: float
     ) -> Call[Array] | None:
-        """Return a failing node in which the feature of one condition has the given value."""
+        """Return a variation of a failing node in which one feature has the given value.
+
+        The fault must be visible in the variation, and the conditions on other features must hold.
+
+        Args:
+            conditions: the conditions of a path.
+            place: the index of the condition whose feature is varied.
+            number: the value.
+        """
         feature = self._features[conditions[place].feature]
         other_parts = [*conditions[:place], *conditions[place + 1 :]]
         for each in self._samples:
@@ -210,15 +224,15 @@ class ConditionQueries(ConditionFitting):
         """Return whether the results of new inputs agree with the plainest path's conditions."""
         met = Counter[bool]()
         for meets, failed in self._outcomes(self._paths[0].conditions):
-            # If failures may have several reasons, a failing input that does not meet the
-            # conditions may fail for another reason.
+            # If failures may have several causes, an input may also fail without meeting the
+            # conditions.
             if meets != failed and not (failed and self._partial):
                 return False
             met[meets] += 1
         return supports_wherever(met[True], met[False])
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
-        """Submit new inputs; yield whether each meets the conditions, and whether it fails."""
+        """Submit new inputs; yield whether each input meets the conditions and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
@@ -230,12 +244,15 @@ class ConditionQueries(ConditionFitting):
 
 
 def _smaller_half(calls: Sequence[Call[Array]]) -> Sequence[Call[Array]]:
-    """Return the smallest calls, which run fastest: half of all calls, but at least _MIN_BASES."""
+    """Return the first half of calls that are sorted by size, but at least _MIN_BASES of them.
+
+    Small calls are preferred, because they run fastest.
+    """
     return calls[: max(_MIN_BASES, len(calls) // 2)]
 
 
 def is_narrow(part: Condition, feature: Feature) -> bool:
-    """Return whether the gap between the known values next to a threshold is narrow."""
+    """Return whether the gap between the two known values around a threshold is narrow."""
     right, wrong = part.gap or (0.0, 0.0)
     if feature.kind == "count":
         return abs(right - wrong) <= 1

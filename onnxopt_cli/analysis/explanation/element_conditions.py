@@ -1,8 +1,9 @@
 """Conditions on the wrong elements of an output, for operators without a formula.
 
-A condition states which elements of an output are wrong, what their values are, or both, possibly
-only for nodes with a trait: "elements wrong only where the window leaves the input, in nodes with
-ceil_mode = 1". A condition must hold for every wrong element of every failing node with the trait.
+A condition states which elements of an output are wrong, what their values are, or both. A
+condition may be restricted to nodes with a trait: "elements wrong only where the window leaves the
+input, in nodes with ceil_mode = 1". The condition must hold for every wrong element of every
+failing node with the trait.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from onnxopt_cli.mutation.bound_node import BoundNode
 
 #: A proof requires MIN_FAILING failing nodes that were generated after the condition was chosen.
 MIN_FAILING = 8
-#: The probability that all confirming elements meet a condition by chance must be at most
-#: MAX_CHANCE.
+#: The elements that confirm a condition might all meet it by chance. The probability of this must
+#: be at most MAX_CHANCE.
 MAX_CHANCE = 1e-6
 #: At least MIN_WRONG_SHARE of the elements that meet a condition must be wrong.
 MIN_WRONG_SHARE = 0.2
@@ -50,16 +51,16 @@ MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
 #: fail.
 MIN_FAILURE_RATE = 0.3
-#: A trait of all failing nodes is stated if the probability that all independent failing nodes have
-#: the trait by chance is at most MAX_CHANCE_OF_TRAIT.
+#: All independent failing nodes might have a trait by chance. The trait is stated only if the
+#: probability of this is at most MAX_CHANCE_OF_TRAIT.
 MAX_CHANCE_OF_TRAIT = 1e-3
-#: A limit of a number is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of the ELEMENTS_AT_LIMIT
-#: elements next to it that meet the condition are wrong. If fewer of these elements are wrong, the
-#: limit may merely be the end of the known values.
+#: A limit of a number is judged by the ELEMENTS_AT_LIMIT elements nearest to it that meet the
+#: condition. The limit is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of them are wrong.
+#: Otherwise, the limit may merely be the end of the known values.
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
-#: A limit is stated only if the relative difference between the nearest wrong element and the
-#: nearest right element beyond the limit is at most MAX_GAP.
+#: The gap at a limit lies between the nearest wrong element and the nearest right element beyond
+#: the limit. A limit is stated only if the gap is at most MAX_GAP times the limit.
 MAX_GAP = 0.1
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
@@ -80,8 +81,8 @@ _LIMIT_COST = 0.3
 _CASE_COST = 0.3
 # Cost of a condition that does not explain all wrong elements.
 _SUFFICIENT_COST = 0.6
-# This value, times the share of right elements among those that meet a condition, is added to the
-# cost of the condition.
+# If elements meet a condition but are right, the cost of the condition increases by their share
+# times _SHARE_COST.
 _SHARE_COST = 2.0
 # Largest total cost of cases that a condition leaves unexplained.
 _MAX_LEFT_COST = 3.0
@@ -98,7 +99,10 @@ _MAX_PAIRS = 3
 
 
 class ElementLimit(NamedTuple):
-    """A feature of elements that limits a number, such as the right value, to an open interval."""
+    """A feature that holds for elements with a number, such as the right value, in an interval.
+
+    The interval is open.
+    """
 
     name: str
     low: float
@@ -114,9 +118,9 @@ class ElementCondition:
         parts: the features that all wrong elements have; empty if only the content is stated.
         trait: the trait of the nodes for which the statement holds; None for all nodes.
         content: a statement about the values of the wrong elements; may be empty.
-        share: the share of the elements with all features that are wrong.
-        cost: the cost of the condition; the condition of the least cost is stated.
-        is_sufficient: whether all elements with the features are wrong, but elements without the
+        share: among the elements that have all features, the share of wrong elements.
+        cost: the condition with the lowest cost is stated.
+        is_sufficient: whether all elements with the features are wrong, while elements without the
             features may be wrong for another reason.
         limits: the limits among the features, with the text of each.
     """
@@ -158,8 +162,7 @@ class _Node:
         wrong: the wrong elements; None if the type or shape of the output is wrong.
         contents: the statements that hold for all wrong elements.
         failed: whether the output is wrong.
-        is_varied: whether the right output has enough different elements to recognize another
-            order.
+        is_varied: whether the right output has enough different elements to show a wrong order.
     """
 
     sample: NodeSample
@@ -171,7 +174,7 @@ class _Node:
     is_varied: bool
 
     def meeting(self, parts: Sequence[str]) -> Array | None:
-        """Return which elements have all features; None if a feature does not exist."""
+        """Return a mask of the elements with all features; None if a feature does not exist."""
         met = np.ones(self.features.size, bool)
         for part in parts:
             mask = self.features.flags.get(part)
@@ -225,7 +228,7 @@ class ElementConditions:
         holds = np.array([
             [trait is None or node.sample.has(trait) for node in self.nodes] for trait in groups
         ])  # fmt: skip
-        # Of traits that hold for the same nodes, only the simplest is kept.
+        # If several traits hold for the same nodes, only the simplest trait is kept.
         _, first = np.unique(holds, axis=0, return_index=True)
         places = np.sort(first)
         groups, holds = [groups[place] for place in places], holds[places]
@@ -261,12 +264,12 @@ class ElementConditions:
             condition = self._condition((texts[column],), groups[group], costs[group, column])
             share, only = float(shares[group, column]), bool(sufficient[group, column])
             yield replace(condition, share=share, is_sufficient=only)
-        # Pairs of features are tried on all nodes, and on the nodes with each trait to which one of
-        # the best single conditions applies.
+        # Pairs of features are tried on all nodes. If a trait occurs in one of the best single
+        # conditions, pairs are also tried on the nodes with this trait.
         for group in [*dict.fromkeys([0, *(group for group, _ in singles)])][:_MAX_PAIRED_TRAITS]:
             columns = self._paired(counts, holds[group])
-            # A lower and an upper limit can describe any interval of values, and often do so by
-            # accident.
+            # A pair of a lower and an upper limit is not tried. Such a pair can describe any
+            # interval of values, and often fits by accident.
             pairs = [
                 (texts[first], texts[second])
                 for first, second in combinations(columns, 2)
@@ -286,7 +289,10 @@ class ElementConditions:
                     yield replace(condition, share=share, is_sufficient=bool(of_others[0, index]))
 
     def _paired(self, counts: Array, within: Array) -> list[int]:
-        """Return the features that all wrong elements and few right elements of some nodes have."""
+        """Return the features from which pairs are formed, the most selective first.
+
+        All wrong elements have such a feature, and few right elements do.
+        """
         failing = np.array([node.failed for node in self.nodes]) & within
         possible = (counts[failing][:, :, 3] == 0).all(axis=0)
         met, wrong = counts[within][:, :, 0].sum(axis=0), counts[within][:, :, 1].sum(axis=0)
@@ -309,8 +315,9 @@ class ElementConditions:
             holds: whether each trait holds for each node.
 
         Returns:
-            For each trait and feature, the cost (infinite if nodes contradict the condition), the
-            share of wrong elements, and whether the condition is only sufficient.
+            Three arrays, for each trait and feature: the cost, which is infinite if nodes
+            contradict the condition; the share of wrong elements; and whether the condition is
+            sufficient but not necessary.
         """
         failing = np.array([node.failed for node in self.nodes])
         cases = np.array([bool(node.sample.case) for node in self.nodes]) & failing
@@ -335,7 +342,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition that also states the common content of all wrong elements."""
+        """Return a condition with the content that all wrong elements have in common, if any."""
         failing = [node for node in self._failing if trait is None or node.sample.has(trait)]
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
@@ -379,18 +386,19 @@ class ElementConditions:
         right_values = right_values[np.isfinite(right_values)]
         below = right_values[right_values < values.min()]
         above = right_values[right_values > values.max()]
-        # The true limit lies between a right and a wrong element. A statement that elements are
-        # wrong only beyond the right element is true for every limit between these two elements.
+        # The true limit lies between the last right element and the first wrong element. The right
+        # element is used as the limit: elements are wrong only beyond it, wherever the true limit
+        # lies.
         if below.size:
             yield ElementLimit(name, float(below.max()), np.inf)
         if above.size:
             yield ElementLimit(name, -np.inf, float(above.min()))
 
     def _refitted(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with limits between the elements that meet the rest of the condition.
+        """Return a condition with limits that are fitted to the elements with its other features.
 
-        Elements that do not meet the rest of the condition are ignored, because they may be right
-        although their numbers are within the limits.
+        Elements without the other features are ignored: they may be right although their numbers
+        are within the limits.
         """
         for text, limit in condition.limits:
             other_parts = [part for part in condition.parts if part != text]
@@ -445,8 +453,7 @@ class ElementConditions:
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
         has_all = np.asarray(holds[:, failing].all(axis=1))
         for trait, rate, is_necessary in zip(groups, rates, has_all, strict=True):
-            # Failing nodes often share a shape or special values by accident: nodes with another
-            # shape also have other values.
+            # Failing nodes often share a shape or special values by accident.
             if trait is None or not trait.is_parameter:
                 continue
             if is_necessary and rate >= MIN_FAILURE_RATE:
@@ -464,9 +471,10 @@ class ElementConditions:
         )
 
     def is_confirmed(self, condition: ElementCondition) -> bool:
-        """Return whether all nodes agree with a condition, and nodes of several origins confirm it.
+        """Return whether all nodes agree with a condition, and independent nodes confirm it.
 
-        Nodes that result from changes of failing nodes may agree with a condition by accident.
+        Other nodes are changed copies of failing nodes, which may agree with a condition by
+        accident.
         """
         self.add_limits(condition)
         independent = [
@@ -479,8 +487,8 @@ class ElementConditions:
         if len(independent) < MIN_INDEPENDENT or not self.agrees(condition):
             return False
         if condition.is_sufficient and condition.limits:
-            # Elements that do not meet a sufficient condition may also be wrong, so the right
-            # elements next to a limit do not show where the fault ends.
+            # If a condition is only sufficient, elements beyond a limit may also be wrong, for
+            # another reason. Therefore, the elements do not show where the fault ends.
             return False
         if condition.is_of_nodes:
             return not any(
@@ -499,7 +507,7 @@ class ElementConditions:
         return replace(condition, share=float(wrong / max(met, 1)))
 
     def _is_sharp(self, condition: ElementCondition, limit: ElementLimit) -> bool:
-        """Return whether the elements near to a limit show that the fault begins there."""
+        """Return whether the elements near a limit show that the fault begins at the limit."""
         bound = limit.low if np.isfinite(limit.low) else limit.high
         other_parts = [part for part in condition.parts if (part, limit) not in condition.limits]
         distances, wrong, beyond = [np.empty(0)], [np.empty(0, bool)], [np.empty(0)]
@@ -540,7 +548,7 @@ class ElementConditions:
             column = 4 if condition.is_sufficient else 2
             counts = np.array([_counts(node, [condition.parts])[0] for node in failing])
             evidence = counts[:, column].sum()
-            # A condition that leaves wrong elements to other causes is often accidental.
+            # A sufficient condition does not explain all wrong elements, so it is often accidental.
             required = 2 if condition.is_sufficient else 1
             if np.count_nonzero(counts[:, 0]) < required * MIN_FAILING:
                 return False
@@ -563,8 +571,8 @@ class ElementConditions:
     def _chance_of_trait(self, trait: Trait) -> float:
         """Return the probability that all independent failing nodes have a trait by chance.
 
-        Nodes that result from changes of failing nodes do not count, because most of them have the
-        traits of these nodes.
+        Changed copies of failing nodes do not count, because most of them have the same traits as
+        their originals.
         """
         independent = [node for node in self.nodes if node.sample.is_independent]
         share = sum(node.sample.has(trait) for node in independent) / max(1, len(independent))
@@ -592,7 +600,8 @@ class ElementConditions:
             condition: the condition.
             output: the name of the output; empty if the operator has one output.
             fault: a description of the failures.
-            has_other_causes: whether other causes explain failures that the condition excludes.
+            has_other_causes: whether other stated causes explain failures that do not meet the
+                condition.
         """
         otherwise = "otherwise " if has_other_causes else ""
         nodes_with_trait = [node for node in self.nodes if condition.applies_to(node.sample)]
@@ -604,7 +613,8 @@ class ElementConditions:
         if condition.is_of_nodes:
             meeting = [node for node in nodes_with_trait if not node.sample.case]
             other_nodes = sum(not node.sample.case for node in self.nodes) - len(meeting)
-            # The condition concerns one output; in other nodes, other outputs may also be wrong.
+            # The condition concerns one output. Other outputs may be wrong in nodes without the
+            # trait.
             subject = f"{output} " if output else ""
             trait = condition.trait.text if condition.trait else ""
             return (
@@ -649,7 +659,7 @@ class ElementConditions:
 def _examined(sample: NodeSample, place: int) -> _Node | None:
     """Return a node with the features of an output; None if it cannot be examined.
 
-    In a search for the causes of errors, the elements have no features.
+    In a search for the causes of errors that a backend raises, the elements have no features.
     """
     if sample.is_for_errors:
         failed = bool(sample.failed)
@@ -684,10 +694,15 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
         conditions: the features of each condition.
 
     Returns:
-        For each condition, five numbers: the number of elements that meet the condition; the number
-        of wrong elements among them; the evidence that wrong elements meet the condition; 1 if a
-        wrong element does not meet the condition, else 0; and the evidence that elements which meet
-        the condition are wrong. Evidence is a decimal exponent.
+        Five numbers for each condition:
+
+        0. the number of elements that meet the condition;
+        1. the number of wrong elements among them;
+        2. the evidence that only elements which meet the condition are wrong;
+        3. 1 if a wrong element does not meet the condition, otherwise 0;
+        4. the evidence that all elements which meet the condition are wrong.
+
+        Evidence is the negative decimal logarithm of a probability.
     """
     counts = np.zeros((len(conditions), 5))
     counts[:, 3] = node.failed
@@ -720,9 +735,9 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 
 
 def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> int:
-    """Return the number of elements that do not meet a condition, but would be right anyway.
+    """Return the number of elements that neither meet a condition nor support it.
 
-    Such elements do not support the condition.
+    These elements would be right even if they had a fault, because a fault is invisible in them.
 
     Args:
         features: the features of the elements.
@@ -734,19 +749,19 @@ def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> i
 
 
 def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
-    """Omit the nodes that repeat the right output of another node.
+    """Omit each node whose right output equals that of another node.
 
-    Nodes with a common origin may have the same output, and then they are not independent evidence.
+    Such nodes are probably copies of the same node, so they are not independent evidence.
     """
     return [*{str(node.right.tolist()): node for node in nodes}.values()]
 
 
 def _chance(first: Array, second: Array | float) -> Array:
-    """Return a bound on the probability that the elements of a set all have a feature.
+    """Return a bound on the probability that all elements of a set have a feature by chance.
 
-    The elements of a node depend on each other, so the bound is not a product over all elements. It
-    is the smaller of two probabilities: that a single element of the set has the feature, and that
-    a single element without the feature does not belong to the set.
+    The elements of a node depend on each other, so the bound is not a product over all elements.
+    The bound is the smaller of two probabilities: the probability that a random element has the
+    feature, and the probability that a random element does not belong to the set.
 
     Args:
         first: the share of the elements that have the feature.
@@ -767,7 +782,7 @@ def _limit_text(limit: ElementLimit) -> str:
 
 
 def _is_of_elements(content: str) -> bool:
-    """Return whether a statement is about the wrong elements, not about the whole output."""
+    """Return whether a statement is about the wrong elements instead of the whole output."""
     return content.startswith("are ")
 
 

@@ -1,8 +1,8 @@
 """Features of the elements of an output: statements that hold for some elements and not for others.
 
-A feature of an element is its position, its right value, the values of the elements of the inputs
-that broadcasting or reduction assigns to it, or the position of its window. Conditions on elements
-consist of features, as conditions on nodes consist of traits.
+A feature describes one of the following: the position of the element, its right value, the position
+of its window, or the values of the input elements from which it is computed. Conditions on elements
+consist of features, just as conditions on nodes consist of traits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from onnxopt_cli.mutation.node_mutants import FLAGS
 
 #: The largest number of elements of an examined output.
 MAX_OUTPUT_ELEMENTS = 1 << 12
-# Number of inputs whose elements are examined. The number is limited because each pair of inputs
-# has features, and an operator such as Sum may have many inputs.
+# Largest number of inputs whose elements are examined. A limit is needed, because an operator such
+# as Sum may have many inputs, and every pair of inputs has features.
 _MAX_OPERANDS = 8
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
@@ -41,13 +41,12 @@ class ElementFeatures:
 
     Attributes:
         size: the number of elements.
-        flags: for each statement, a boolean array with the flat positions at which the statement
-            holds.
-        numbers: for each description of a number, the values of the elements; NaN for elements
-            without a value.
-        operands: the elements of the inputs that belong to the elements of the output, by name.
-        undecided: for some statements, a boolean array with the flat positions at which the
-            statement does not hold, but at which a fault would be invisible anyway.
+        flags: for each statement, a flat mask of the elements for which the statement holds.
+        numbers: for each description of a number, its values for all elements in flat order; NaN
+            for an element without a value.
+        operands: by the name of an input, the input elements that belong to the output elements.
+        undecided: for some statements, a flat mask of the elements in which a fault would be
+            invisible.
     """
 
     size: int
@@ -85,8 +84,7 @@ def _positions(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, A
     indices = np.indices(shape, sparse=True)
     named = [(place, f"the {word} axis") for place, word in _PLACES.items()]
     axis, x = node.attribute("axis"), node.operand(0)
-    # If output and input differ in rank, the axis that the attribute names may not exist in the
-    # output.
+    # If output and input differ in rank, the output may lack the axis that the attribute names.
     if isinstance(axis, int) and x is not None and x.ndim == len(shape):
         named.append((axis, "the axis that the attribute names"))
     for place, words in named:
@@ -146,7 +144,7 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
             "is halfway between integers": np.abs(wide % 1) == 0.5,  # noqa: PLR2004 - a half
             "is not an integer": np.isfinite(wide) & (wide != np.round(wide)),
         }
-        # Few faults change zeros, infinities and NaN.
+        # Few faults are visible in zeros, infinities and NaN.
         silent = (wide == 0) | ~np.isfinite(wide)
         features.undecided[f"{name} is not an integer"] = silent.reshape(-1)
     else:
@@ -165,7 +163,10 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
 
 
 def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Yield the first inputs that broadcast to the shape of an output, as broadcast values."""
+    """Yield the inputs that can be broadcast to the shape of an output, after broadcasting.
+
+    The number of inputs is limited.
+    """
     formals = list(node.schema.inputs)
     for place, value in enumerate(node.operands[:_MAX_OPERANDS]):
         if not isinstance(value, np.ndarray) or not formals:
@@ -181,7 +182,7 @@ def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple
 def _comparisons_with_attributes(
     node: BoundNode, name: str, values: Array
 ) -> Iterator[tuple[str, Array]]:
-    """Yield comparisons of the elements of an input with the attributes that are floats."""
+    """Yield comparisons of the elements of an input with those attributes that are floats."""
     if not _is_numeric(values):
         return
     for attribute, entry in node.schema.attributes.items():
@@ -202,7 +203,7 @@ def _comparisons_with_attributes(
 
 def _comparisons(operands: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     """Yield comparisons of the elements of two inputs."""
-    # Different integers may have the same value as doubles.
+    # Integers are not converted, because different integers may become equal as doubles.
     numeric = {
         name: values if values.dtype.kind in "iu" else values.astype(np.float64)
         for name, values in operands.items()
@@ -221,7 +222,7 @@ def _comparisons(operands: dict[str, Array]) -> Iterator[tuple[str, Array]]:
 
 
 def axes_of(node: BoundNode) -> tuple[int, ...] | None:
-    """Return the axes along which a node reduces; None if it names no axes."""
+    """Return the axes along which a node reduces; None if the node does not name axes."""
     first = node.operand(0)
     if first is None or not first.ndim:
         return None
@@ -271,7 +272,7 @@ def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
         squeezed = tuple(length for axis, length in enumerate(holds.shape) if axis not in axes)
         mask = holds.reshape(shape) if squeezed == shape else holds
         if mask.ndim != len(shape):
-            # The node inserts axes, as Gather does, so broadcasting would align the wrong axes.
+            # The node inserts axes, as Gather does. Broadcasting would then align the wrong axes.
             return
         try:
             yield f"the elements of {name} {along} {text}", np.broadcast_to(mask, shape)
@@ -368,30 +369,31 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 REORDERED = "has the right elements in another order"
 # Statements about the length of an axis of a wrong output; {} is the axis.
 _TOO_SHORT, _TOO_LONG = "has a {} axis that is too short", "has a {} axis that is too long"
-#: Statements that are made only if no other statement about the output holds.
+#: Statements that are used only if no other statement about the output holds.
 BROAD_CONTENTS = frozenset(
     text.format(word) for text in (_TOO_SHORT, _TOO_LONG) for word in _PLACES.values()
 )
 #: Statements that hold for the outputs of many mistakes.
 WEAK_CONTENTS = frozenset({"are too large", "are too small"})
-# Number of machine epsilons by which wrong elements may differ from a multiple of the right
-# elements.
+# If wrong elements are described as a multiple of the right elements, they may differ from the
+# multiple by _CONTENT_ROUNDINGS machine epsilons.
 _CONTENT_ROUNDINGS = 64
-# In types of few digits, wrong elements may differ from a multiple of the right elements by this
-# fraction, or by _MIN_ROUNDINGS machine epsilons if that is more. In types of even fewer digits,
-# _LARGEST_RTOL distinguishes the multiples from each other.
+# In types of few digits, this relative difference is limited to _MAX_CONTENT_RTOL or to
+# _MIN_ROUNDINGS machine epsilons, whichever is larger. It never exceeds _LARGEST_RTOL, so that
+# different multiples can be distinguished.
 _MAX_CONTENT_RTOL, _MIN_ROUNDINGS, _LARGEST_RTOL = 0.01, 4, 0.1
-# If the right output has at most this number of different values, an output with the right elements
-# in another order may be a coincidence.
+# A wrong order of the right elements may be a coincidence if the right output has at most
+# _MIN_DISTINCT different values.
 _MIN_DISTINCT = 3
 
 
 def wrong_content(
     features: ElementFeatures, right: Array, returned: Value, wrong: Array | None
 ) -> frozenset[str]:
-    """Return the statements that hold for all wrong elements of an output, or for the output.
+    """Return the statements that hold for all wrong elements of an output, or for the whole output.
 
-    A statement about the elements begins with "are", and a statement about the output with "has".
+    A statement about the elements begins with "are". A statement about the output begins with
+    "has".
 
     Args:
         features: the features of the elements of the right output.
@@ -448,7 +450,7 @@ def _lengths(right: Array, returned: Array) -> dict[str, Any]:
 
 
 def _is_part(part: Array, whole: Array, axis: int) -> bool:
-    """Return whether a tensor that is not empty equals another one without some indices."""
+    """Return whether a nonempty tensor equals another one from which some indices are removed."""
     if not part.size or any(np.delete(part.shape, axis) != np.delete(whole.shape, axis)):
         return False
     slices = iter(np.moveaxis(whole, axis, 0))
@@ -486,7 +488,7 @@ def _contents(
 
 
 def _in_order(array: Array) -> list[str]:
-    """Return the elements of a tensor as sorted texts, so that NaN and strings can be compared."""
+    """Return the sorted elements of a tensor as texts, because NaN cannot be compared directly."""
     return sorted(map(str, array.reshape(-1).tolist()))
 
 
@@ -502,7 +504,7 @@ def _changes(before: Array, after: Array) -> dict[str, Array]:
         "are NaN": np.isnan(new),
         "are infinite": np.isinf(new),
         "are the right values with the opposite sign": _near(new, -old, rtol),
-        # A positive value that differs by some roundings has kept its sign.
+        # Only negative values can lose their sign. A positive value may differ merely by roundings.
         "are the right values without their signs": _near(new, np.abs(old), rtol) & np.signbit(old),
         "are twice the right values": _near(new, 2 * old, rtol) & (old != 0),
         "are half the right values": _near(2 * new, old, rtol) & (old != 0),
@@ -524,7 +526,7 @@ def _near(first: Array, second: Array, rtol: float) -> Array:
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
-    """Return statements that wrong elements are the right elements of a neighbouring position."""
+    """Return the statements that each wrong element is the right element of a neighbour."""
     statements = {}
     for place, word in _PLACES.items():
         if not -right.ndim <= place < right.ndim:
@@ -537,12 +539,12 @@ def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str,
 
 
 def _equal(first: Array, second: Array) -> Array:
-    """Return which elements are equal or both NaN."""
+    """Return a mask of the elements that are equal or both NaN."""
     return np.asarray((first == second) | ((first != first) & (second != second)))  # noqa: PLR0124
 
 
 def is_varied(right: Array) -> bool:
-    """Return whether right elements in another order are unlikely to be a coincidence."""
+    """Return whether a wrong order of the right elements is unlikely to be a coincidence."""
     return _is_numeric(right) and np.unique(right).size > _MIN_DISTINCT
 
 

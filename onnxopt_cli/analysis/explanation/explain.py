@@ -1,12 +1,13 @@
 """Explanations of failures: known mistakes that reproduce the outputs of a backend.
 
 An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
-mistakes, reproduces the outputs of some failing cases and is right in every case that the backend
-passes. The mistakes of a cover together reproduce as many failing cases as possible. For failing
-cases that no mistake reproduces, :mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks
-for another cause. A backend that raises errors, but returns no wrong values, gets no explanation,
-because an error may have any reason. A mistake that reproduces wrong values may account for errors,
-too.
+mistakes, reproduces the outputs of some failing cases. It must also compute right outputs in every
+case that the backend passes. The mistakes of a cover together reproduce as many failing cases as
+possible. For failing cases that no mistake reproduces,
+:mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks for another cause.
+
+An error may have any reason. Therefore, if a backend raises errors but returns no wrong values, the
+errors are not explained. If a mistake reproduces wrong values, it may also account for errors.
 """
 
 from __future__ import annotations
@@ -69,22 +70,22 @@ FIRST_CASES = 12
 FIRST_CASES_LIKELY = 36
 #: Largest number of mistakes that are added to a mistake that reproduces only some failing cases.
 MAX_ADDED_MISTAKES = 2
-#: If the remaining failing cases outnumber the reproduced cases by a factor of MAX_LEFT_RATIO, the
-#: agreement with a mistake may be due to chance.
+#: A cover may agree with a few failing cases by chance. It is discarded if more than MAX_LEFT_RATIO
+#: failing cases remain for each case that the cover reproduces.
 MAX_LEFT_RATIO = 3
-#: Seconds for each operator that the search for other causes may take. The search follows the
+#: Seconds that the search for other causes may take for each operator. This search comes after the
 #: search for known mistakes, and mostly waits for the backend.
 QUERY_SECONDS = 8.0
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
-#: A file of Linux with the time of this thread on a processor, and its time in the queue for a
-#: processor, both in nanoseconds.
+#: A file of Linux with two times in nanoseconds: the time for which this thread ran on a processor,
+#: and the time for which it waited for one.
 SCHEDULER_STATISTICS = Path("/proc/thread-self/schedstat")
 NANOSECONDS = 1_000_000_000
 
 
 def least_seconds(run: float) -> float:
-    """Return the time limit of the search after a run of a given duration."""
+    """Return the time limit of the search, given the duration of the run in seconds."""
     return max(5.0, run / 5)
 
 
@@ -100,20 +101,21 @@ def explain(
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    The search first tries each likely mistake alone, for all operators, and then combinations of
-    likely mistakes. All other mistakes follow in the same way. Other causes come last. The
-    operators share the time of each phase equally.
+    For all operators, the search first tries each likely mistake alone, and then combinations of
+    likely mistakes. All other mistakes follow in the same way. The search for other causes comes
+    last. In each phase, the operators share the time equally.
 
     Args:
         results: all results of a run.
         cases: the cases by id.
         judging: how the run judged outputs.
-        seconds: limit of the search for known mistakes, in processor time of this process and time
-            that the backends take; explanations state whether mistakes have not been tried.
-        query_seconds: limit of the search for other causes, which may also use the rest of the
-            first limit; None for :data:`QUERY_SECONDS` for each operator.
+        seconds: limit of the search for known mistakes. The processor time of this process counts,
+            and the time that the backends take. If the limit ends the search, explanations state
+            that some mistakes have not been tried.
+        query_seconds: limit of the search for other causes, which may also use the rest of
+            ``seconds``; None for :data:`QUERY_SECONDS` for each operator.
         progress: called with the current activity.
-        ask: submits a model to a backend, given by name; returns None if the backend fails.
+        ask: submits a model to the backend with a given name; returns None if the backend fails.
             Without ``ask``, generated inputs cannot confirm mistakes and conditions.
     """
     clock = SearchClock()
@@ -141,15 +143,15 @@ def explain(
 
 
 def stopped_after(seconds: float) -> str:
-    """Return the note on a search that its time limit ended."""
+    """Return the note for a search that reached its time limit."""
     return f"stopped after {round(seconds, 1 if seconds > 1 else 3):g} s"
 
 
 def note_on_bug(error: Exception) -> str:
-    """Return the note on a search that a bug ended.
+    """Return the note for a search that was ended by a bug.
 
-    The verdict on a backend does not depend on the explanation, so a bug in the search does not end
-    the run.
+    A bug in the search does not end the run, because the verdict on a backend does not depend on
+    the explanation.
 
     Raises:
         Exception: the error itself, if it is not a bug of onnxopt, or if ONNXOPT_DEBUG is set.
@@ -176,8 +178,8 @@ class SearchClock:
 
     def __init__(self) -> None:
         self.evaluations = 0
-        # Seconds that the backends took, plus the processor time of other processes. Seconds in
-        # which this process ran or waited for a processor are excluded.
+        # Seconds that the backends took, without the seconds in which this process ran or waited
+        # for a processor. The processor time of other processes is added.
         self._waited = 0.0
 
     def now(self) -> float:
@@ -191,8 +193,8 @@ class SearchClock:
     def timed(self, ask: ModelRunner) -> ModelRunner:
         """Return a function that runs models and counts the time that the backends take.
 
-        The time of the first model of each backend is not counted, because it includes the start of
-        the backend.
+        The first model of each backend is not counted, because its time includes the start of the
+        backend.
         """
         started: set[str] = set()
 
@@ -213,9 +215,13 @@ class SearchClock:
         return run_model
 
     def limited(self, ask: ModelRunner, end: float) -> ModelRunner:
-        """Return a function that runs models, and raises an error after a time.
+        """Return a function that runs models until a time limit, and raises an error afterwards.
 
-        A search that submits models therefore ends even if its own computations take long.
+        The error also ends a search whose own computations take long.
+
+        Args:
+            ask: runs a model on a backend.
+            end: the end of the search, as a value of :meth:`now`.
         """
 
         def run_model(
@@ -283,7 +289,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return a candidate with further mistakes; None if the mistakes cannot all be combined."""
+        """Return a candidate with the mistakes of both; None if they cannot be combined."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
@@ -339,7 +345,7 @@ class _Search:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """End the search if a bug of onnxopt raises an exception."""
+        """Catch an exception that a bug of onnxopt raises, and end the search."""
         try:
             yield
         except _OutOfTimeError:
@@ -370,8 +376,8 @@ class _Search:
         submit = _outputs_of(partial(ask, self.backend))
         examples: dict[str, WrongNode] = {}
         for number, result in enumerate(failing):
-            # The smallest cases show which primitive operators are wrong; larger cases test only
-            # these operators.
+            # The smallest cases show which primitive operators are wrong. In larger cases, only
+            # these operators are tested.
             if number >= FIRST_CASES and not examples:
                 return
             self._report(f"{number} of {len(failing)} lowered models")
@@ -434,8 +440,8 @@ class _Search:
         for _ in range(MAX_ADDED_MISTAKES):
             before = len(self._reproducing)
             bases = self._cover()
-            # Single mistakes are tried again: a mistake that reproduces few cases was dropped if
-            # it reproduced none of the cases that were tried first.
+            # Single mistakes are tried again on the remaining cases. A mistake may have been
+            # dropped because it reproduces none of the cases that were tried first.
             chosen = [*bases, None] if bases else []
             yield from self._try_with_bases(chosen, self._possible, "mistakes")
             if len(self._reproducing) == before:
@@ -468,7 +474,7 @@ class _Search:
     def _try_with_bases(
         self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Combine each candidate with each base, and try combinations on the remaining cases."""
+        """Try each combination of a candidate and a base on the cases that are not reproduced."""
         for base in bases:
             for number, candidate in enumerate(candidates):
                 self._report(f"{number} of {len(candidates)} more {what}")
@@ -489,8 +495,8 @@ class _Search:
                 candidate reproduces one of the first cases.
         """
         reproduced = []
-        # If a recorded candidate reproduces all cases, further such candidates are merely counted,
-        # as equivalent mistakes.
+        # Once a recorded candidate reproduces all cases, other such candidates are only counted as
+        # equivalent mistakes.
         solved = any(len(candidate.cases) == len(self._wrong) for candidate in self._reproducing)
         few = spread(self._in_order(cases), first)
         for observation in (*few, *self._in_order(self._all_wrong.difference(few))):
@@ -519,12 +525,12 @@ class _Search:
         return self._all_wrong.difference(*(candidate.cases for candidate in candidates))
 
     def _cover(self, without: frozenset[str] = frozenset()) -> list[_Candidate]:
-        """Return a few candidates that reproduce every case which any candidate reproduces.
+        """Return a small set of candidates that together reproduce all reproducible cases.
 
-        The first candidate reproduces the most cases. Each further candidate reproduces the most of
-        the remaining cases, and is returned with only those cases. Among candidates that reproduce
-        equally many cases, candidates with fewer mistakes are preferred, then candidates that do
-        not round, then candidates that refuse more of the cases which the backend refused.
+        The first candidate is the one that reproduces the most cases. Each further candidate is the
+        one that reproduces the most of the remaining cases; it is returned with only those cases.
+        Ties are broken by three criteria, in this order: fewer mistakes, no mistake in rounding,
+        and more refused cases among those that the backend refused.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong
@@ -546,10 +552,10 @@ class _Search:
         return len(candidate.names), rounds, -refused
 
     def _supported_cover(self) -> list[_Candidate]:
-        """Return the cover without the mistakes for which :meth:`_is_supported` is false.
+        """Return the cover after all mistakes are dropped for which :meth:`_is_supported` is false.
 
-        If a backend has a mistake, every combination that reproduces a case which the mistake
-        affects must contain the mistake.
+        If a backend has a mistake, the mistake must be part of every combination that reproduces an
+        affected case.
         """
         without: frozenset[str] = frozenset()
         while True:
@@ -566,7 +572,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether combinations with a mistake reproduce half of the affected cases."""
+        """Return whether combinations with a mistake reproduce half of the cases it affects."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
@@ -588,8 +594,8 @@ class _Search:
         """Test the cover on generated inputs, then look for a cause of the remaining failures.
 
         Args:
-            ask: submits a model to a backend, and raises an error once the time is over; None if
-                backends are not available.
+            ask: submits a model to a backend, and raises an error after the time limit; None if no
+                backend is available.
             seconds: the time limit.
         """
         submit = _submitting(_outputs_of(partial(ask, self.backend))) if ask else None
@@ -612,7 +618,7 @@ class _Search:
         """Return a cover that generated inputs do not contradict; drop other candidates."""
         cover = self._supported_cover() if self._wrong else []
         while contradicted := self._contradicted(cover, submit):
-            # If inputs contradict a combination, they may still agree with one of its parts.
+            # Inputs that contradict a combination may still agree with one of its mistakes.
             self._reproducing = [
                 candidate
                 for candidate in self._reproducing
@@ -662,7 +668,7 @@ class _Search:
         return WITHOUT_FORMULA if foreign else observation
 
     def _read_passing(self) -> Iterator[Observation]:
-        """Yield the passing cases on which mistakes can be tried, reading each once."""
+        """Yield the passing cases on which mistakes can be tried; each case is read only once."""
         yield from self._passing
         while self._unread_passing:
             observation = self._observed(self._unread_passing.pop(0))
@@ -681,8 +687,7 @@ class _Search:
         """Return the result of the search; None if no failing case was examined.
 
         Args:
-            stopped: a description of the time limit, for the note on a search that the limit
-                stopped.
+            stopped: a description of the time limit, for the note if the limit ended the search.
         """
         with self.guard():
             if self._began and not self._bug:
@@ -761,7 +766,7 @@ class _Search:
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
-        """Return how many other mistakes give the same results in the failing cases."""
+        """Return a note on the number of other mistakes with the same results in failing cases."""
         equivalents = [
             rival.mistake
             for rival in self._reproducing
@@ -776,7 +781,11 @@ class _Search:
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
 
     def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake with the most refused nodes, all of which the backend refuses, too."""
+        """Return the mistake that accounts for the most errors, or None.
+
+        The mistake must refuse several nodes for which the backend raises errors, and no other
+        failing node. It must also agree with all passing cases.
+        """
         counts = [
             (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
             for candidate in self._possible
@@ -796,7 +805,10 @@ class _Search:
 def _outputs_of(
     ask: Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Value] | Outcome],
 ) -> Submit:
-    """Return a function that submits a model and returns its tensors, or None without tensors."""
+    """Return a function that submits a model and returns its outputs, or None.
+
+    The result is None if the backend fails or an output is not a tensor.
+    """
 
     def submit(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Sequence[Array] | None:
         returned = ask(model, inputs)
@@ -812,7 +824,7 @@ def _submitting(ask: Submit) -> SubmitCall:
 
 
 def _has_right_values(result: Result) -> bool:
-    """Return whether the values of a result are right, although its case may have failed."""
+    """Return whether the values of a result are right; its case may have failed anyway."""
     return result.outcome is Outcome.PASS or (bool(result.diffs) and not result.wrong)
 
 

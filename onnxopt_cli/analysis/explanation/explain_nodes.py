@@ -1,15 +1,15 @@
 """Explanations of failures in operators without a formula: known mistakes and conditions.
 
-A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
-then returns the outputs of a known mistake. A hypothesis must agree with all cases of the run: the
-backend must fail the cases for which the hypothesis predicts a failure, and must not pass a case in
-which the defect would be visible. If the backend can be run again, valid nodes near to failing and
-passing cases are generated and submitted. The hypothesis must also agree with the results of these
-nodes, in particular with the results of nodes that are generated after the hypothesis has been
-chosen.
+A hypothesis states that a backend is wrong wherever a node meets a condition. It may also state
+that the backend then returns the outputs of a known mistake. A hypothesis must agree with all cases
+of the run: the backend must fail every case for which the hypothesis predicts a visible failure.
 
-Errors are examined separately: the condition then separates the nodes for which the backend raises
-an error from the nodes for which the backend returns outputs.
+If the backend can run again, valid nodes that are similar to failing and passing cases are
+generated and submitted. The hypothesis must also agree with the results of these nodes. The most
+important nodes are those that are generated after the hypothesis has been chosen.
+
+Errors are examined separately. The condition of an error must hold for the nodes on which the
+backend raises an error, but not for the nodes on which the backend returns outputs.
 """
 
 from __future__ import annotations
@@ -72,29 +72,30 @@ MAX_FAILING = 60
 MAX_PASSING = 160
 #: The limit of the search for each failing operator of a backend.
 OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
-#: The limit of all searches together is at most MAX_OPERATOR_LIMITS times OPERATOR_LIMIT.
+#: All searches together are limited to at most MAX_OPERATOR_LIMITS times OPERATOR_LIMIT.
 MAX_OPERATOR_LIMITS = 2
-#: Rounds of generated nodes that distinguish hypotheses. A further round tests the best hypothesis.
+#: Number of rounds of generated nodes that distinguish hypotheses. One more round tests the best
+#: hypothesis.
 ROUNDS = 3
 #: A proof requires MIN_AGREEING failing generated nodes that agree with the hypothesis.
 MIN_AGREEING = 4
 #: A proof requires MIN_UNCONTRADICTED passing generated nodes that do not contradict the
 #: hypothesis.
 MIN_UNCONTRADICTED = 4
-#: A condition that is not the condition of a known mistake is stated only if at most
-#: MAX_OTHER_SHARE of the nodes that do not meet the condition fail.
+#: A condition without a known mistake is stated only if at most MAX_OTHER_SHARE of the nodes that
+#: do not meet it fail.
 MAX_OTHER_SHARE = 0.1
-#: A condition is plain if it has one part, which is a statement about a parameter. Up to
-#: MAX_OTHER_SHARE_OF_PLAIN of the nodes that do not meet a plain condition may fail, if it is
-#: improbable that all nodes that meet the condition fail by chance.
+#: A condition is plain if it has one part, and the part is a statement about a parameter. Of the
+#: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. All nodes that
+#: meet the condition must then be unlikely to fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
 #: The largest probability that all nodes that meet a plain condition fail by chance.
 MAX_CHANCE = 1e-9
-#: A condition of several parts requires, for each part, MIN_LACKING passing nodes that lack only
-#: this part.
+#: If a condition has several parts, there must be MIN_LACKING passing nodes for each part that meet
+#: all other parts but not this one.
 MIN_LACKING = 3
-#: If the backend cannot run generated nodes, or if generated nodes do not suffice, at least
-#: MIN_MEETING_CASES failing cases must agree with a statement.
+#: At least MIN_MEETING_CASES failing cases must agree with a statement if the backend cannot run
+#: generated nodes, or if generated nodes do not suffice.
 MIN_MEETING_CASES = 3
 #: If the backend cannot run generated nodes, a condition requires MIN_OTHER_CASES passing cases
 #: that do not meet it.
@@ -112,20 +113,20 @@ _MAX_PROOFS = 6
 _MAX_ATTEMPTS = 2
 # A hypothesis is a rival of the best hypothesis if its cost is higher by less than _RIVAL_COST.
 _RIVAL_COST = 0.15
-# The share of a search's limit that is reserved for conditions on elements, and for traits that all
-# failing nodes have. For errors, only traits are sought.
+# The share of a search's limit that is reserved for conditions on elements and for traits of all
+# failing nodes. For errors, only such traits are sought.
 _ELEMENTS_SHARES = {Outcome.FAIL: 0.35, Outcome.ERROR: 0.25}
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 8
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
-# Share of the limit of a search for the validation of the statements that were found.
+# The share of a search's limit that is reserved for validating the statements at the end.
 _VALIDATION_SHARE = 0.2
-# The number of best conditions on elements that determine which nodes are generated, in addition to
-# the best condition that states only a trait of all failing nodes.
+# Nodes are generated to test the _MAX_TESTED best conditions on elements, and the best condition
+# that states only a trait of all failing nodes.
 _MAX_TESTED = 3
-# If a condition depends on an integer attribute, some generated nodes have a value of the attribute
-# from this interval.
+# If a condition depends on an integer attribute, some generated nodes take the value of the
+# attribute from this interval.
 _TRIED_INTEGERS = (0.0, 6.0)
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
@@ -148,13 +149,13 @@ def explain_nodes(
         results: all results of a run.
         cases: the cases by id.
         formulas: names of the operators with a formula, which are skipped.
-        seconds: limit of the processor time of the search and of the time that the backends take;
-            None for :data:`OPERATOR_LIMIT` for each failing operator, up to
-            :data:`MAX_OPERATOR_LIMITS` times this limit. The explanations of operators that were
-            not examined within the limit have no cause.
+        seconds: limit of the search. The processor time of the search counts, and the time that the
+            backends take. If None, each failing operator has the limit :data:`OPERATOR_LIMIT`, and
+            all operators together have :data:`MAX_OPERATOR_LIMITS` times this limit. An operator
+            that is not examined within the limit gets an explanation without a cause.
         progress: called with the current activity.
-        ask: submits a model to a backend, given by name; returns an outcome if the backend fails.
-            Without ``ask``, only the cases of the run can confirm a statement.
+        ask: submits a model to the backend with a given name; returns an outcome if the backend
+            fails. Without ``ask``, only the cases of the run can confirm a statement.
         cases_only: names of backends to which no generated nodes are submitted.
         known_result: returns the expected result of a case of the run; None if it is not cached.
     """
@@ -307,14 +308,14 @@ def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample |
 
 
 def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: bool) -> bool:
-    """Return whether the outputs of a failing node are known, or can be computed again.
+    """Return whether the outputs of a failing node are known, or can be obtained by a second run.
 
     Outputs that are large or not tensors were not kept.
 
     Args:
         sample: the node.
         submit: submits the node again; None if the backend is not available.
-        is_at_limit: whether the node is not submitted again.
+        is_at_limit: whether the limit of the search forbids a second run.
     """
     if not sample.failed or sample.is_for_errors or sample.returned:
         return True
@@ -328,9 +329,9 @@ def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: 
 def _unexamined(
     backend: str, operator: str, results: Iterable[Result], outcome: Outcome, *, in_time: bool
 ) -> Explanation:
-    """Return an explanation that states that the limit of a search was too small.
+    """Return an explanation which states that the limit of a search was too small.
 
-    The text does not state when the search ended, so that reports can list operators together.
+    The text is the same for all operators, so that reports can list operators together.
 
     Args:
         backend: the backend's name.
@@ -373,7 +374,8 @@ class _NodeSearch:
         self._failing = len(self._failing_cases)
         self._seed = 0
         self._was_earlier_part_limited, self.in_time = False, True
-        # The number of nodes that were known when a condition on elements was first considered.
+        # For each condition on elements, the number of nodes that were known when the condition was
+        # first considered.
         self._known_nodes: dict[str, int] = {}
 
     @property
@@ -396,8 +398,8 @@ class _NodeSearch:
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
         end = self._nodes.end
-        # The search for mistakes and conditions on nodes leaves a share for conditions on elements
-        # and for the validation.
+        # The search for mistakes and conditions on nodes leaves two shares of the limit: for
+        # conditions on elements, and for the validation.
         nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARES[self._outcome]
         self._nodes.end = self._limit.share(nodes_share).after(self._clock)
         elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
@@ -426,7 +428,7 @@ class _NodeSearch:
         return Explanation(self._backend, self._operator, causes, unexplained)
 
     def _begin_part(self, end: SearchLimit) -> None:
-        """Record whether the previous part of the search was limited, and set another limit."""
+        """Record whether the last part reached its limit, then set the limit of the next part."""
         self._was_earlier_part_limited = self.was_limited
         self.in_time = self.in_time and self._nodes.remaining().seconds > 0
         self._nodes.end = end
@@ -480,14 +482,14 @@ class _NodeSearch:
         return mistake is not None and sample.effects.get(mistake.name) is Effect.NONE
 
     def _find_proven(self) -> bool:
-        """Accept a further hypothesis that generated nodes support.
+        """Search for one more hypothesis that generated nodes support, and accept it.
 
         Returns:
-            Whether a hypothesis was accepted and failing cases remain for a further hypothesis.
+            Whether to continue: True if a hypothesis was accepted and failing cases remain.
         """
         best_key = ""
-        # For each hypothesis, by its key, the number of nodes that were known when it became the
-        # best hypothesis.
+        # By the key of a hypothesis, the number of nodes that were known when the hypothesis became
+        # the best one.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._ranking.hypotheses()
@@ -550,7 +552,7 @@ class _NodeSearch:
             if trait.limits and trait.limits.number.attribute
             for gap in trait.limits.gaps
         ]
-        # Values that no failing case has may refute a condition on an integer attribute.
+        # A condition on an integer attribute may be refuted by values that no failing case has.
         gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
         stated = [trait.parameter for trait in best.traits if trait.parameter]
         nodes = partial(
@@ -574,8 +576,8 @@ class _NodeSearch:
     def _drop_refuted(self) -> bool:
         """Drop the accepted hypotheses that no longer agree with all nodes.
 
-        Nodes that are generated to test one hypothesis may refute another hypothesis. The failing
-        cases of the refuted hypothesis then need another cause.
+        A node that is generated to test one hypothesis may refute another. Then the failing cases
+        of the refuted hypothesis need another cause.
 
         Returns:
             Whether a hypothesis was dropped.
@@ -601,17 +603,18 @@ class _NodeSearch:
             return True
         if hypothesis.mistake is None:
             return supports_condition(agreeing, sum(map(hypothesis.leaves_out, right)))
-        # Outputs that equal those of a mistake are evidence for the mistake. A single right node
-        # that does not meet the condition shows that a condition is necessary.
+        # Outputs that equal those of a mistake are strong evidence for the mistake. Therefore, one
+        # right node that does not meet the condition suffices to show that a condition is needed.
         return agreeing >= MIN_MEETING and any(
             sample.failed is False and hypothesis.leaves_out(sample)
             for sample in self._nodes.samples
         )
 
     def _is_independent(self, hypothesis: Hypothesis) -> bool:
-        """Return whether nodes that do not result from failing nodes confirm a hypothesis.
+        """Return whether enough independent nodes confirm a hypothesis.
 
-        All nodes that result from changes of a failing node may agree with it by accident.
+        Other nodes are changed copies of failing nodes, and may all agree with the hypothesis by
+        accident.
         """
         confirming = sum(
             sample.is_independent and hypothesis.explains(sample) for sample in self._nodes.samples
@@ -619,7 +622,7 @@ class _NodeSearch:
         return confirming >= MIN_INDEPENDENT
 
     def _confirmed(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
-        """Validate the statements; if nodes refute a hypothesis, seek and validate another one.
+        """Validate the statements. If nodes refute a hypothesis, find and validate another one.
 
         The arguments and the result are those of :meth:`_validated`.
         """
@@ -634,13 +637,13 @@ class _NodeSearch:
     def _validated(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
         """Submit nodes with more changes, and drop the statements that these nodes refute.
 
-        Refuted hypotheses are no longer accepted.
+        Hypotheses that are refuted or cannot be tested within the limit are no longer accepted.
 
         Args:
             conditions: the conditions on elements that are to be stated.
 
         Returns:
-            The conditions that the nodes do not refute.
+            The conditions that were tested and are still confirmed.
         """
         for hypothesis in [*self._ranking.accepted]:
             if self._nodes.is_at_limit:
@@ -666,9 +669,11 @@ class _NodeSearch:
         return confirmed
 
     def _drop_insufficient(self) -> None:
-        """Drop conditions without a mistake if many failing nodes meet no accepted hypothesis.
+        """Drop accepted conditions that have no known mistake and too little evidence.
 
-        A condition is also dropped if other hypotheses explain nearly all nodes that meet it.
+        A condition is dropped if other hypotheses explain nearly all nodes that meet it. Unless a
+        condition is unlikely to hold by chance, it is also dropped if many failing nodes meet no
+        accepted hypothesis.
         """
         for hypothesis in [*self._ranking.accepted]:
             if hypothesis.mistake is None and not self._acts_alone(hypothesis):
@@ -699,12 +704,12 @@ class _NodeSearch:
         A plain condition has one part, which is a statement about a parameter. Statements about
         shapes and values are not plain, because many nodes have the same shapes and values.
 
-        The probability assumes independent nodes, although similar nodes are not independent.
-        A passing node that meets the condition refutes the condition in a separate test.
+        The probability assumes independent nodes, although similar nodes are not independent. It
+        ignores passing nodes, because another test refutes a condition that a passing node meets.
 
         Args:
             hypothesis: a hypothesis without a mistake.
-            share: share of the nodes without an accepted hypothesis that fail.
+            share: among the nodes that meet no accepted hypothesis, the share of failing nodes.
         """
         if len(hypothesis.traits) > 1 or not hypothesis.traits[0].is_parameter:
             return False
@@ -712,11 +717,11 @@ class _NodeSearch:
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether enough generated nodes are explained by this hypothesis alone."""
+        """Return whether enough generated nodes are explained only by a given hypothesis."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes that no other accepted hypothesis explains."""
+        """Return the number of generated nodes that are explained only by a given hypothesis."""
         rivals = self._ranking.accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)
@@ -781,7 +786,7 @@ class _NodeSearch:
     def _element_conditions(
         self, place: int, accepted: Sequence[ElementCondition]
     ) -> ElementConditions:
-        """Return the conditions on an output in failures that no accepted condition explains."""
+        """Return conditions on an output, fitted to the failures without an accepted condition."""
         failures = self._ranking.separate_failures()
         for condition in accepted:
             earlier = ElementConditions(self._nodes.samples, failures, condition.place)
@@ -813,7 +818,7 @@ class _NodeSearch:
     ) -> tuple[ElementConditions, list[ElementCondition]]:
         """Return the best conditions on the elements of the output that is wrong most often.
 
-        Nodes that are generated later are evidence for the returned conditions.
+        Nodes that are generated after this call are evidence for the returned conditions.
         """
         counts = Counter(
             place
@@ -822,7 +827,7 @@ class _NodeSearch:
             for place, wrong in enumerate(sample.outputs.wrong)
             if wrong is None or wrong.any()
         )
-        # Errors do not belong to an output.
+        # An error does not belong to a particular output.
         places = (
             [0] if self._outcome is Outcome.ERROR else [*dict(counts.most_common(_MAX_OUTPUTS))]
         )
@@ -881,7 +886,7 @@ class _NodeSearch:
         return tuple(causes)
 
     def _evidence(self, hypothesis: Hypothesis, failing_cases: int) -> str:
-        """Return the number of nodes that agree with a condition, and the number of other failures.
+        """Return the evidence in words: agreeing nodes, and failures outside the condition.
 
         Generated nodes that other causes explain are not counted.
 

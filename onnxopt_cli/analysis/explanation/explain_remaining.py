@@ -1,9 +1,8 @@
 """Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
 
 :mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
-run. This module submits further inputs to the backend. Further inputs may contradict a known
-mistake. For failing cases that no known mistake reproduces, the module seeks another cause, in this
-order:
+run. This module submits generated inputs to the backend, which may contradict a known mistake. For
+failing cases that no known mistake reproduces, the module tries these causes in order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.
@@ -49,47 +48,48 @@ from onnxopt_cli.run.reproduce import (
     returns,
 )
 
-#: To confirm a mistake, SUBMITTED_TO_CONFIRM generated inputs on which the mistake is wrong are
-#: submitted.
+#: A mistake is confirmed by submitting SUBMITTED_TO_CONFIRM generated inputs on which the mistake
+#: is wrong.
 SUBMITTED_TO_CONFIRM = 24
-#: Number of inputs that are drawn to find the inputs which confirm a mistake.
+#: To find these inputs, at most DRAWN_TO_CONFIRM inputs are drawn.
 DRAWN_TO_CONFIRM = 96
 #: A mistake is dropped if the backend is right in more than MAX_RIGHT_SHARE of the submitted
 #: inputs.
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: A backend rounds as a mistake does if its wrong elements are much nearer to the values of the
-#: mistake than to the expected values: the median ratio of the first distance to the second is at
-#: most MAX_DISTANCE_RATIO.
+#: A mistake in rounding is confirmed if the backend's wrong elements are much nearer to the values
+#: of the mistake than to the expected values. The median ratio of the two distances must be at most
+#: MAX_DISTANCE_RATIO.
 MAX_DISTANCE_RATIO = 0.5
-#: Seconds of the search for changes of the formula, which also ends after half of the time of the
-#: whole search.
+#: Time limit of the search for changes of the formula, in seconds. This search also ends when half
+#: of the time of the whole search has passed.
 CHANGE_SECONDS = 5.0
-#: Largest number of changes of the formula that are tested on generated inputs, once without and
-#: once with a condition.
+#: Largest number of changes of the formula that are tested on generated inputs. The limit applies
+#: separately to tests without a condition and tests with a condition.
 MAX_TESTED_CHANGES = 8
 #: Number of failing cases that determine the constants of changes.
 CONSTANT_CASES = 3
 #: A change of the formula must reproduce at least MIN_REPRODUCED_SHARE of the failing cases.
 MIN_REPRODUCED_SHARE = 0.75
-#: A change of the formula may be wrong in one passing case, or in MAX_CONTRADICTING_SHARE of the
-#: passing cases.
+#: A change of the formula may be wrong in one passing case, or in MAX_CONTRADICTING_SHARE of all
+#: passing cases if that is more.
 MAX_CONTRADICTING_SHARE = 0.01
-#: To confirm a change of the formula, SUBMITTED_FOR_CHANGE generated inputs on which the change is
-#: wrong are submitted.
+#: A change of the formula is confirmed by submitting SUBMITTED_FOR_CHANGE generated inputs on which
+#: the change is wrong.
 SUBMITTED_FOR_CHANGE = 60
-#: Number of inputs that are drawn to find the inputs which confirm a change.
+#: To find these inputs, at most DRAWN_FOR_CHANGE inputs are drawn.
 DRAWN_FOR_CHANGE = 500
-#: A mistake is tested on this number of changed inputs of failing cases before its condition is
-#: sought.
+#: Before the condition of a mistake is sought, the mistake is tested on NEAR_INPUTS changed inputs
+#: of failing cases.
 NEAR_INPUTS = 16
-#: The search for the condition of a mistake ends if, of n wrong outputs, more than
-#: MIN_CONTRADICTING + MAX_RIGHT_SHARE * n differ from the outputs of the mistake.
+#: The search for the condition of a mistake ends if too many wrong outputs differ from the outputs
+#: of the mistake: more than MIN_CONTRADICTING + MAX_RIGHT_SHARE * n of n outputs.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4
-#: Number of failing cases that a mistake must reproduce before its condition is sought.
+#: The condition of a mistake is sought only if the mistake reproduces RESTRICTED_CASES failing
+#: cases.
 RESTRICTED_CASES = 6
 #: Number of passing cases that determine the order in which mistakes are tried.
 PASSING_CASES = 36
@@ -98,7 +98,7 @@ REPEATED_CASES = 12
 #: Outputs depend on earlier runs if the outputs of at least MIN_CHANGING_SHARE of the repeated
 #: cases change.
 MIN_CHANGING_SHARE = 1 / 3
-#: Reports state this cause if outputs depend on earlier runs.
+#: The cause that reports state if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
 )
@@ -111,7 +111,9 @@ def contradicts(
     cover: Sequence[Implementation],
     submit: SubmitCall | None,
 ) -> bool:
-    """Return whether roundings or generated inputs show that a backend does not have a mistake.
+    """Return whether the evidence shows that a backend does not have a mistake.
+
+    The evidence consists of the roundings in the failing cases and of generated inputs.
 
     Args:
         mistake: the mistake.
@@ -122,9 +124,9 @@ def contradicts(
     """
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
-    # A backend that computes in a coarser type may return a right output where the mistake returns
-    # a wrong one, because the order of operations differs. Generated inputs therefore do not refute
-    # a mistake of precision.
+    # If the mistake is a coarser type, the backend may compute in the same type but in another
+    # order. Then the backend may be right on an input on which the mistake is wrong. Therefore,
+    # generated inputs cannot refute such a mistake.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]
@@ -137,11 +139,10 @@ def contradicts(
 
 
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
-    """Rerun a few failing nodes, and return whether a third of them return other outputs.
+    """Rerun a few failing nodes, and return whether the outputs of at least a third change.
 
-    A backend whose outputs change keeps state, and no condition on the inputs describes its
-    failures. Not all nodes must return other outputs, because the outputs of some nodes may hardly
-    depend on the state.
+    If outputs change, the backend keeps state, and no condition on the inputs describes its
+    failures. A third suffices, because the outputs of some nodes may hardly depend on the state.
     """
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)
@@ -156,7 +157,7 @@ class CauseSearch:
         operator: the operator.
         judging: how the run judged outputs.
         remaining: the failing cases that the cover does not reproduce.
-        passing: the other cases: those that the backend passes or that the cover reproduces.
+        passing: all other cases: the backend passes them, or the cover reproduces them.
         cover: known mistakes of the backend.
         submit: submits a generated node; None if the backend is not available.
         seconds: time limit of the search.
@@ -187,7 +188,7 @@ class CauseSearch:
     def _formula_changes(self) -> dict[Implementation, list[Observation]]:
         """Return changes of the formula, each with the cases whose wrong elements it reproduces.
 
-        Of several changes with the same outputs, only the plainest is kept.
+        If several changes have the same outputs, only the plainest change is kept.
         """
         ordinary = sorted(self.remaining, key=_extremeness)[:CONSTANT_CASES]
         few = [*ordinary, *spread(self.remaining, RESTRICTED_CASES)]
@@ -217,8 +218,8 @@ class CauseSearch:
     ) -> Cause | None:
         """Return a change that agrees with cases and generated inputs; None if no change agrees.
 
-        A few cases may contradict the change, because roundings decide their results where the
-        change is discontinuous.
+        A few cases may contradict the change: at a discontinuity of the change, the result depends
+        on roundings.
         """
         tested = 0
         most = max(1, int(MAX_CONTRADICTING_SHARE * len(self.passing)))
@@ -288,10 +289,9 @@ class CauseSearch:
         return self._by_wrong_passing_cases(mistakes)[:MAX_RESTRICTED]
 
     def _by_wrong_passing_cases(self, mistakes: Sequence[Implementation]) -> list[Implementation]:
-        """Return mistakes in ascending order of the number of passing cases that they change.
+        """Sort mistakes by the number of passing cases that they change, in ascending order.
 
-        The fewer passing cases a mistake changes, the simpler is the condition that restricts it to
-        the failing cases.
+        A mistake that changes few passing cases probably needs only a simple condition.
         """
         few = self.passing[:PASSING_CASES]
         return sorted(
@@ -302,14 +302,14 @@ class CauseSearch:
         )
 
     def _conditional_cause(self, mistakes: Sequence[Implementation]) -> Cause | None:
-        """Return a condition and the cause of the failures under it; None if none is found.
+        """Return a cause that is restricted by a condition; None if no condition is found.
 
         The cause is one of the given mistakes, or wrong outputs of any kind.
         """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)
-        # A statement such as "negated wherever ..." is easier to understand than a mistake that no
-        # program is known to make.
+        # If no program is known to make the mistake, a statement such as "negated wherever ..." is
+        # easier to understand.
         before_mistakes = bool(mistakes) and has_common_content(samples)
         condition = failure_condition(samples, submit) if before_mistakes else None
         if not (condition and condition.names_content):
@@ -322,7 +322,10 @@ class CauseSearch:
         return Cause(condition.text, case_ids(self._cases_meeting(condition)))
 
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
-        """Submit a node; return the expected outputs instead of outputs that the cover explains."""
+        """Submit a node, and return its outputs.
+
+        If the cover explains the outputs, the expected outputs are returned instead.
+        """
         returned = self.submit(call) if self.submit else None
         if returned and any(returns(mistake, call, returned) for mistake in self.cover):
             return evaluate(call)
@@ -398,7 +401,7 @@ def case_ids(observations: Iterable[Observation]) -> tuple[str, ...]:
 
 
 def spread(cases: Sequence[Observation], count: int) -> Sequence[Observation]:
-    """Return cases at regular intervals among the half of the cases with the fewest elements."""
+    """Return ``count`` cases at regular intervals from the smaller half of the cases."""
     small = cases[: max(count, len(cases) // 2)]
     return small[:: -(-len(small) // count)] if small else small
 
@@ -413,15 +416,15 @@ def _outcomes(
 ) -> Iterator[str]:
     """Yield one word for the result of each generated input on which a mistake is wrong.
 
-    The word is "right" if the backend is right, "alike" if it returns the outputs of a mistake of
-    the cover, and "other" if it returns other wrong outputs.
+    The word is "right" if the backend is right. It is "alike" if the backend returns the outputs of
+    a mistake of the cover. It is "other" if the backend returns other wrong outputs.
 
     Args:
         mistake: the mistake.
         cover: the mistakes of the backend, including this mistake.
         submit: submits a node.
-        bases: groups of nodes; each input derives from a node of a random group.
-        submitted: number of submitted inputs, on each of which the mistake is wrong.
+        bases: groups of nodes; each input is a changed copy of a node of a random group.
+        submitted: largest number of submitted inputs. The mistake is wrong on each of them.
         drawn: number of inputs that are drawn.
     """
     random = Random(0)  # noqa: S311 - not a secret
@@ -451,8 +454,8 @@ def _outcomes(
 def _rounds_alike(mistake: Implementation, reproduced: Iterable[Observation]) -> bool:
     """Return whether the backend's values are nearer to those of a mistake than to the right ones.
 
-    If a mistake consists of coarser roundings, the tolerance is as wide as their effect, so that
-    agreement within the tolerance does not confirm the mistake.
+    If a mistake consists only of coarser roundings, its effect is as small as the tolerance.
+    Therefore, agreement within the tolerance does not confirm the mistake.
     """
     ratios: list[float] = []
     for observation in reproduced:
@@ -476,9 +479,9 @@ class _ContradictedError(Exception):
 
 
 def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[bool]) -> SubmitCall:
-    """Return a function that submits nodes, and counts the wrong outputs that a mistake reproduces.
+    """Return a function that submits nodes and compares wrong outputs with those of a mistake.
 
-    The function raises an error if too many wrong outputs differ from those of the mistake.
+    The function counts equal and different outputs. It raises an error if too many differ.
     """
 
     def compare(call: Call[Array]) -> Sequence[Array] | None:
@@ -527,10 +530,10 @@ def _samples(
 
 
 def _extremeness(observation: Observation) -> float:
-    """Return the largest distance of an input element from 1, in orders of magnitude.
+    """Return the largest absolute decimal logarithm of the magnitude of an input element.
 
-    Extreme values hide the effect of other operands: for example, a constant has no effect on a sum
-    of 1e30.
+    Extreme values hide the effect of other operands. For example, adding a constant to 1e30 has no
+    effect.
     """
     logarithms = [0.0]
     for tensor in observation.call.inputs:
@@ -555,7 +558,7 @@ def _reproduced_cases(
 def _reproduces_most(mistake: Implementation, observations: Sequence[Observation]) -> bool:
     """Return whether a mistake reproduces the wrong elements of most cases.
 
-    Most changes are wrong in the first cases, so that further cases need not be computed.
+    Most changes fail in the first cases. Then no other cases are computed.
     """
     missed = 0
     for observation in observations:

@@ -1,13 +1,14 @@
 """Conditions under which a backend fails: properties of failing inputs that passing inputs lack.
 
-A condition has one or two parts, like a path through a decision tree of depth two: the backend
-fails a node if an element of it meets all parts. A condition must hold for a wrong element of every
-failing input and for no element of a passing input where the fault would be visible.
+A condition has one or two parts, like a path through a decision tree of depth two. The backend
+fails a node if at least one element of the node meets all parts. In every failing input, a wrong
+element must meet the condition. In a passing input, no element may meet the condition if the fault
+would be visible in the element.
 
-Many conditions agree with a suite by chance. The search therefore generates inputs on which the
-remaining conditions disagree, submits them to the backend, and fits the conditions again. Finally,
-the search submits inputs that may contradict the plainest condition. Only a condition that no input
-contradicts is reported.
+Many conditions agree with a suite by chance. The search therefore generates inputs for which the
+remaining conditions predict different results, submits the inputs, and fits the conditions again.
+Finally, the search submits inputs that may contradict the plainest condition. A condition is
+reported only if no input contradicts it.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ _LEARNING_ROUNDS = 6
 DRAWN_TO_LEARN = 60
 #: Largest number of attempts to prove a condition.
 PROOFS = 4
-# A condition that accounts for only part of the failures must account for more than _MIN_SUPPORT
-# failing inputs.
+# If a condition accounts for only a part of the failures, this part must have more than
+# _MIN_SUPPORT failing inputs.
 _MIN_SUPPORT = 4
 #: An alternative to the plainest path may cost at most COST_MARGIN more.
 COST_MARGIN = 0.75
-#: The share of elements that disagree with an alternative may exceed the share that disagrees with
-#: the plainest path by at most DISAGREEMENT_MARGIN.
+#: The disagreement of an alternative may exceed that of the plainest path by at most
+#: DISAGREEMENT_MARGIN.
 DISAGREEMENT_MARGIN = 0.02
 # Two conditions count as equal if at most _DIFFERENT_SHARE of the inputs meet only one of them.
 _DIFFERENT_SHARE = 0.01
 #: The number of failing cases that a condition requires if the backend cannot run generated nodes.
 MIN_FAILING_WITHOUT_QUERIES = 4
-# A condition is not informative if more than _MAX_INPUTS_SHARE of the inputs, and of their
-# elements, meet it.
+# A condition is not informative if more than _MAX_INPUTS_SHARE of all inputs meet it, and more than
+# _MAX_INPUTS_SHARE of their elements.
 _MAX_INPUTS_SHARE = 0.9
-#: A part belongs to a condition only if MIN_PASSING inputs that lack only this part pass.
+#: A part of a condition is necessary only if MIN_PASSING inputs pass that meet the other part but
+#: not this one.
 MIN_PASSING = 5
-#: At most MAX_FAILING_SHARE of the inputs that lack only one part of a condition may fail.
+#: Of the inputs that meet only one of two parts, at most MAX_FAILING_SHARE may fail.
 MAX_FAILING_SHARE = 0.1
-# If failures may have several reasons, up to _MAX_OTHER_REASONS of the inputs that lack only one
-# part of a condition may fail.
+# If failures may have several causes, up to _MAX_OTHER_REASONS of these inputs may fail.
 _MAX_OTHER_REASONS = 0.4
-# At most _MAX_PASSING_SHARE of the passing cases may meet the condition of an "only where"
-# statement.
+# An "only where" statement is not made if more than _MAX_PASSING_SHARE of the passing cases meet
+# its condition.
 _MAX_PASSING_SHARE = 0.5
 
 
@@ -82,8 +83,8 @@ class FailureCondition:
     Attributes:
         text: the statement, with the evidence for it.
         conditions: the parts of the condition; empty if two conditions cannot be distinguished.
-        effect: the outputs that are wrong, and the content of their wrong elements.
-        evidence: the number of inputs that meet all parts and fail, and the number of inputs that
+        effect: the wrong outputs, and what their wrong elements have in common.
+        evidence: two counts in words: the inputs that meet all parts and fail, and the inputs that
             pass; empty without parts.
         meets: returns whether an element of a sample meets all parts.
     """
@@ -110,8 +111,8 @@ def failure_condition(
 ) -> FailureCondition | None:
     """Return the condition under which a backend fails; None if none is found.
 
-    Failures may have several reasons. If the backend can be queried, a condition that accounts for
-    part of the failing samples is returned if none accounts for all.
+    Failures may have several causes. If no condition accounts for all failing samples, a condition
+    for a part of them is returned, provided that the backend can run generated nodes.
 
     Args:
         samples: nodes of one operator, failing ones first.
@@ -137,13 +138,13 @@ class _Search(ConditionQueries):
         self._rounds = _LEARNING_ROUNDS
 
     def run(self) -> FailureCondition | None:
-        """Search for a condition of all failures or, if none is found, of part of the failures."""
+        """Search for a condition of all failures, then for a condition of a part of them."""
         for_all = self._attempt()
         if (for_all and for_all.conditions) or self._submit is None:
             return for_all
         if self._mistake:
-            # The statement "only where" would be false if the mistake also occurred under other
-            # conditions.
+            # The statement "only where" would be false, because the mistake may also occur under
+            # other conditions.
             return None
         self._partial = True
         for_part = self._attempt()
@@ -200,8 +201,8 @@ class _Search(ConditionQueries):
         if rivals:
             other_path, other_row = rivals[0]
             has_third = any(np.mean(row != other_row) > _DIFFERENT_SHARE for _, row in rivals)
-            # If a third condition is possible, or if no new inputs were submitted, the cause may be
-            # neither of the two stated conditions.
+            # If a third condition is possible, neither of the two conditions may be the cause. The
+            # same is true if no new inputs were submitted.
             if has_third or self._submit is None:
                 return None
             either = f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
@@ -229,7 +230,7 @@ class _Search(ConditionQueries):
     def _says_nothing(
         self, conditions: Sequence[Condition], candidates: Sequence[Sample], predicted: Array
     ) -> bool:
-        """Return whether nearly all elements of nearly all inputs meet the conditions."""
+        """Return whether the conditions hold for nearly all elements of nearly all inputs."""
         if np.mean(predicted) <= _MAX_INPUTS_SHARE:
             return False
         shares = [
@@ -254,7 +255,7 @@ class _Search(ConditionQueries):
     def _needs_both(self, conditions: Sequence[Condition]) -> bool:
         """Return whether both conditions are necessary: inputs that meet only one of them pass.
 
-        If too few known inputs lack one condition, further inputs are generated and submitted.
+        If too few known inputs meet only one condition, more inputs are generated and submitted.
         """
         if len(conditions) == 1:
             return True
@@ -278,9 +279,9 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the indices of the conditions that an element violates while it meets the other.
+        """Return the index of each condition that some element violates while it meets the other.
 
-        The result is empty if an element meets both conditions.
+        The result is empty if any element meets both conditions.
         """
         first, second = meeting_columns(conditions, self._table(each)[0])
         if np.any(first & second):
@@ -338,7 +339,7 @@ class _Search(ConditionQueries):
         return float(np.median(shares))
 
     def _shows_elsewhere(self, conditions: Sequence[Condition], met: Iterable[Sample]) -> bool:
-        """Return whether elements are right although they meet the conditions of a mistake."""
+        """Return whether many elements are right although they meet the conditions of a mistake."""
         if self._mistake is None:
             return False
         shares = []
@@ -351,8 +352,8 @@ class _Search(ConditionQueries):
     def _necessary_condition(self) -> FailureCondition | None:
         """Return the plainest condition that all failing inputs meet.
 
-        If a fault depends on uninitialized memory, or on something that no feature describes, only
-        some of the inputs that meet the condition fail.
+        Not all inputs that meet this condition need to fail. For example, a fault may depend on
+        uninitialized memory, or on a property that is not among the features.
         """
         self._partial = False
         for candidate in self._drawn(DRAWN_TO_LEARN):
@@ -393,7 +394,8 @@ class _Search(ConditionQueries):
         )
         total = len({*self._wrong_owners.tolist()})
         passing = max(1, len({*self._right_owners.tolist()}))
-        # Conditions on outputs are left out: no fault is visible in an output of 0, for instance.
+        # Conditions on outputs are left out. They may describe only where a fault is visible: for
+        # example, a fault may be invisible in an output of 0.
         usable = [
             at
             for at in np.flatnonzero(level.reach >= total)
@@ -408,7 +410,7 @@ class _Search(ConditionQueries):
 
 
 def _text(conditions: Iterable[Condition]) -> str:
-    """Describe conditions: those on the node first, then on the tensor, then on elements."""
+    """Describe conditions: first conditions on the node, then on the tensor, then on elements."""
     in_order = sorted(conditions, key=lambda condition: condition.feature)
     return " and ".join(dict.fromkeys(condition.text for condition in in_order))
 

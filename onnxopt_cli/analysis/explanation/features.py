@@ -1,8 +1,8 @@
 """Features of the elements of a case, and conditions on them.
 
-Each element of each tensor has the same features: those of its node (T, attributes, number of
-tensors), of its tensor (types, shapes, length), and its own (position, values). A condition
-compares one feature with a constant and has a text for reports.
+The features of an element include features of its node (T, attributes, number of tensors) and of
+its tensor (types, shapes, length). The position and the values of the element itself are also
+features. A condition compares one feature with a constant, and has a text for reports.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ BLOCK_SIZES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 # The magnitude up to which all integers are exact in float32.
 _FLOAT32_INTEGERS = 1 << 24
 FLOAT32_MAX = np.finfo(np.float32).max
-#: A count is compared with the MAX_COUNT_CUTS smallest and the MAX_COUNT_CUTS largest values of
-#: wrong elements.
+#: The thresholds of a count are taken from the values of wrong elements: the MAX_COUNT_CUTS
+#: smallest and the MAX_COUNT_CUTS largest values.
 MAX_COUNT_CUTS = 5
-#: A threshold separates a count from a right count of a magnitude below MAX_COUNT. Larger counts
-#: are near the ends of int64, where arithmetic overflows.
+#: Right counts of a magnitude of MAX_COUNT or more yield no threshold: they are near the ends of
+#: int64, where arithmetic overflows.
 MAX_COUNT = 1 << 62
 #: The largest exponent of a power of ten. The power and its reciprocal are normal doubles.
 MAX_EXPONENT = 300
 #: The number of digits of a limit in a condition: enough digits to distinguish all float32 values.
 LIMIT_DIGITS = 9
-# The magnitude up to which an integer may be an element of a tensor of integers.
+# An upper limit of the magnitude of elements of all integer types.
 _LARGEST_INTEGER = 1 << 64
 #: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35
@@ -59,10 +59,11 @@ class Condition:
     Attributes:
         feature: index of the feature.
         text: the condition in words.
-        cost: preference among conditions that agree with all samples; the condition of the smallest
-            cost is reported.
-        test: returns for values of the feature whether the condition holds. A missing value is NaN.
-        gap: for a threshold, the nearest known values on both sides.
+        cost: among the conditions that agree with all samples, the one with the lowest cost is
+            reported.
+        test: given values of the feature, returns a mask of the values for which the condition
+            holds. A missing value is NaN.
+        gap: for a threshold, the nearest value of a right and of a wrong element.
     """
 
     feature: int
@@ -86,12 +87,12 @@ class Feature:
     Attributes:
         text: the feature in words; for a count, with the placeholders ``{k}``, ``{are}`` and
             ``{s}``.
-        values: the value of all elements, or an array with the value of each element; 1 or 0 for a
-            flag.
+        values: one value for all elements, or an array with a value for each element. The value of
+            a flag is 1 or 0.
         kind: ``count``, ``number``, ``magnitude`` or ``flag``.
         cost: added to the cost of each condition.
-        vary: a function that returns a node with another value of the feature, or None if no such
-            node is found; None for a feature without such a function.
+        vary: a function that returns a copy of a node with another value of the feature, or None if
+            this is impossible; None if the feature has no such function.
         of_output: whether the feature is a property of an expected output.
     """
 
@@ -104,7 +105,10 @@ class Feature:
 
 
 def feature_list(call: Call[Array], expected: Mapping[str, Array]) -> list[Feature]:
-    """Return the features of every node of an operator, without values of elements."""
+    """Return the features that all nodes of an operator have, in order.
+
+    The features have no values of elements.
+    """
     return list(_features(call, expected, NO_ELEMENTS))
 
 
@@ -117,12 +121,12 @@ def features(
         call: the node.
         expected: expected elements of all tensors, by output; outputs whose shapes differ from
             those of the tensors are left out.
-        labels: for the elements of all tensors, concatenated: WRONG, 1 for a right element in which
-            the fault would be visible, 0 for an element to leave out.
+        labels: the labels of the elements of all tensors, concatenated. An element with the label 0
+            is left out.
 
     Returns:
-        A table with a row for each feature and a column for each element; and the label of each
-        element.
+        A table with a row for each feature and a column for each element, and an array with the
+        label of each element.
     """
     by_group = [part.reshape(-1) for part in call.split([labels])]
     order = sorted(range(len(by_group)), key=lambda at: -int(np.max(by_group[at], initial=0)))
@@ -193,7 +197,7 @@ def fitted_conditions(
     if feature.kind == "flag" or not wrong.size:
         return
     values = np.unique(wrong)
-    # A threshold may also separate infinite values, but NaN is on neither side of a threshold.
+    # A threshold can separate infinite values, but not NaN.
     if np.isnan(values).any():
         return
     if feature.kind == "count":
@@ -221,7 +225,7 @@ def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
 
 
 def _threshold(index: int, text: str, right: float, wrong: float, cost: float) -> Condition:
-    """Return the condition that a value lies on the wrong side of a threshold."""
+    """Return the condition that a value is on the side of a threshold where elements are wrong."""
     upward = right < wrong
     cut = roundest(right, wrong) if upward else 0.0 - roundest(-right, -wrong)
     words, test = {
@@ -277,7 +281,7 @@ def _is_plain(k: int) -> bool:
 
 
 def plain_count(right: int, wrong: int) -> int:
-    """Return the plainest integer that is greater than ``right`` and at most ``wrong``."""
+    """Return the plainest integer n with ``right`` < n <= ``wrong``."""
     if _is_plain(wrong) or wrong - right == 1:
         return wrong
     power = 1 << max(0, wrong.bit_length() - 1)
@@ -287,7 +291,7 @@ def plain_count(right: int, wrong: int) -> int:
 
 
 def number_text(number: float, digits: int = 6) -> str:
-    """Return a number in decimal; an integer of up to 2^64 with all digits.
+    """Return a number in decimal. Integers of a magnitude up to 2^64 have all digits.
 
     Args:
         number: the number.
@@ -299,7 +303,7 @@ def number_text(number: float, digits: int = 6) -> str:
 
 
 def are_inexact_in_float32(integers: Array) -> Array:
-    """Return which integers float32 cannot represent."""
+    """Return a mask of the integers that float32 cannot represent."""
     wide = integers.astype(np.int64)
     magnitudes = np.where(integers < 0, -wide, wide).astype(np.uint64)
     unit = np.uint64(1)
@@ -413,7 +417,7 @@ def _features(
 
 
 def _matrix_shape(tensor: Array) -> tuple[float, float]:
-    """Return the numbers of rows and columns of a tensor's matrices. A vector counts as a row."""
+    """Return the numbers of rows and columns in the last two axes. A vector counts as one row."""
     if not tensor.ndim:
         return np.nan, np.nan
     return (tensor.shape[-2] if tensor.ndim > 1 else 1), tensor.shape[-1]

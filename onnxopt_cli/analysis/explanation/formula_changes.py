@@ -1,8 +1,12 @@
 """Changes of an operator's formula that may explain failures which no known mistake reproduces.
 
-A change alters the value of one expression of the formula: an operand, an intermediate result or a
-part of it. A change applies a function such as rounding to float32, uses a constant with which the
-formula returns a wrong element of the backend, or takes the value of another tensor of the node.
+A change alters the value of one expression of the formula: an operand, an intermediate result, or a
+part of one. There are three ways to alter the value:
+
+- A function such as rounding to float32 is applied.
+- A constant is used. It is chosen such that the formula returns a wrong element of the backend.
+- The value of another tensor of the node is taken.
+
 The automatic mutants of the formula are also changes.
 """
 
@@ -26,11 +30,12 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
 
-#: A function that alters the value of an expression, given the first tensor of its group.
+#: A function of the value of an expression and of the first tensor of its group. It returns the
+#: altered value.
 Alteration = Callable[[Any, Any], Any]
 
 _HOOK = "altered_value"
-#: The largest difference of returned values that count as equal, in epsilons.
+#: Two values count as equal if they differ by at most this number of machine epsilons.
 _EQUAL_EPSILONS = 8.0
 #: First digits and decimal exponents of the constants that are tried for each expression.
 _DIGITS = (1.0, 2.0, 5.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0)
@@ -39,7 +44,7 @@ _SPECIAL_CONSTANTS = (
     0.25, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 1.5, 15.0, 25.0, 65504.0, 65535.0, 127.0, 128.0,
     255.0, 256.0, 512.0, 1024.0, 32767.0, 32768.0, 2.0**31, 2.0**32, 3.4e38, 6e-8, 1 / 3,
 )  # fmt: skip
-#: Constants that are tried where the formula must be evaluated once for each constant.
+#: Constants that are tried if the formula must be evaluated separately for each constant.
 _FEW_CONSTANTS = (
     0.0, 0.5, 1.0, 2.0, 0.01, 0.1, 5.0, 10.0, 20.0, 25.0, 50.0, 75.0, 80.0, 90.0, 95.0, 99.0, 100.0,
     1000.0, 1e4, 1e-3, 1e-6, -1.0,
@@ -73,7 +78,7 @@ class _Place:
     Attributes:
         text: the expression in words.
         name: the name of the expression if it is an operand or attribute; empty for others.
-        formula: returns a formula in which a given function alters the value of the expression.
+        formula: given an alteration of the expression, returns the altered formula.
     """
 
     text: str
@@ -222,7 +227,7 @@ def _with_other_tensor(
 ) -> list[Array]:
     """Compute a node in which an expression has the value of another tensor.
 
-    A value of another shape is repeated or cut off.
+    If the shapes differ, the value is repeated or truncated to fit.
 
     Raises:
         ValueError: if the formula is not evaluated once for each tensor.
@@ -298,7 +303,7 @@ def _with_constant(change: Callable[[Any, Any], Any], constant: float, value: An
 def _fitting_constants(
     place: _Place, change: Callable[[Any, Any], Any], node: FailingNode
 ) -> list[float]:
-    """Return the plainest constants with which the formula returns a wrong element of a backend."""
+    """Return the plainest constants for which the formula returns the backend's wrong element."""
     wrong_element = _wrong_element(node)
     if wrong_element is None:
         return []
@@ -326,7 +331,7 @@ def _fitting_constants(
 
 
 def _wrong_element(node: FailingNode) -> tuple[int, int, int] | None:
-    """Return output, group and flat index of the finite element with the largest error."""
+    """Return the output, group and flat index of the element with the largest finite error."""
     groups = len(node.call.groups)
     largest_share = 0.0
     most_wrong: tuple[int, int, int] | None = None
@@ -378,9 +383,9 @@ def _places(operator: Operator) -> tuple[_Place, ...]:
         for node, put, whole_name in _expressions(statement, operator):
             text = ast.unparse(node)
             if isinstance(node, ast.Name):
-                # A name that occurs once is skipped, because the expression of its value has
-                # already been yielded. The assignment of an intermediate result also counts as an
-                # occurrence.
+                # A name that is used only once is skipped, because the assigned expression has
+                # already been yielded. The assignment of an intermediate result also counts as a
+                # use.
                 least_uses = 2 if node.id in names else 3
                 if uses[node.id] < least_uses:
                     continue
@@ -406,7 +411,7 @@ def _place(text: str, name: str, tree: ast.FunctionDef, like: Formula) -> _Place
 
 
 def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
-    """Return a function that compiles a source with a given hook and returns the formula."""
+    """Return a function that compiles a formula from source, given the alteration that it calls."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
     (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body

@@ -27,8 +27,8 @@ STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2*
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
-#: Values that are tried for an attribute, as positions between its lower limit (0) and its upper
-#: limit (1).
+#: Values that are tried for an attribute. They are fractions of the interval from its lower limit
+#: (0) to its upper limit (1).
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
     0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,
@@ -38,7 +38,7 @@ _MAX_INPUT_ELEMENTS = 1 << 18
 _MAX_TENSORS = 512
 #: Largest number of steps of the search for a scale.
 MAX_SCALINGS = 8
-#: Relative accuracy that the search for a scale must reach.
+#: The search for a scale must reach this relative accuracy.
 EXPECTED_ACCURACY = 1e-3
 # The least magnitude of a double that is outside the range of int64.
 _INT64_LIMIT = 2.0**63
@@ -64,7 +64,7 @@ def changed(random: Random, call: Call[Array], counts: Sequence[int]) -> Call[Ar
 
 
 def checked(call: Call[Array]) -> Call[Array] | None:
-    """Return a node if it is not large and the operator accepts it; None otherwise."""
+    """Return a node unchanged if it is small and the operator accepts it; otherwise None."""
     if sum(tensor.size for tensor in call.inputs) > _MAX_INPUT_ELEMENTS:
         return None
     try:
@@ -74,7 +74,7 @@ def checked(call: Call[Array]) -> Call[Array] | None:
 
 
 def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
-    """Return a node whose attributes, scalars, types and values come from either of two nodes."""
+    """Return a node that takes each attribute, scalar, type and value from one of two nodes."""
     draw = _draw(random)
 
     def either() -> Call[Array]:
@@ -107,7 +107,7 @@ def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
 
 
 def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | None:
-    """Return a node with another value of a scalar, an attribute or all elements of an operand."""
+    """Return a copy of a node in which one scalar, attribute or operand is set to a number."""
     operator, scalars, attributes = call.operator, list(call.scalars), call.attributes
     groups, omitted = call.groups, call.omitted
     with np.errstate(over="ignore"):
@@ -137,9 +137,9 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
     """Return a node for which all elements of an expected output are close to a given value.
 
-    All tensors are filled with the operands of one element, and scaled until the output is close to
-    the given value. The output must be proportional to a power of the scale, at least
-    approximately.
+    First, the operands of one element are copied to all elements. Then all tensors are scaled until
+    the output is close to the given value. The search works if the output is approximately
+    proportional to a power of the scale.
     """
     place = [*call.operator.outputs].index(name) * len(call.groups)
     output = evaluate(call)[place].reshape(-1).astype(np.float64)
@@ -230,7 +230,7 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _types(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw a type for all tensors or a type for each operand, sometimes in one group only."""
+    """Draw one type for all tensors or a type for each operand, sometimes only in one group."""
     types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
     same = random.randrange(2)
     numbers = range(len(call.groups))
@@ -249,7 +249,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
     near = [max(1, len(call.groups) + step) for step in (-1, 1)]
     chosen = random.choices(call.groups, k=random.choice((*_TENSOR_COUNTS, *near * 3)))
     if random.randrange(3) == 0:
-        # The first of several tensors keeps its elements, in which a fault may be visible.
+        # The first of several tensors keeps its elements, because a fault may be visible in them.
         first = random.randrange(min(1, len(chosen) - 1), len(chosen))
         for at in range(first, random.choice((first + 1, len(chosen)))):
             chosen[at] = tuple(tensor[:0] if tensor.ndim else tensor for tensor in chosen[at])
@@ -261,7 +261,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw a shape for all tensors or for each group, and draw elements from the present values."""
+    """Draw one shape for all tensors or a shape for each group, and reuse the old elements."""
     draw, number = _draw(random), len(call.groups)
     near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
     shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))
@@ -322,6 +322,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call with the tensors that a function returns, given position and old tensor."""
+    """Return a call in which a function has replaced each tensor, given its position and value."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

@@ -1,7 +1,7 @@
 """Statements about the nodes on which a backend is wrong, and their agreement with known nodes.
 
-A hypothesis says that a backend is wrong wherever a node meets a condition, and possibly that it
-then returns the outputs of a known mistake.
+A hypothesis states that a backend is wrong wherever a node meets a condition. It may also state
+that the backend then returns the outputs of a known mistake.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 MIN_ALIKE_SHARE = 0.75
 #: Share of the generated nodes that may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
-# A condition requires _MIN_OUTSIDE right nodes that do not meet it, all generated after the
-# condition was chosen. If a quarter of all nodes that do not meet the condition were wrong, 11
-# nodes would all be right with a probability of 0.75 ** 11 = 4 %.
+# A condition requires _MIN_OUTSIDE right nodes that do not meet it. These nodes must be generated
+# after the condition was chosen. If a quarter of all such nodes were wrong, 11 of them would all be
+# right with a probability of 0.75 ** 11 = 4 %.
 _MIN_OUTSIDE = 11
 # The effects of a mistake on nodes whose outputs it changes.
 _EFFECTS = frozenset({Effect.ALIKE, Effect.UNLIKE})
@@ -34,7 +34,7 @@ class Hypothesis:
     Attributes:
         traits: the parts of the condition; empty if the mistake has no further condition.
         mistake: the mistake; None for any wrong outputs.
-        cost: preference; the hypothesis of the least cost is reported.
+        cost: the hypothesis with the lowest cost is reported.
     """
 
     traits: tuple[Trait, ...]
@@ -66,7 +66,7 @@ class Hypothesis:
 
     @property
     def dependence(self) -> str:
-        """The change, in words, that shows whether a node depends on the condition."""
+        """The change in words by which one tests whether a node depends on the condition."""
         is_left_out = all(
             trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
         )
@@ -74,7 +74,7 @@ class Hypothesis:
 
     @property
     def uncertainty(self) -> str:
-        """A description of the intervals of the limits that are not known exactly."""
+        """A description of the limits that are not known exactly, by their intervals."""
         gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
         if not gaps:
             return ""
@@ -147,11 +147,11 @@ class Hypothesis:
         return effect is not Effect.NONE
 
     def differs(self, sample: NodeSample) -> bool:
-        """Return whether a failing node has other wrong outputs than those of the mistake.
+        """Return whether the wrong outputs of a failing node differ from those of the mistake.
 
-        If a truth value is wrong, every mistake with an effect on this value yields the same value.
-        Therefore, if all outputs are truth values, the result is also True for a failing node on
-        which the mistake has no effect.
+        A truth value has only one wrong value, which every mistake with an effect on it yields.
+        Therefore, if all outputs are truth values, a failing node also counts as different if the
+        mistake has no effect on it.
         """
         if self.mistake is None or not sample.failed or not self.meets(sample):
             return False
@@ -195,8 +195,7 @@ def agrees_with_nodes(
     if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
         return False
     if hypothesis.mistake is not None and hypothesis.traits:
-        # The condition is wrong if the backend has the mistake on nodes that do not meet the
-        # condition.
+        # The condition is wrong if the backend also makes the mistake on nodes that do not meet it.
         plain = Hypothesis((), hypothesis.mistake, 0.0)
         elsewhere = sum(
             plain.explains(sample) and not hypothesis.meets(sample) for sample in samples
@@ -220,12 +219,14 @@ def agrees_with_nodes(
 def _separate_mistakes(
     hypothesis: Hypothesis, samples: Iterable[NodeSample], candidates: Iterable[str]
 ) -> list[str]:
-    """Return the mistakes that a backend may have in addition to that of a hypothesis.
+    """Return the mistakes that a backend may have in addition to the mistake of a hypothesis.
 
-    Each returned mistake reproduces a failure on which the mistake of the hypothesis has no effect.
-    Conversely, the mistake of the hypothesis reproduces a failure on which the returned mistake has
-    no effect. No returned mistake has an effect on nodes that pass. On nodes on which both mistakes
-    have an effect, the outputs of the backend differ from those of either mistake alone.
+    A returned mistake M and the mistake H of the hypothesis meet these criteria:
+
+    - M reproduces a failure on which H has no effect, and vice versa.
+    - M has no effect on passing nodes.
+    - If both have an effect on a node, the outputs of the backend differ from those of M alone and
+      from those of H alone.
     """
     if hypothesis.mistake is None:
         return []

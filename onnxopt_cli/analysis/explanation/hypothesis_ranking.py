@@ -46,8 +46,8 @@ _MAX_RIVALS = 2
 _MISTAKES_WITH_LIMITS = 3
 # Largest number of conditions with limits on numbers.
 _MAX_LIMITS = 40
-# A condition that is more general than the best condition is preferred if it explains the failures
-# of _GENERAL_FACTOR times as many nodes, and costs at most _GENERAL_COST more.
+# A condition is preferred to the best condition if it is more general, explains at least
+# _GENERAL_FACTOR times as many failing nodes, and costs at most _GENERAL_COST more.
 _GENERAL_FACTOR = 1.25
 _GENERAL_COST = 0.5
 # Largest number of hypotheses that are kept.
@@ -61,8 +61,8 @@ class HypothesisRanking:
         nodes: the known nodes and the mistakes that may explain their failures.
 
     Attributes:
-        accepted: the hypotheses that are to be stated. The failures that they explain need no
-            further hypothesis.
+        accepted: the hypotheses that will be stated. A failure that one of them explains needs no
+            other hypothesis.
     """
 
     def __init__(self, nodes: NodeExamination) -> None:
@@ -78,8 +78,8 @@ class HypothesisRanking:
         failures = self.open_failures()
         if not any(sample.case for sample in failures):
             return []
-        # Limits on numbers require generated nodes, because some number may separate a few cases by
-        # chance.
+        # Limits on numbers are tried only with generated nodes: among many numbers, one often
+        # separates a few cases by chance.
         limits = self._limits(failures) if self._nodes.submit else []
         table = _Table(self._nodes.samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
@@ -103,12 +103,12 @@ class HypothesisRanking:
         return self._general_first(ranked)
 
     def _general_first(self, ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """Move a condition to the front if it includes the first condition, and explains more.
+        """Move a condition to the front if it is more general than the first, and explains more.
 
-        The nodes that are generated from one failing case often have a trait in common by accident.
-        A more general condition, which also holds in failures that another cause explains, is then
-        more likely to be the cause. A mistake that reproduces only a few elements, such as a single
-        truth value, may reproduce them by accident, too.
+        Nodes that are generated from one failing case often share a trait by accident. A more
+        general condition may also hold in failures that are already explained. Such a condition is
+        more likely to be the cause. A mistake may also agree by accident if it reproduces only a
+        few elements, such as a single truth value.
         """
         if not ranked:
             return []
@@ -129,7 +129,7 @@ class HypothesisRanking:
         return [first, *(hypothesis for hypothesis in ranked if hypothesis is not first)]
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
-        """Return conditions that limit a number of a node to the values of failing nodes."""
+        """Return conditions that limit a number to an interval with the values of failing nodes."""
         passing = [sample for sample in self._nodes.samples if sample.failed is False]
         mistakes = [None, *self._nodes.candidates[:_MISTAKES_WITH_LIMITS]]
         with_counts: dict[Trait, int] = {}
@@ -150,8 +150,8 @@ class HypothesisRanking:
                 ]
                 values = [numbers[number] for numbers in wrong if number in numbers]
                 for limits in fitted_limits(number, np.array(values), np.array(right)):
-                    # An interval of lengths or values often separates a few nodes by accident.
-                    # Therefore, further values inside the interval are tried only for attributes.
+                    # Intervals with two limits are used only for attributes: an interval of lengths
+                    # or values often separates a few nodes by accident.
                     if limits.low and limits.high and not number.attribute:
                         continue
                     inside = sum(limits.contain(numbers) for numbers in wrong)
@@ -238,9 +238,9 @@ class _Table:
         return min(_MAX_LEFT_COST, float(self._weights[~explained].sum()))
 
     def conditions(self, mistake: NodeMutant | None, cost: float) -> list[tuple[float, Hypothesis]]:
-        """Return conditions of up to three traits that no case contradicts, with total costs.
+        """Return conditions of up to three traits that no case contradicts, with their total costs.
 
-        Conditions of three traits are sought if no shorter condition explains all failures.
+        Three traits are combined only if no shorter condition explains all failures.
 
         Args:
             mistake: the mistake that has the condition; None for any wrong outputs.
@@ -262,8 +262,8 @@ class _Table:
             conditions.append((float(totals[row, column]), hypothesis))
         if (valid & (left <= 0)).any():
             return conditions
-        # A third trait is added to pairs of traits that hold in many failures, but also in nodes
-        # that pass.
+        # A third trait is added to pairs of traits that hold in many failing nodes but also in
+        # passing nodes.
         pairs = _least(np.where(np.triu(~valid, 1), costs + left + against, np.inf), _MAX_EXTENDED)
         if not pairs:
             return conditions
@@ -279,7 +279,7 @@ class _Table:
         return conditions
 
     def _masks(self, mistake: NodeMutant | None) -> _Masks:
-        """Return the nodes that agree with, or contradict, conditions of a mistake."""
+        """Return masks of the nodes that agree with or contradict each trait as a condition."""
         if mistake is None:
             against = self._shows & self._telling & self._passing
             return _Masks(self._shows, against, self._failing, self._weights)
@@ -290,7 +290,7 @@ class _Table:
         return _Masks(self._holds, against, self._failing & alike, self._weights * alike)
 
     def _evaluated(self, masks: _Masks, held: Array, shown: Array) -> tuple[Array, Array, Array]:
-        """Evaluate each of the given conditions combined with each further trait.
+        """Evaluate each given condition combined with each additional trait.
 
         Args:
             masks: the masks of single traits.
@@ -298,9 +298,9 @@ class _Table:
             shown: for each condition, the nodes that contradict it.
 
         Returns:
-            For each condition and trait: whether the nodes agree with both, the cost of the
-            failures that both together do not explain, and the cost of the nodes that contradict
-            both together.
+            Three arrays, for each pair of a condition and a trait: whether the nodes agree with the
+            combination, the cost of the failures that it does not explain, and the cost of the
+            nodes that contradict it.
         """
         cases = self._cases
         against_cases = (shown * cases) @ masks.against.T
@@ -331,7 +331,10 @@ class _Masks:
 
 
 def _least(totals: Array, count: int) -> list[tuple[int, int]]:
-    """Return the rows and columns of the least finite numbers of a matrix, the least first."""
+    """Return the row and column of each of the ``count`` smallest finite numbers of a matrix.
+
+    The smallest number comes first.
+    """
     places = np.argsort(totals, axis=None, kind="stable")[:count]
     pairs = [divmod(int(place), totals.shape[1]) for place in places]
     return [pair for pair in pairs if np.isfinite(totals[pair])]

@@ -1,8 +1,8 @@
 """Search for the primitive nodes of a lowered model that a backend gets wrong.
 
-A backend that lacks an operator runs primitive nodes in its place. If a primitive node is wrong, a
-known mistake of the operator may have the same effect by chance. Each node is therefore submitted
-alone, with the values that onnx's reference computes for its inputs.
+If a backend lacks an operator, it runs a lowered model of primitive nodes instead. If one of these
+nodes is wrong, a known mistake of the operator may have the same effect by chance. Each node is
+therefore submitted alone. Its inputs are the values that onnx's reference computes for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wrong_nodes(
     submit: Submit,
     only: frozenset[str] = frozenset(),
 ) -> Iterator[WrongNode]:
-    """Yield the nodes of a lowered model that are wrong when run alone, one for each operator.
+    """Yield the nodes of a lowered model that are wrong when run alone, at most one per operator.
 
     Args:
         model: a model whose nodes have formulas.
@@ -159,7 +159,7 @@ def _wrong_element(
 
 
 def _near(actual: Array, expected: Array) -> Array:
-    """Return a mask of the elements that are equal or differ by a rounding."""
+    """Return a mask of the elements that are equal or differ only by roundings."""
     equal = actual == expected
     if expected.dtype.kind != "f":
         return np.asarray(equal)

@@ -1,7 +1,7 @@
 """Examination of nodes: their traits, and the effects of known mistakes on them.
 
-Known mistakes and the correct outputs of generated nodes are computed by onnx's reference in a
-forked process, since a model is not trusted.
+onnx's reference computes the outputs of known mistakes and the correct outputs of generated nodes.
+It runs in a forked process, because models are not trusted.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from onnxopt_cli.operators.native_onnx import die_with_models
 from onnxopt_cli.run.reproduce import MIN_ELEMENTS_ALIKE
 from onnxopt_cli.workers.forked_processes import ProcessLostError
 
-#: Seconds after which a process that yields no item is ended. The limit is high because an item
-#: consists of the effects of a mistake on all cases, which take long to compute on a busy machine.
+#: A process is ended if it yields no item for SILENCE_SECONDS. The limit is high: an item consists
+#: of the effects of one mistake on all cases, and a busy machine may compute them slowly.
 SILENCE_SECONDS = 30.0
-#: The difference, as a fraction of the largest element, above which two outputs for the same inputs
-#: count as different.
+#: Two outputs for the same inputs count as different if they differ by more than REPEATED_RTOL
+#: times the largest element.
 REPEATED_RTOL = 1e-3
-# Share of the limit of a search after which no further mistake is tried.
+# No further mistake is tried after this share of the limit of a search.
 _EXAMINATION_SHARE = 0.6
 # Largest number of mistakes that are kept although they reproduce only a few wrong elements.
 _MAX_DOUBTFUL = 12
 
-#: A function that submits a model of one node to a backend; it returns the outcome if the backend
-#: returns no outputs.
+#: A function that submits a model of one node to a backend. The function returns the outputs, or
+#: the outcome if the backend returns no outputs.
 SubmitNode = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | Outcome]
 _Item = TypeVar("_Item")
 
@@ -60,9 +60,9 @@ class SearchLimit:
     """The evaluations and the seconds that a search may use.
 
     An evaluation is a run of a node on the backend, an attempt to generate a node, or the
-    computation of a node or of a mistake by onnx's reference. Searches are limited by evaluations,
-    which do not depend on the machine, so a repeated search has the same result. The seconds end a
-    search in which evaluations are slow.
+    computation of a node or of a mistake by onnx's reference. The number of evaluations does not
+    depend on the machine, so a repeated search has the same result. The limit in seconds ends a
+    search whose evaluations are slow.
     """
 
     evaluations: float
@@ -73,11 +73,11 @@ class SearchLimit:
         return SearchLimit(fraction * self.evaluations, fraction * self.seconds)
 
     def after(self, clock: SearchClock) -> SearchLimit:
-        """Return the end of a search that begins now, as measurements of a clock."""
+        """Return the end of a search that begins now, as totals of evaluations and seconds."""
         return SearchLimit(clock.evaluations + self.evaluations, clock.now() + self.seconds)
 
     def remaining(self, clock: SearchClock) -> SearchLimit:
-        """Return what remains of a limit if this is the end that :meth:`after` returned."""
+        """Return what remains until the end of a search; the end comes from :meth:`after`."""
         return SearchLimit(self.evaluations - clock.evaluations, self.seconds - clock.now())
 
     @property
@@ -98,11 +98,11 @@ class NodeExamination:
     Attributes:
         samples: the known nodes: those of the cases, then generated nodes.
         submit: as for the arguments.
-        end: the measurements of the clock at which the search must end.
-        mistakes: the mistakes that reproduce failing cases, or show the effect of a parameter.
-        candidates: names of the mistakes that may explain failures; the likely mistakes first.
-        doubtful: names of the candidates that reproduce only a few wrong elements; only generated
-            nodes can confirm these candidates.
+        end: the totals of evaluations and seconds at which the search must end.
+        mistakes: the mistakes that reproduce failing cases or show the effect of a parameter.
+        candidates: names of the mistakes that may explain failures, the most likely first.
+        doubtful: names of the candidates that reproduce only a few wrong elements. Only generated
+            nodes can confirm such a candidate.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class NodeExamination:
 
         def limited() -> Iterator[tuple[int, float, list[_Item]]]:
             if getpid() != parent:
-                # A model that crashes onnx may end the forked process, so onnx needs no helper
-                # process of its own.
+                # A model that crashes onnx may end this forked process. Therefore, onnx needs no
+                # additional process.
                 die_with_models()
             began, evaluations = process_time(), 0
             for count, item in work():
@@ -163,9 +163,9 @@ class NodeExamination:
                 yield from items
 
     def changes_when_repeated(self) -> bool:
-        """Rerun a few failing nodes, and return whether a third of them return other outputs.
+        """Rerun a few failing nodes, and return whether the outputs of at least a third change.
 
-        A backend whose outputs change keeps state, and no condition on a node describes its
+        If outputs change, the backend keeps state, and no condition on a node describes its
         failures.
         """
         failing = [sample for sample in self.samples if sample.failed][:REPEATED_CASES]
@@ -191,7 +191,7 @@ class NodeExamination:
     def examine_cases(self) -> None:
         """Find the traits of the cases, and the mistakes that reproduce failing cases."""
         cases = [*self.samples]
-        # Known mistakes change outputs, and do not raise errors.
+        # A known mistake changes outputs, so it cannot explain an error.
         tried = [sample for sample in cases if not sample.is_for_errors]
         mistakes = self._mistakes_of(tried)
 
@@ -262,7 +262,7 @@ class NodeExamination:
 
 
 def _far_apart(first: Value, second: Value) -> bool:
-    """Return whether two outputs differ more than another order of operations would explain."""
+    """Return whether two outputs differ too much to result from another order of operations."""
     if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
         return False
     if (first.dtype, first.shape) != (second.dtype, second.shape):

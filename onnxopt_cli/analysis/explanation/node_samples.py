@@ -1,8 +1,8 @@
 """Nodes that a backend has run: their correct outputs, and the effects of known mistakes on them.
 
-A mistake has an effect on a node if the mistake makes the outputs of the node wrong. A mistake
-explains a failure if it yields the outputs of the backend, within a few roundings. Nodes must be
-judged in a forked process with the corrected reference, since a model is not trusted.
+A mistake has an effect on a node if it makes the outputs of the node wrong. A mistake explains a
+failure if it yields the outputs of the backend, apart from a few roundings. Nodes must be judged in
+a forked process with the corrected reference, because models are not trusted.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class JudgedOutputs:
 
     Attributes:
         right: the correct outputs in the graph's order.
-        wrong: for each output, which elements are wrong; None for an output of a wrong type or
-            shape. Empty if the backend's outputs are correct.
+        wrong: for each output, a mask of the wrong elements; None for an output of a wrong type or
+            shape. The sequence is empty if the backend's outputs are correct.
     """
 
     right: Sequence[Value]
@@ -78,16 +78,17 @@ class NodeSample:
         case: the id of the case; empty for a generated node.
         model: the model of the node.
         inputs: its inputs.
-        right: its correct outputs in the graph's order; those of a generated node are the outputs
-            of onnx's corrected reference in the model's own types.
+        right: its correct outputs in the graph's order. For a generated node, onnx's corrected
+            reference computes them in the model's own types.
         returned: the backend's outputs; None for a case that passes.
-        failed: whether the outputs are wrong; None if not yet known. In a search for the causes of
-            errors, whether the backend raised an error.
+        failed: whether the outputs are wrong; None if this is not yet known. In a search for the
+            causes of errors, whether the backend raised an error.
         traits: the traits of the node, without limits of numbers.
         numbers: the numbers of the node that a condition may limit.
         effects: the effects of mistakes by name.
         expected: the expected result; None if it is not known yet.
-        outputs: its correct outputs and their wrong elements; None if they are large.
+        outputs: its correct outputs, and the wrong elements of the backend's outputs; None if they
+            are large.
         elements: the features of the elements of outputs, by the position of the output.
         is_for_errors: whether the node belongs to a search for the causes of errors.
         is_independent: whether the node was generated without any part of a failing node.
@@ -110,7 +111,7 @@ class NodeSample:
 
     @property
     def problem(self) -> Problem:
-        """The node as the problem of a case; if its correct outputs are known, they are stored."""
+        """The node as the problem of a case. Known correct outputs become its stored outputs."""
         if self.right is None:
             return Problem(self.model, self.inputs, None)
         names = [output.name for output in self.model.graph.output]
@@ -197,8 +198,8 @@ class JudgedNode:
     def _estimate(self) -> Expected | None:
         """The expected result; None if it cannot be estimated.
 
-        The estimate is the slowest step of judging a node. The estimate is needed only if outputs
-        differ from those of the correct operator.
+        Computing the estimate is the slowest step of judging a node. The estimate is needed only if
+        outputs differ from those of the correct operator.
         """
         sample = self.sample
         expected = sample.expected
@@ -253,7 +254,7 @@ class JudgedNode:
         return JudgedOutputs([*expected.outputs.values()], wrong)
 
     def effect(self, mistake: NodeMutant) -> tuple[Effect, float]:
-        """Return the effect of a mistake, and how many wrong elements it reproduces.
+        """Return the effect of a mistake, and the number of wrong elements that it reproduces.
 
         Raises:
             _NotEstimatedError: if the outputs cannot be judged.
@@ -304,7 +305,7 @@ class JudgedNode:
 
 
 def _wrong_elements(expected: Value, actual: Value, tolerance: Tolerance) -> Array | None:
-    """Return which elements of an output are wrong; None if its type or shape is wrong."""
+    """Return a mask of the wrong elements of an output; None if its type or shape is wrong."""
     if not isinstance(expected, np.ndarray) or not isinstance(actual, np.ndarray):
         return None
     if describe(expected) != describe(actual):
@@ -339,7 +340,10 @@ def judged_node(sample: NodeSample) -> JudgedNode | None:
 def effects_by_mistake(
     mistakes: Iterable[NodeMutant], judge: JudgedNode
 ) -> dict[str, Effect] | None:
-    """Return the effects of mistakes on a node by name; None if an effect cannot be decided."""
+    """Return the effects of mistakes on a node, by the name of the mistake.
+
+    An effect that cannot be decided is None.
+    """
     effects: dict[str, Effect] = {}
     for mistake in mistakes:
         try:
@@ -354,9 +358,9 @@ def effects_by_mistake(
 def effects_on(
     mistake: NodeMutant, judges: Mapping[int, JudgedNode]
 ) -> tuple[float, dict[int, Effect]]:
-    """Return how many wrong elements a mistake reproduces, and its effects by case number.
+    """Return the number of wrong elements that a mistake reproduces, and its effects by case index.
 
-    A mistake that takes too long has no effects.
+    If the mistake takes too long, no effects are returned.
     """
     try:
         return _effects_on(mistake, judges)

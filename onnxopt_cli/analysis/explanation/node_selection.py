@@ -27,10 +27,11 @@ MAX_ATTEMPTS = 240
 # Largest number of known nodes from which new nodes are generated.
 _MAX_BASES = 24
 
-# The kind of a generated node that meets the condition, and is independent of failing nodes.
+# The kind of a generated node that meets the condition and is independent of failing nodes.
 _INDEPENDENT = "independent"
-# The purpose of a generated node: the rival that it distinguishes from the mistake of a hypothesis,
-# the independent test of the condition, or the parts of the condition that it meets.
+# The kind of a generated node states what the node tests. The kind is a rival if the node
+# distinguishes this rival from the mistake of the hypothesis. It is _INDEPENDENT for an independent
+# test of the condition. Otherwise, it is the set of parts of the condition that the node meets.
 _NodeKind: TypeAlias = NodeMutant | str | frozenset[Trait]
 
 
@@ -39,22 +40,24 @@ def select_nodes(
 ) -> Iterator[Variation | None]:
     """Yield the nodes of a round that test a hypothesis, and None in place of other nodes.
 
-    To test a condition, some nodes must meet all of its parts, and other nodes must lack one part.
-    The mistake must have an effect on all of these nodes. Some of the nodes that meet all
-    parts must be independent of failing nodes. To exclude a rival, some nodes must distinguish it
-    from the mistake. Each of the required kinds of nodes may be rare among random nodes.
+    A hypothesis needs several kinds of nodes, and each kind may be rare among random nodes:
+
+    - Some nodes meet all parts of the condition, and other nodes lack exactly one part. The mistake
+      must have an effect on all of these nodes.
+    - Of the nodes that meet all parts, some must be independent of failing nodes.
+    - For each rival, some nodes must distinguish the rival from the mistake.
 
     Args:
         variations: random nodes; None in place of an invalid one.
         hypothesis: the hypothesis.
-        rivals: other mistakes that explain the same nodes as the mistake of the hypothesis.
+        rivals: other mistakes that explain the same nodes as the hypothesis.
     """
     parts = frozenset(hypothesis.traits)
     kinds: set[_NodeKind] = {*rivals}
     if parts or hypothesis.mistake is not None:
         kinds |= {_INDEPENDENT, parts, *(parts - {part} for part in parts)}
     needed = dict.fromkeys(kinds, NODES_PER_ROUND // (len(kinds) + 1))
-    # Some of the nodes need not test the hypothesis, because they may support another hypothesis.
+    # The remaining nodes need not test this hypothesis. They may support another hypothesis.
     needed_others = NODES_PER_ROUND - sum(needed.values())
     for variation in islice(variations, MAX_ATTEMPTS):
         if variation is None:
@@ -77,9 +80,9 @@ def select_nodes(
 def _kinds_of_node(
     variation: Variation, hypothesis: Hypothesis, rivals: Sequence[NodeMutant]
 ) -> list[_NodeKind]:
-    """Return the kinds of a node: the rivals that it distinguishes, and its part in the test.
+    """Return the kinds to which a node belongs.
 
-    A node on which the mistake of the hypothesis has no effect does not test its condition.
+    If the mistake of the hypothesis has no effect on a node, the node does not test the condition.
     """
     sample = generated_sample(variation, None)
     judge = JudgedNode(sample, variation.outputs, frozenset(), {})
@@ -97,9 +100,9 @@ def _kinds_of_node(
 
 
 def _add_traits(sample: NodeSample, variation: Variation, stated: Sequence[Trait]) -> None:
-    """Find the traits and numbers of a node that decide whether the node meets a condition.
+    """Find only those traits and numbers that decide whether a node meets a condition.
 
-    The search for all traits would take most of the time of generating a node.
+    Finding all traits would take most of the time that is needed to generate a node.
     """
     node, names = variation.bound, [output.name for output in variation.model.graph.output]
     outputs = dict(zip(names, variation.outputs, strict=True))
@@ -112,7 +115,7 @@ def _add_traits(sample: NodeSample, variation: Variation, stated: Sequence[Trait
 
 
 def generated_sample(variation: Variation, returned: Sequence[Value] | None) -> NodeSample:
-    """Return a generated node with the outputs of a backend, which have not been judged yet."""
+    """Return a generated node with the outputs of a backend; the outputs are not judged yet."""
     right, inputs = variation.outputs, variation.inputs
     is_independent = variation.is_independent
     return NodeSample(
@@ -141,13 +144,13 @@ def sample_for_errors(variation: Variation, *, is_raised: bool) -> NodeSample:
 
 
 def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:
-    """Return small nodes from which new nodes are generated: cases, then generated nodes."""
+    """Return small nodes from which new nodes are generated: first cases, then generated nodes."""
     ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
     return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]
 
 
 def integer_attributes(hypothesis: Hypothesis, node: BoundNode) -> list[str]:
-    """Return the attributes of a node on whose integer value a condition depends."""
+    """Return the integer attributes of a node on which a condition depends."""
     names = [
         trait.ignoring.removesuffix(IGNORED)
         for trait in hypothesis.traits

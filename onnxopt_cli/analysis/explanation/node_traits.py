@@ -1,8 +1,8 @@
-"""Traits of nodes, which are the parts of failure conditions of operators without a formula.
+"""Traits of nodes. Failure conditions of operators without a formula consist of traits.
 
 A trait is a short statement about the attributes, optional inputs, types, shapes or values of a
-node, for example "dilations are not all 1". Some traits limit a number of a node, such as the
-length of an axis; the limits are fitted to the numbers of right and of wrong nodes.
+node, for example "dilations are not all 1". Some traits limit a number, such as the length of an
+axis, to an interval. The interval is fitted to the numbers of right nodes and of wrong nodes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_o
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
 
-#: The ending of the names of mistakes that ignore an attribute or input. A mistake that ignores an
-#: attribute or input shows whether a node depends on it.
+#: The ending of the names of mistakes that ignore an attribute or input. Such a mistake shows
+#: whether a node depends on the attribute or input.
 IGNORED = " ignored"
 #: The ending of the names of mistakes that change the default of an attribute or input.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: A limit lies between a number of a right node and the nearest number of a wrong node. The limit
-#: is known if the relative difference between the two numbers is at most NARROW_GAP.
+#: A limit lies between the number of a right node and the nearest number of a wrong node. If the
+#: relative difference between the two numbers is at most NARROW_GAP, the limit counts as known.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3
@@ -57,25 +57,25 @@ _SPATIAL_ATTRIBUTES = frozenset({"dilations", "kernel_shape", "strides"})
 # Attributes that count channels.
 _CHANNEL_ATTRIBUTES = frozenset({"group", "num_groups", "size"})
 _LONGEST_NAMED_RANK = 5
-# The largest number of integers in an input that is probably a parameter, such as axes, sizes or
+# An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
 # pads.
 _MAX_PARAMETERS = 16
 _SHORT_BITS = 16
-# Sizes of integer types that a trait names. Few backends have faults in all 16-bit or all 32-bit
-# integers only.
+# Sizes of integer types that a trait names. 16 and 32 bits are not named, because faults are rarely
+# confined to all integers of such a size.
 _NAMED_BITS = frozenset({8, 64})
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
 # Names and positions of the axes that two inputs may have in common.
 _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
-# Additional cost of a trait that is a statement about an optional attribute, but may also hold for
-# nodes that omit the attribute.
+# Additional cost of a trait of an optional attribute if the trait may also hold for nodes that omit
+# the attribute.
 _DEFAULT_COST = 0.15
 # Cost of each value of a list that a trait states.
 _ITEM_COST = 0.2
 # Additional cost of traits of the right output, which follow from traits of the inputs.
 _OUTPUT_COST = 0.12
-# NumPy's own floating-point types, unlike bfloat16, which another package defines.
+# The floating-point types that NumPy itself defines. Another package defines bfloat16.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})
 
 
@@ -85,16 +85,14 @@ class Trait:
 
     Attributes:
         text: the statement, as it follows "wherever".
-        cost: preference; of several conditions that agree with all nodes, the condition of the
-            least cost is named.
-        ignoring: name of the mutant that ignores the attribute or optional input of the statement,
-            or changes its default; empty for other statements. A node on which the mutant is right
-            neither confirms nor contradicts the statement.
+        cost: among the conditions that agree with all nodes, the one with the lowest cost is named.
+        ignoring: for a statement about an attribute or optional input, the name of the mutant that
+            ignores it or changes its default; otherwise empty. If the mutant is right on a node,
+            the node neither confirms nor contradicts the statement.
         limits: the limits of a number of the node; None if the statement is not about a number.
         is_parameter: whether the statement is about an attribute (possibly compared with a shape),
-            an optional input, a type or the version of the operator. Generated nodes vary
-            attributes, optional inputs, types and versions separately from the shapes and values
-            of a failing node.
+            an optional input, a type or the version of the operator. Generated nodes vary these
+            parameters separately from the shapes and values of a failing node.
         parameter: name of the attribute or optional input of the statement; empty for other
             statements.
     """
@@ -108,7 +106,7 @@ class Trait:
 
     @property
     def key(self) -> str:
-        """A text that identifies the statement; its limits are left out."""
+        """A text that identifies the statement, without its limits."""
         return self.limits.key if self.limits else self.text
 
 
@@ -137,10 +135,10 @@ class NumberLimits:
 
     Attributes:
         number: the number.
-        low: the largest number of a right node below the interval, and the smallest number of a
-            wrong node inside it; None if the interval has no lower limit.
-        high: the smallest number of a right node above the interval, and the largest number of a
-            wrong node inside it; None if the interval has no upper limit.
+        low: the two numbers between which the lower limit lies: the largest number of a right node
+            below, and the smallest number of a wrong node inside; None without a lower limit.
+        high: the two numbers between which the upper limit lies: the smallest number of a right
+            node above, and the largest number of a wrong node inside; None without an upper limit.
     """
 
     number: NodeNumber
@@ -149,7 +147,7 @@ class NumberLimits:
 
     @property
     def key(self) -> str:
-        """A text that names the number and the sides that are limited, but not the limits."""
+        """A text that names the number and its limited sides, without the values of the limits."""
         return f"{self.number.name} {bool(self.low)} {bool(self.high)}"
 
     @property
@@ -211,7 +209,7 @@ def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[Nu
     """
     bounds = np.unique(right)
     separable = np.sort(wrong[~np.isin(wrong, bounds)])
-    # The wrong values between two consecutive right values belong to one interval.
+    # All wrong values between two consecutive right values belong to the same interval.
     places, starts, counts = np.unique(
         np.searchsorted(bounds, separable), return_index=True, return_counts=True
     )
@@ -239,8 +237,8 @@ def node_numbers(node: BoundNode) -> dict[NodeNumber, float]:
     for place, formal in enumerate(node.schema.inputs):
         array = node.operand(place)
         if array is not None:
-            # The schema, not the node, decides whether a number is an integer. All nodes therefore
-            # have the same numbers, and each node can contradict a limit.
+            # The schema decides whether a number is an integer, rather than the node. Therefore,
+            # all nodes have the same numbers, and every node can contradict a limit.
             is_integer = all("int" in type_name for type_name in formal.types)
             numbers.update(
                 _array_numbers(formal.name, array, 0.05 * min(place, 1), is_integer=is_integer)
@@ -338,7 +336,7 @@ def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
     else:
         yield Trait(f"{full_name} {_are(name)} left out", 1.5, f"default of {name} changed")
     if value is not None:
-        # A statement about a value includes the nodes that have the value by default.
+        # A statement about a value also holds for nodes that have the value by default.
         for trait in _named(name, full_name, value, "", 1.0):
             yield replace(trait, cost=trait.cost + _DEFAULT_COST * bool(ignoring))
         if ignoring and value != node.with_attribute(name, None).attribute(name):
@@ -346,16 +344,17 @@ def _traits_of_attribute(node: BoundNode, name: str) -> Iterator[Trait]:
 
 
 def _full_name(node: BoundNode, name: str) -> str:
-    """Return the name of an attribute in statements.
+    """Return the name of an attribute as statements use it.
 
-    A parameter may be an attribute in one version of an operator and an input in another.
+    The name states that it is an attribute if another version of the operator has an input of the
+    same name.
     """
     is_also_input = name in _input_names(node.schema.name, node.schema.domain)
     return f"the attribute {name}" if is_also_input else name
 
 
 def _stated(name: str, full_name: str, default: Any, ignoring: str) -> Trait:
-    """Return the trait of an attribute with another value than its default."""
+    """Return the trait that an attribute has another value than its default."""
     if default is None:
         return Trait(f"{full_name} {_are(name)} given", 1.1, ignoring)
     return Trait(f"{full_name} {_are(name)} not {_words(default)}", 1.05, ignoring)
@@ -433,7 +432,7 @@ def _list_traits(name: str, full_name: str, values: list[Any], ignoring: str) ->
         ignoring: see :class:`Trait`.
     """
     words, are = _words(values), _are(name)
-    # A fault rarely depends on all numbers of a list, so a long list is a costly condition.
+    # A long list is a costly condition, because a fault rarely depends on all numbers of a list.
     are_exact = not any(isinstance(value, float) for value in values)
     is_short = are_exact and len(words) <= _MAX_VALUE_CHARS
     cost = 1.3 + _ITEM_COST * len(values)
@@ -503,7 +502,7 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
                 else Trait(f"{name} is left out", 1.15, parameter=name)
             )
         is_flag = {*formal.types} == {"tensor(bool)"} and (value is None or value.size == 1)
-        # If the condition of a Loop is omitted, it is true.
+        # An omitted condition of a Loop counts as true.
         if is_flag and not (value is None and node.node.op_type == "Loop"):
             is_true = value is not None and bool(value.all())
             words = "is true" if is_true else "is not true"
@@ -679,7 +678,7 @@ def _have_axis(left: Array, right: Array, position: int) -> bool:
 
 
 def _ratio_traits(node: BoundNode) -> Iterator[Trait]:
-    """Yield traits that compare a window or a number of channels with the first input's shape."""
+    """Yield traits that compare a window or a channel count with the shape of the first input."""
     array = node.operand(0)
     if array is None or array.ndim <= _SPATIAL:
         return
@@ -782,7 +781,10 @@ def _reduction_traits(node: BoundNode) -> Iterator[Trait]:
 
 
 def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
-    """Yield traits that compare a single integer with the length of the axis, or the last axis."""
+    """Yield traits that compare a single integer with the length of an axis.
+
+    The axis is the one that the attribute ``axis`` names, or else the last axis.
+    """
     array = node.operand(0)
     if array is None or not array.ndim:
         return
@@ -826,7 +828,7 @@ def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator
         shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
     except ValueError:
         return
-    # An input of a fixed type, such as the axes of a reduction, is a parameter.
+    # An input of a fixed type is a parameter, such as the axes of a reduction.
     if any("(" in formal.type_str for formal in node.schema.inputs):
         return
     if shape != first_output.shape:
@@ -868,14 +870,14 @@ def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator
 
 
 def _is_broadcast_inside(shape: tuple[int, ...], common: tuple[int, ...]) -> bool:
-    """Return whether an axis of length 1 is repeated after an axis that is longer than 1."""
+    """Return whether an axis of length 1 is broadcast, and an earlier axis is longer than 1."""
     lengths = shape[::-1]
     repeated = [place for place, length in enumerate(lengths) if length == 1 < common[::-1][place]]
     return bool(repeated) and any(length > 1 for length in lengths[min(repeated) :])
 
 
 def _parameter(node: BoundNode, name: str) -> list[int] | None:
-    """Return the values of an attribute, or of an input, that is a list of integers."""
+    """Return the integers of an attribute or input that is a list of integers; otherwise None."""
     for place, formal in enumerate(node.schema.inputs):
         value = node.operand(place)
         if formal.name == name and value is not None and value.ndim == 1:
@@ -912,7 +914,7 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
     wide = value.astype(np.float64)
     is_finite = np.isfinite(wide)
     numbers = wide[is_finite]
-    # Different 64-bit integers may have the same value as doubles.
+    # Integers are not converted, because different 64-bit integers may become equal as doubles.
     exact = value if value.dtype.kind in "iu" else wide[~np.isnan(wide)]
     return [
         (np.isnan(wide).any(), "a NaN", 1.1),

@@ -1,8 +1,8 @@
 """Samples for the search for failure conditions: nodes, and which elements a backend gets wrong.
 
-A right element is evidence against a condition only if the fault would be visible in the element: a
-fault that returns 0 is invisible where 0 is right. The elements that are evidence therefore depend
-on the effect of the fault, that is, on the content of the wrong elements.
+A right element contradicts a condition only if the fault would be visible in this element. For
+example, a fault that returns 0 is invisible in an element that should be 0. Therefore, the effect
+of the fault, such as "returns 0", decides which right elements are evidence.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnxopt_cli.core.tolerance import Branch
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.operators.call import Call
 
-# Replacements of a right element, by name. Each replacement is a function of the right values and
-# the old values.
+# Replacements of a right element, by name. Each replacement is computed from the right values and
+# from the values before the step.
 _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "0": lambda new, _: np.zeros_like(new),
     "unchanged": lambda _, old: old,
@@ -26,20 +26,22 @@ _REPLACEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
     "negated": lambda new, _: -new,
 }
 #: Effects of a fault, the most specific first. A fault replaces elements, changes elements of one
-#: class, or changes the type or shape of an output. The class of an element depends on its right
-#: value: NaN or infinite (NOT_FINITE); finite, not 0 and not the old value (CHANGED); finite and
-#: not 0 (NOT_ZERO); finite (FINITE); any value (EVERYWHERE).
+#: class, or changes the type or shape of an output. There are five classes of right values: NaN or
+#: infinite (NOT_FINITE); finite, not 0 and different from the old value (CHANGED); finite and not 0
+#: (NOT_ZERO); finite (FINITE); any value (EVERYWHERE).
 EFFECTS = (*_REPLACEMENTS, "wrong", "wrong", "wrong", "wrong", "wrong", "of another type or shape")
 NOT_FINITE, CHANGED, NOT_ZERO, FINITE, EVERYWHERE, STRUCTURE = range(
     len(_REPLACEMENTS), len(EFFECTS)
 )
-# Errors are invisible in an element whose tolerance exceeds _WIDE_LIMIT times its expected value.
+# An error is assumed to be invisible in an element whose tolerance exceeds _WIDE_LIMIT times the
+# expected value.
 _WIDE_LIMIT = 0.001
 #: An output counts as always wrong if it is wrong in at least ALWAYS_SHARE of the failing samples.
 ALWAYS_SHARE = 0.95
 
-# Reasons why an effect is invisible in an element, by effect. A reason consists of a text, an
-# effect that is visible in the element, and an effect that is invisible in the element.
+# For each effect, the reasons why it may be invisible in an element. A reason consists of a text
+# and two effects. The reason applies if the first effect is visible in the element and the second
+# is not.
 _ZERO_REASON = ("{} should be 0", FINITE, NOT_ZERO)
 _UNCHANGED_REASON = ("{} should be unchanged", NOT_ZERO, CHANGED)
 _SPECIAL_REASON = ("{} should be NaN or infinite", EVERYWHERE, FINITE)
@@ -67,11 +69,12 @@ class Sample:
     Attributes:
         call: the node.
         wrong: by output, a mask of the wrong elements of all tensors, concatenated.
-        visible: by output, a mask with a row for each effect and a column for each element: whether
-            the effect would be visible in the element.
-        possible: for each output with wrong elements, whether each effect explains all of them.
-        expected: expected elements of all tensors, by output; outputs of other shapes than the
-            tensors are left out.
+        visible: by output, a mask with a row for each effect and a column for each element. An
+            entry states whether the effect would be visible in the element.
+        possible: for each output with wrong elements, a mask of the effects that explain all of
+            them.
+        expected: expected elements of all tensors, by output. Outputs whose shapes differ from
+            those of the tensors are left out.
     """
 
     call: Call[Array]
@@ -95,8 +98,9 @@ class Sample:
 
         Args:
             effects: the effect of the fault on each output that it changes.
-            always: outputs that are wrong in nearly all failing samples. The fault must be visible
-                in one of these outputs or, if the set is empty, in every output.
+            always: outputs that are wrong in nearly all failing samples. A fault counts as visible
+                if it is visible in one of these outputs. If the set is empty, it must be visible in
+                every output.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:
@@ -122,8 +126,8 @@ def sample(
         call: the node.
         right: the expected outputs with their limits.
         returned: outputs of the backend; None if they are right.
-        mistaken: outputs of a known mistake; None if the condition of any fault is sought. If
-            ``mistaken`` is given, an effect is visible wherever the mistake changes the result.
+        mistaken: outputs of a known mistake whose condition is sought; None for any fault. If they
+            are given, an effect is visible wherever the mistake changes the result.
     """
     wrong: dict[str, Array] = {}
     visible: dict[str, Array] = {}
@@ -137,7 +141,7 @@ def sample(
         replaced = np.stack([replace(new, old) for replace in _REPLACEMENTS.values()])
         shows = judged.wrong(replaced)
         finite = np.isfinite(new)
-        # NaN and infinity times zero are not zero.
+        # A fault may return 0 by multiplying by 0, which does not yield 0 for NaN and infinity.
         shows[0] &= finite
         single, everywhere = _single(judged), np.ones(finite.shape, bool)
         classes = np.stack([~finite, shows[0] & shows[1], shows[0], finite, everywhere])
@@ -167,8 +171,8 @@ def sample(
                 if mistaken is not None:
                     possible[name] = np.arange(len(EFFECTS)) == EVERYWHERE
         if call.operator.carries(name):
-            # All tensors share an output that is carried from group to group, so each element of
-            # the tensors has the label of this output.
+            # All tensors share an output that is carried from group to group. Therefore, every
+            # element of the tensors gets the label of this output.
             size = sum(first.size for first, *_ in call.groups)
             bad = np.full(size, bad.any())
             visible_rows = np.repeat(visible_rows.any(axis=1, keepdims=True), size, axis=1)
@@ -179,7 +183,7 @@ def sample(
 
 
 def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
-    """Return for each wrong output the most specific effect that agrees with all samples."""
+    """For each wrong output, return the most specific effect that agrees with all samples."""
     possible: dict[str, Array] = {}
     for each in samples:
         for name, own in each.possible.items():
@@ -191,7 +195,7 @@ def common_effects(samples: Iterable[Sample]) -> dict[str, int]:
 
 
 def has_common_content(samples: Iterable[Sample]) -> bool:
-    """Return whether a replacement explains the wrong elements of each output in all samples."""
+    """Return whether a common replacement explains the wrong elements of each output."""
     return all(effect < len(_REPLACEMENTS) for effect in common_effects(samples).values())
 
 
@@ -204,7 +208,9 @@ def always_wrong(samples: Iterable[Sample]) -> frozenset[str]:
 
 
 def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array]) -> Array:
-    """Return a mask of the elements that a mistake changes: all if a type or shape changes.
+    """Return a mask of the elements that a mistake changes.
+
+    If the mistake changes a type or shape, all elements count as changed.
 
     Args:
         judged: the expected elements of all outputs, concatenated.
@@ -219,7 +225,7 @@ def _differs(judged: Branch, right: Sequence[Branch], mistaken: Sequence[Array])
 
 
 def _single(judged: Branch) -> Array:
-    """Return for each element whether all accepted values are close to each other."""
+    """Return a mask of the elements whose accepted values are all close to each other."""
     with np.errstate(all="ignore"):
         wide = judged.limit > _WIDE_LIMIT * np.abs(judged.expected.astype(np.float64))
     single, alternative = ~(wide & (judged.expected != 0)), judged.otherwise
@@ -230,7 +236,7 @@ def _single(judged: Branch) -> Array:
 
 
 def _outputs(call: Call[Array]) -> Iterator[tuple[str, slice, Array]]:
-    """Yield each output's name, its slice of the node's outputs, and the values before the step."""
+    """Yield the name of each output, the slice of its tensors, and its values before the step."""
     old, end = [np.broadcast_to(like, base.shape) for like, base in call.sources], 0
     for name in call.operator.outputs:
         begin, end = end, end + (1 if call.operator.carries(name) else len(call.groups))
