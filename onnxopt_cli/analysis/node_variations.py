@@ -221,8 +221,8 @@ def neighbours(
       a type, an attribute, an optional input, or given parameters.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
-    - In some nodes, all numbers of an attribute are 0 or 1, or integers have few binary digits. A
-      fault may have no effect on such nodes.
+    - In some nodes, all numbers of an attribute are 0 or 1, all elements of an input are equal, or
+      integers have few binary digits. A fault may have no effect on such nodes.
     - The generator of the operator draws the remaining nodes, if the operator has a generator.
 
     Args:

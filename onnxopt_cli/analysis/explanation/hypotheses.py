@@ -118,7 +118,7 @@ class Hypothesis:
         return sample.is_telling and self._shows(sample)
 
     def silent_exceptions(self, samples: Iterable[NodeSample]) -> list[str]:
-        """Return, in words, why passing nodes that meet the condition cannot show wrong values."""
+        """Return in words why a fault may be invisible in passing nodes that meet the condition."""
         if self.mistake is not None:
             return []
         silent = [

@@ -130,9 +130,9 @@ class NodeSample:
 
     @cached_property
     def has_equal_elements(self) -> bool:
-        """Whether all elements of a floating-point input of several elements are equal.
+        """Whether some floating-point input has several elements, all of which are equal.
 
-        A fault that exchanges or repeats elements is then not visible.
+        A fault that exchanges or repeats elements is invisible in such a node.
         """
         arrays = [value for value in self.inputs.values() if isinstance(value, np.ndarray)]
         return any(
@@ -142,7 +142,7 @@ class NodeSample:
 
     @cached_property
     def has_no_finite_output(self) -> bool:
-        """Whether all correct values are 0, infinite or NaN, so that no wrong factor is visible."""
+        """Whether all correct values are 0, infinite or NaN, so that wrong factors are invisible."""
         if self.outputs is None:
             return False
         arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
