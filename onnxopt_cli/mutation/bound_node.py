@@ -33,13 +33,13 @@ class BoundNode:
     """A node with its inputs.
 
     Attributes:
-        model: the original model of the node; the fields below replace its attributes, inputs and
-            opset version.
+        model: the original model of the node. The following fields override its opset version,
+            attributes and inputs.
         opset: the version of the node's domain.
-        attributes: the attributes that are present in the node, by name: Python values as
-            :func:`onnx.helper.get_attribute_value` returns them.
+        attributes: the attributes that are present in the node, by name. The values are Python
+            objects as :func:`onnx.helper.get_attribute_value` returns them.
         names: the names of the node's inputs; an omitted optional input has an empty name.
-        values: the values of the inputs by name, initializers included.
+        values: the values of the inputs by name, including initializers.
     """
 
     model: onnx.ModelProto
@@ -94,7 +94,7 @@ class BoundNode:
         return value if isinstance(value, np.ndarray) else None
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute's value; if the node omits the attribute, its default or None."""
+        """Return an attribute's value; an omitted attribute has its default, or else None."""
         if name in self.attributes:
             return self.attributes[name]
         entry = self.schema.attributes.get(name)
@@ -110,20 +110,20 @@ class BoundNode:
     def with_operand(self, index: int, value: Value) -> BoundNode:
         """Return the node with another value of an input.
 
-        If several inputs share a value, the value changes for this input only.
+        If several inputs share a value, the value changes only for this input.
         """
         name = f"operand_{index}"
         names = (*self.names[:index], name, *self.names[index + 1 :])
         return replace(self, names=names, values={**self.values, name: value})
 
     def with_names(self, names: Sequence[str]) -> BoundNode:
-        """Return the node with other names of inputs; empty names at the end are dropped."""
+        """Return the node with other input names, without empty names at the end."""
         while names and not names[-1]:
             names = names[:-1]
         return replace(self, names=tuple(names))
 
     def structure(self) -> Hashable:
-        """Return a key that is equal for nodes that differ only in the values of their inputs."""
+        """Return a key. Nodes that differ only in the values of their inputs have equal keys."""
         values = ((name, self.values.get(name)) for name in self.names)
         types = tuple((name, *_type(value)) for name, value in values)
         attributes = tuple((name, _hashable(value)) for name, value in self.attributes.items())

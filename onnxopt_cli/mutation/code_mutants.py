@@ -1,7 +1,7 @@
 """Mutants of Python functions, each with one change of the syntax tree.
 
-A mutant replaces the code object of a function, so that it takes effect wherever the function is
-referenced: in classes, closures and other modules.
+A mutant replaces the code object of a function. Therefore, the change takes effect wherever the
+function is referenced: in classes, closures and other modules.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
-# Functions that are not replaced, because replacing them would affect only messages and checks.
+# Calls of these functions are not replaced, because this would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
 )
@@ -82,7 +82,7 @@ class CodeMutant:
 
     Attributes:
         name: the changed statement and the original statement.
-        about: description of the change, one sentence.
+        about: a description of the change in one sentence.
         function: the function.
         code: the code object of the changed function.
         place: the index of the change among those that :func:`changes` yields.
@@ -109,7 +109,7 @@ def patched(function: FunctionType, code: CodeType) -> Iterator[None]:
 def code_mutants(function: FunctionType) -> Iterator[CodeMutant]:
     """Yield the mutants of a function in the order of its source.
 
-    A function without source, or whose source does not compile to the function, has no mutants.
+    A function has no mutants if its source is missing or does not compile to its code.
     """
     tree = syntax_tree(function)
     if tree is None or compiled(tree, function) is None:
@@ -143,11 +143,11 @@ def syntax_tree(function: FunctionType) -> ast.FunctionDef | None:
 
 
 def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
-    """Return the code object of a changed function; None if it does not fit the function.
+    """Return the code object of a changed function; None if it cannot replace the original.
 
-    The definition is compiled within a function that binds the free variables of the original,
-    because a code object fits only if it has the same free variables. Decorators and annotations
-    are left out, because they are not part of the code object.
+    A code object can replace another only if both have the same free variables. Therefore, the
+    definition is compiled within a function that binds the free variables of the original.
+    Decorators and annotations are left out, because they are not part of the code object.
     """
     names = list(function.__code__.co_freevars)
     bindings: list[ast.stmt] = [
@@ -180,16 +180,16 @@ def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     return None
 
 
-#: A function that replaces a node of the syntax tree by an expression, statement or operator, and
-#: returns a function that restores the old node.
+#: A function that replaces a node of the syntax tree by the given node. It returns a function that
+#: restores the old node.
 Put = Callable[[Any], Callable[[], None]]
 
 
 def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
     """Yield the changes of a function.
 
-    Each change consists of the changed statement, a function that replaces the old node of the tree
-    by a given node, the new node, and a description.
+    Each change consists of four items: the changed statement, a function that replaces the old node
+    of the tree, the new node, and a description.
     """
     for block, index in _blocks(tree):
         statement = block[index]
@@ -207,7 +207,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _is_check(statement: ast.stmt) -> bool:
-    """Return whether a statement only raises an exception for an invalid node."""
+    """Return whether a statement does nothing except raise an exception for an invalid node."""
     return (
         isinstance(statement, ast.If)
         and not statement.orelse
@@ -333,7 +333,7 @@ def _call_replacements(node: ast.Call, text: str) -> Iterator[tuple[ast.expr, st
 _BUILT_IN = {"min": "max", "max": "min", "any": "all", "all": "any", "round": "int"}
 # Methods, with their replacements.
 _METHODS = {"max": "min", "min": "max", "sum": "mean", "mean": "sum", "any": "all", "all": "any"}
-# Methods whose result is replaced by the object of the method.
+# Calls of these methods are replaced by the object itself: ``x.astype(t)`` becomes ``x``.
 _CONVERSIONS = frozenset({"astype", "reshape", "transpose", "squeeze", "clip"})
 
 
@@ -352,7 +352,7 @@ def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
 
 
 def _without_function(name: str, node: ast.Call) -> Iterator[ast.expr]:
-    """Yield an argument that replaces the whole call, and the call with exchanged arguments."""
+    """Yield replacements of a call: each argument alone, and the call with exchanged arguments."""
     function, arguments = node.func, node.args
     if isinstance(function, ast.Attribute) and name in _CONVERSIONS and not _is_numpy(function):
         yield function.value
@@ -374,7 +374,7 @@ def _is_numpy(function: ast.expr) -> bool:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement in one line; the blocks of a compound statement are omitted."""
+    """Return a statement as one line of text, without the blocks of a compound statement."""
     match statement:
         case ast.If() | ast.While():
             text = f"{type(statement).__name__.lower()} {ast.unparse(statement.test)}"

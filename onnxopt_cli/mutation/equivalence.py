@@ -1,9 +1,9 @@
 """Recognize equivalent mutants, and find inputs that distinguish other mutants from the formula.
 
-Implementations are compared on probes, which are calls that cover an operator's inputs. Dense
-probes, with hundreds of double elements for each T and setting of the attributes, reveal mistakes
-in a formula. Small probes with every combination of shapes and types reveal mistakes in the
-treatment of inputs and outputs.
+Implementations are compared on probes: calls that together cover an operator's possible inputs.
+Dense probes reveal mistakes in a formula. They have hundreds of double-precision elements for each
+T and each setting of the attributes. Small probes reveal mistakes in the treatment of inputs and
+outputs. They cover every combination of shapes and types.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Relative tolerance by item size. The error of a formula that is computed in another order in the
-#: wide type, and rounded once, is far smaller than the tolerance.
+#: Relative tolerance by item size. It is far larger than the error of a correct formula that is
+#: computed in another order in the wide type and rounded once.
 _RTOL = {4: 1e-5, 8: 1e-9}
-#: The smallest relative difference of a clear example. The smallest clear example is preferred.
+#: An example is clear if its relative difference is at least _CLEAR_DIFFERENCE. The smallest clear
+#: example is preferred.
 _CLEAR_DIFFERENCE = 0.1
-#: The largest result, relative to the largest input, that may be due to roundings where terms
-#: cancel.
+#: If terms cancel, a result of this size may consist only of roundings. The size is relative to the
+#: largest input.
 _RESIDUE = 1e-15
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
@@ -71,8 +72,8 @@ _PAIR: _Layout = (((3,), (3,)),) * 2
 def equivalent(operator: Operator, implementation: Implementation) -> bool:
     """Return whether an implementation equals the formula on all probes.
 
-    Elements for which the formula yields NaN from finite inputs are not compared, since the
-    specification does not define them. For example, a negative second moment leads to NaN.
+    If the formula yields NaN from finite inputs, the element is not compared, because the
+    specification does not define it. For example, a negative second moment leads to NaN.
     """
     return all(
         _agrees(_differences(probe, implementation.run(probe.call))) for probe in _probes(operator)
@@ -85,14 +86,14 @@ def distinguishing_input(
     """Return a small input that distinguishes an implementation from the formula, or None.
 
     Returns:
-        The attributes of the node, and its inputs by name. If possible, the input is the single
-        element with the largest relative difference in any probe. If elements depend on each other,
-        or only the structure is wrong, the input is the smallest probe with a clear difference.
+        The attributes of the node, and its inputs by name. If possible, the input is a single
+        element: the one with the largest relative difference in any probe. If elements depend on
+        each other, or if only the structure is wrong, the input is the smallest probe with a clear
+        difference.
     """
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
-    # Size of the smallest probe with a clear difference; larger probes are less readable as
-    # examples.
+    # Size of the smallest probe with a clear difference. Larger probes are harder to read.
     smallest_clear = float("inf")
     for index, probe in enumerate(_probes(operator)):
         if not probe.dense and probe.call.size >= smallest_clear:
@@ -126,7 +127,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit implementations whose outputs on all probes are those of an earlier implementation."""
+    """Omit each implementation whose outputs equal those of an earlier one on all probes."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []
@@ -152,7 +153,10 @@ def _agrees(differences: list[Array] | None) -> bool:
 
 
 def _differences(probe: _Probe, outputs: list[Array]) -> list[Array] | None:
-    """Return relative differences of outputs, 0 if they agree; None for a wrong structure."""
+    """Return the relative differences of outputs; None if types, shapes or their number are wrong.
+
+    The difference of elements that agree is 0.
+    """
     same = len(outputs) == len(probe.expected) and all(
         output.dtype == expected.dtype and output.shape == expected.shape
         for output, expected in zip(outputs, probe.expected, strict=True)
@@ -173,7 +177,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # Two values of which only one is finite differ as much as values of opposite signs.
+    # If only one of two values is finite, they count as different as values of opposite signs.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)
@@ -194,8 +198,8 @@ class _Probe:
     Attributes:
         call: the node.
         expected: its outputs.
-        dense: True for a call with one group of many elements, each of which is a probe of its own.
-        finite: True if all inputs are finite numbers.
+        dense: whether the call has one group of many elements, each of which is a separate test.
+        finite: whether all inputs are finite numbers.
         largest: largest finite magnitude among its tensors.
     """
 
@@ -208,9 +212,9 @@ class _Probe:
 
 @cache
 def _probes(operator: Operator) -> tuple[_Probe, ...]:
-    """Return the operator's probes; the first probe reveals most mistakes.
+    """Return the operator's probes, beginning with a probe that reveals most mistakes.
 
-    Large probes come last, because a smaller probe usually reveals a mistake.
+    Large probes come last, because a smaller probe is usually sufficient.
     """
     draw = _Draw(operator)
     first, *dense = [_probe_of(call, dense=True) for call in draw.dense()]
@@ -297,9 +301,9 @@ class _Draw:
     ) -> Call[Array]:
         """Draw a call.
 
-        The first of the two ``types`` is the type of the first tensor of each group, and the second
-        is the type of the group's other tensors. Likewise, the first shape of each group in
-        ``layout`` is the shape of the first tensor, and the second is that of the other tensors.
+        ``types`` consists of the type of the first tensor of each group, and the type of the other
+        tensors of the group. Likewise, ``layout`` has for each group the shape of the first tensor,
+        and the shape of the other tensors.
         """
         operator = self._operator
         if attributes is None:
@@ -325,15 +329,15 @@ class _Draw:
     def _tensor(self, name: str, shape: _Shape, dtype: str, scale: float) -> Array:
         """Draw short decimal numbers of many magnitudes; one number in five is zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
-        # Division by a power of ten yields the double nearest to the decimal; multiplication does
-        # not.
+        # Division by a power of ten yields the double that is nearest to the decimal number.
+        # Multiplication by a negative power does not.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
         # The sum turns negative zeros into positive zeros.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw sets of all attributes, of required attributes, or with one extreme value."""
+        """Draw settings of all attributes, of only the required ones, and with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

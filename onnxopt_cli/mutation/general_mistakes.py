@@ -1,10 +1,13 @@
-"""Known mistakes that any operator can have, as rows with a name and a change.
+"""Known mistakes that any operator with a formula can have.
 
-A change applies to operands or results of the formula, to inputs or outputs of the node, or to the
-types of the computation. The formula is evaluated in the wide type for each group. A group is a
-tensor with its gradient and its states; a node has one group for each tensor that it updates. The
-tables come first, followed by the hooks, which turn changes at one place into implementations. A
-row may be equivalent to the formula for some operators.
+A mistake is a row of a table: a name and a change. A change applies to operands or results of the
+formula, to inputs or outputs of the node, or to the types of the computation. The formula is
+evaluated in the wide type for each group. A group is a tensor with its gradient and its states; a
+node has one group for each tensor that it updates.
+
+The tables come first. They are followed by the hooks: each hook applies changes at one place, such
+as the outputs of the node, and returns implementations. For some operators, a row may be equivalent
+to the formula.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ from onnxopt_cli.operators.operator import (
 )
 from onnxopt_cli.operators.rewrite import Formula
 
-#: A table of changes by the name of the mistake. A hook applies a change at one place of a call;
-#: the parameters of the change depend on the hook.
+#: A table of changes by the name of the mistake. The parameters of a change depend on the hook that
+#: applies the change.
 Rows = dict[str, Any]
 Operands = dict[str, Any]
 Results = tuple[Any, ...]
@@ -376,7 +379,7 @@ def _around(
     Args:
         operator: the operator.
         about: description of the mistakes.
-        rows: the mistakes; each change is passed to the two functions.
+        rows: the mistakes; each change is passed to ``before`` and ``after``.
         before: returns changed operands.
         after: returns changed results, given the results and the unchanged operands.
     """
@@ -384,8 +387,8 @@ def _around(
 
     def changed(row: Any, formula: Formula) -> Formula:
         def altered(*values: Any, **attributes: Any) -> Results:
-            # If mistakes are combined, the outer mistake passes all operands to the inner mistake
-            # by name.
+            # If two mistakes are combined, one of them calls the other and passes all operands by
+            # name.
             operands = dict(zip(names, values, strict=False)) | attributes
             return after(row, operands, formula(**before(row, operands)))
 
@@ -465,7 +468,10 @@ def regrouped(change: Callable[[Groups], Groups]) -> Compute:
 
 
 def _each_beside(change: Callable[[Array, Array], Array]) -> Compute:
-    """Return a computation that changes each tensor, given also the first tensor of its group."""
+    """Return a computation that changes each tensor.
+
+    The change also receives the first tensor of the group.
+    """
     return regrouped(
         lambda groups: tuple(
             tuple(change(tensor, group[0]) for tensor in group) for group in groups
@@ -478,14 +484,14 @@ def _each_tensor(change: Callable[[Array], Array]) -> Compute:
 
 
 def _filled(fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
-    """Return a computation in which a function expands the operands that must be broadcast."""
+    """Return a computation in which ``fill`` replaces the broadcasting of operands."""
     return _each_beside(
         lambda tensor, first: tensor if tensor.shape == first.shape else fill(tensor, first.shape)
     )
 
 
 def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Array]) -> Compute:
-    """Return a computation in which a function expands one operand if it must be broadcast."""
+    """Return a computation in which ``fill`` replaces the broadcasting of one operand."""
 
     def filled(group: tuple[Array, ...]) -> tuple[Array, ...]:
         tensor, shape = group[position], group[0].shape
@@ -497,9 +503,9 @@ def _filled_operand(position: int, fill: Callable[[Array, tuple[int, ...]], Arra
 
 
 def _tensor_of_other(position: int, change: Callable[[Groups], Groups]) -> Compute:
-    """Return a computation in which groups use each other's values of one tensor.
+    """Return a computation in which a group uses one tensor of another group.
 
-    The tensor keeps its type.
+    The tensor is converted to the type of the tensor that it replaces.
     """
 
     def exchanged(groups: Groups) -> Groups:
@@ -525,7 +531,7 @@ def _scalar(position: int, change: Callable[[Array], Array]) -> Compute:
 
 
 def _counting(position: int) -> Compute:
-    """Return a computation that adds 0, 1, 2 and so on to a scalar, one number for each group."""
+    """Return a computation that adds 0 to a scalar for the first group, 1 for the second, etc."""
 
     def compute(call: Call[Array]) -> list[Array]:
         before = count()
@@ -549,7 +555,7 @@ def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = F
 
 
 def _numbers_of_other(name: str, change: Callable[[Any], Any]) -> Compute:
-    """Return a computation in which groups use each other's numbers of an attribute."""
+    """Return a computation in which a group uses an attribute's number for another group."""
     return _attributes(lambda call: {**call.attributes, name: change(call.attributes[name])})
 
 
@@ -568,8 +574,8 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
     """Return a computation with changed outputs.
 
-    A change also receives the input that has the type of the output, and the input that has its
-    shape.
+    A change also receives two inputs: the input with the type of the output, and the input with the
+    shape of the output.
     """
     return _outputs(
         lambda call, new: [
@@ -579,9 +585,9 @@ def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
 
 
 def _each_kind(change: Callable[[list[Array], list[Array]], list[Array]]) -> Compute:
-    """Return a computation that changes the outputs of one name in all groups together.
+    """Return a computation that changes an output, such as X_new, in all groups together.
 
-    A change receives the outputs of this name, and the old values of their tensors.
+    A change receives the values of this output in all groups, and the old values of the tensors.
     """
 
     def changed(call: Call[Array], new: list[Array]) -> list[Array]:
@@ -646,7 +652,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 
 
 class _Branching(np.ndarray[Any, Any]):
-    """An array for which ``np.where`` returns one branch if the condition is a single value.
+    """An array for which ``np.where`` with a single condition returns one branch unchanged.
 
     As with ``if``, the type of the other branch has no effect on the type of the result.
     """
@@ -689,7 +695,8 @@ def _first_in_double(call: Call[Array], outputs: list[Array]) -> list[Array]:
 def _joined(call: Call[Array]) -> list[Array]:
     """Compute all groups as one group of all elements.
 
-    The computation uses the types of the first group, but each output has its own type.
+    The computation uses the types of the first group. Each output is then converted to the type of
+    its own tensor.
     """
     outputs = call.split(evaluate(call.concatenated))
     return [

@@ -1,9 +1,10 @@
 """Find the mutants of Python functions that an input infects.
 
-An input infects a mutant if the run with this input reaches the changed expression, and if the
-change results in another value of the expression. An input that does not infect a mutant cannot
-distinguish it from the original (weak mutation testing; Howden 1982). A single run of instrumented
-functions finds all infected mutants, which is far faster than running each mutant.
+An input infects a mutant if two conditions hold: the run with this input reaches the changed
+expression, and the changed expression has another value than the original. An input that does not
+infect a mutant cannot distinguish the mutant from the original (weak mutation testing; Howden
+1982). A single run of instrumented functions finds all infected mutants. Such a run is much faster
+than running each mutant.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from onnxopt_cli.mutation.code_mutants import CodeMutant, changes, compiled, pat
 _REACHED, _COMPARED, _TESTED = "__mutants_reached__", "__compared__", "__tested__"
 # Names of the fields that hold the expression of a statement.
 _FIELDS = ("value", "test", "iter")
-# Methods and functions that change their arguments. A second evaluation of a call that changes its
-# arguments would change the result of the original.
+# Methods and functions that change their arguments. Such calls are not evaluated a second time,
+# because this would change the result of the original.
 _CHANGING = frozenset({
     "append", "clear", "discard", "add", "extend", "fill", "insert", "next", "pop", "popitem",
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# Reference count, during the comparison, of a list to which no variable refers.
+# Reference count that a list has during the comparison if no variable refers to it.
 _LIST_REFERENCES = 4
-# Reference count, during the comparison, of an array to which no variable refers.
+# Reference count that an array has during the comparison if no variable refers to it.
 _ARRAY_REFERENCES = 5
 
 
 class InfectionRecorder:
-    """Records the mutants that the runs of instrumented functions infect.
+    """Records which mutants are infected while instrumented functions run.
 
     Args:
-        mutants: the mutants by name. A mutant may change several functions, in different versions
-            of an operator.
+        mutants: the mutants by name. If an operator has several versions, a mutant may change one
+            function in each version.
 
     Attributes:
         infected: names of the mutants that have been infected.
-        unknown: names of the mutants whose function cannot be instrumented; every input may infect
-            them.
+        unknown: names of the mutants whose function cannot be instrumented. Any input may infect
+            such a mutant.
     """
 
     def __init__(self, mutants: Mapping[str, Sequence[CodeMutant]]) -> None:
@@ -102,8 +103,8 @@ class InfectionRecorder:
         for name, compute in changed:
             if name in self.infected:
                 continue
-            # Instrumented functions must not record infections while a changed expression calls
-            # them.
+            # A changed expression may call instrumented functions. These calls must not record
+            # infections.
             self._is_comparing = True
             try:
                 is_same = agrees(compute())
@@ -120,7 +121,7 @@ def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType 
 
     Args:
         function: the function.
-        names: the names of the mutants by the places of their changes.
+        names: the names of the mutants by the index of the change; see ``CodeMutant.place``.
     """
     tree = syntax_tree(function)
     if tree is None:
@@ -149,7 +150,7 @@ def _changed_field(
     if isinstance(changed, ast.Pass):
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)]):
-                # A deleted assignment corresponds to an assignment of the variable to itself.
+                # Deleting an assignment has the same effect as assigning the variable to itself.
                 return "value", ast.Name(name, ast.Load())
             case ast.If(orelse=[]):
                 return "test", ast.Constant(value=False)
@@ -171,7 +172,7 @@ def _dumped(statement: ast.stmt, field: str) -> str | None:
 
 
 def _is_repeatable(expression: ast.expr) -> bool:
-    """Return whether an expression can be evaluated in addition to the original one."""
+    """Return whether a changed expression can be evaluated without side effects."""
     for node in ast.walk(expression):
         if isinstance(node, ast.NamedExpr | ast.Yield | ast.YieldFrom | ast.Await):
             return False
@@ -193,7 +194,8 @@ class _Instrumenter(ast.NodeTransformer):
     """Inserts calls of a recorder into a function.
 
     Attributes:
-        reached: names of the mutants that are infected where a statement is reached.
+        reached: for each statement, the names of the mutants that are infected whenever the
+            statement is reached.
         compared: the names and changed expressions of mutants by statement and field.
     """
 
@@ -233,7 +235,7 @@ def _call(name: str, arguments: list[ast.expr]) -> ast.Call:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are interchangeable; False if this is uncertain."""
+    """Return whether one value can replace the other in the rest of the run; False if uncertain."""
     if value is other:
         return True
     if type(value) is not type(other):
@@ -246,8 +248,7 @@ def _same(value: Any, other: Any) -> bool:
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, list):
         if _is_shared(value, _LIST_REFERENCES) or _is_shared(other, _LIST_REFERENCES):
-            # Two objects are not interchangeable if a later change of one object would not affect
-            # the other.
+            # A later change of one object would not affect the other.
             return False
         return len(value) == len(other) and all(map(_same, value, other))
     if value is None or isinstance(value, bool | int | str | bytes | slice | range | np.dtype):
@@ -261,8 +262,7 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
     if value.__array_interface__["data"] != other.__array_interface__["data"] and (
         _is_shared(value, _ARRAY_REFERENCES) or _is_shared(other, _ARRAY_REFERENCES)
     ):
-        # Two objects are not interchangeable if a later change of one object would not affect the
-        # other.
+        # A later change of one array would not affect the other.
         return False
     if value.dtype == object:
         return repr(value.tolist()) == repr(other.tolist())
@@ -270,7 +270,7 @@ def _same_arrays(value: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bo
 
 
 def _is_shared(value: Any, own_references: int) -> bool:
-    """Return whether another variable may refer to an object or to its memory."""
+    """Return whether any other variable may refer to an object or to its memory."""
     if isinstance(value, np.ndarray) and value.base is not None:
         return True
     return sys.getrefcount(value) > own_references

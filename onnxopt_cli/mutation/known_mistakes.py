@@ -1,7 +1,8 @@
 """The known mistakes of an operator: the named wrong implementations.
 
-An operator's file defines its own mistakes; mistakes that any operator can have are generated from
-its signature. Defects that no output shows, such as writing to an input, are not known mistakes.
+The file of an operator defines mistakes of this operator. Mistakes that any operator can have are
+generated from its signature. A defect that has no effect on outputs, such as writing to an input,
+is not a known mistake.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ def named(operator: Operator, *names: str) -> Implementation | None:
 
 
 def is_likely(operator: Operator, mistake: Implementation) -> bool:
-    """Return whether a mistake is listed for the operator, or is made by many programs."""
+    """Return whether a mistake is listed for the operator, or many programs make the mistake."""
     listed = mistake.name in {listed_mistake.name for listed_mistake in operator.known_mistakes}
     return listed or ignores_attribute(operator, mistake) or mistake.precision == np.float32
 
 
 def ignores_attribute(operator: Operator, mistake: Implementation) -> bool:
-    """Return whether a mistake uses a default or another fixed value for an attribute."""
+    """Return whether a mistake always uses the default or another fixed value of an attribute."""
     prefixes = tuple(f"{attribute.name} taken as" for attribute in operator.attributes)
     return mistake.name.startswith(prefixes)
 

@@ -45,8 +45,8 @@ def _normalized(
     Args:
         deviation: returns the divisor, given the centred input, the axes of the mean, and epsilon.
         centred: whether the mean is subtracted.
-        over: returns the axes of the mean, given the correct axes. The input of GroupNormalization
-            has the axes batch, group, and element of the group.
+        over: given the correct axes of the mean, returns the axes that the mistake uses. For
+            GroupNormalization, the axes of the input are batch, group, and element of the group.
     """
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
@@ -137,7 +137,7 @@ def _first_initial_state(node: BoundNode) -> BoundNode | None:
 
 
 def _first_weights(node: BoundNode) -> BoundNode | None:
-    """Replace weights and biases of the second direction by those of the first."""
+    """Replace the weights and biases of the second direction by those of the first."""
     return _first_direction({1: 0, 2: 0, 3: 0}, node)
 
 
@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Multiply one of Gemm's attributes alpha and beta by the other."""
+    """Multiply the named attribute of Gemm, alpha or beta, by the other of the two."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))
@@ -198,7 +198,7 @@ def _flipped(node: BoundNode) -> BoundNode | None:
 
 
 def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
-    """Replace Attention's causal mask by one that is aligned to the first or to the last key."""
+    """Align Attention's causal mask to the first key or to the last key."""
     query, key, past = node.operand(0), node.operand(1), node.operand(4)
     if not node.attribute("is_causal") or query is None or key is None:
         return None
@@ -213,7 +213,7 @@ def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
 
 
 def _padded_with_zero(node: BoundNode) -> BoundNode | None:
-    """Pad the input with 0 instead of its zero point, or instead of a value that has no effect."""
+    """Pad the input with 0 instead of its zero point, or instead of a value without effect."""
     x, pads = node.operand(0), node.attribute("pads")
     if x is None or not pads or not any(pads) or len(pads) != 2 * (x.ndim - 2):
         return None
@@ -223,7 +223,7 @@ def _padded_with_zero(node: BoundNode) -> BoundNode | None:
 
 
 def _unbiased_running_variance(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Update BatchNormalization's running variance with a variance that divides by n - 1."""
+    """Update BatchNormalization's running variance with a variance whose divisor is n - 1."""
     x, old = node.operand(0), node.operand(4)
     requested = node.output_places
     if x is None or old is None or not node.attribute("training_mode") or 2 not in requested:  # noqa: PLR2004 - the third output

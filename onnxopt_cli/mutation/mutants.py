@@ -63,8 +63,8 @@ def mutants(operator: Operator) -> tuple[Implementation, ...]:
 def name_mutants(operator: Operator) -> tuple[Implementation, ...]:
     """Return mutants in which one statement uses other names, in the order of the formula.
 
-    Two names are exchanged in a statement, or one name is replaced wherever the statement uses it.
-    :func:`mutants` replaces single uses of a name.
+    In one kind of mutant, two names are exchanged in a statement. In the other kind, one name is
+    replaced wherever the statement uses it. In contrast, :func:`mutants` replaces single uses.
     """
     tree = formula_tree(operator.formula)
     tree.body = tree.body[ast.get_docstring(tree) is not None :]
@@ -113,7 +113,7 @@ def _compiled(source: str, formula: Formula) -> Formula:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement in one line; the branches of an if are omitted."""
+    """Return a statement as one line of text, without the branches of an ``if``."""
     if isinstance(statement, ast.If):
         return f"if {ast.unparse(statement.test)}"
     return ast.unparse(statement)
@@ -124,8 +124,8 @@ def _changes(node: ast.expr, names: Sequence[str], choices: Sequence[str]) -> It
 
     Args:
         node: the expression.
-        names: names of numbers that are defined at the place of the expression.
-        choices: the strings that attributes may have as values.
+        names: names of the numbers that are defined at this point of the formula.
+        choices: the possible values of string attributes.
     """
     text = ast.unparse(node)
     named = text in names
@@ -192,7 +192,7 @@ def _places(
 
     Args:
         tree: the formula.
-        names: its numeric arguments; names that the formula assigns are added.
+        names: its numeric arguments. The names that earlier statements assign are added.
     """
     for statement, defined in _statements_and_names(tree, names):
         for node, put in _expressions(statement, _expression_fields(statement)):
@@ -206,7 +206,7 @@ def _statements_and_names(
 
     Args:
         tree: the formula.
-        names: its numeric arguments; names that the formula assigns are added.
+        names: its numeric arguments. The names that earlier statements assign are added.
     """
     for statement in _statements(tree.body):
         yield statement, names

@@ -1,8 +1,8 @@
 """Known mistakes of operators without a formula, for the explanation of failures.
 
-The known mistakes of an operator are the mutants that follow from its schema, further mistakes that
-any operator may have, and the mistakes that are listed for single operators, such as another
-rounding, convention or order of gates.
+The known mistakes of an operator come from three sources: the mutants that follow from its schema,
+other mistakes that any operator may have, and mistakes that are listed for single operators. An
+example of a listed mistake is a wrong rounding, convention or order of gates.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def mistakes_in_versions(
 ) -> dict[str, NodeMutant]:
     """Return the known mistakes of several versions of an operator by name.
 
-    A parameter may be an attribute in one version and an input in another, and has mistakes of the
-    same name in both. Each returned mistake therefore computes a node with the mistake of this name
-    in the version of the node.
+    A parameter may be an attribute in one version and an input in another version. Its mistakes
+    have the same names in both versions. A returned mistake therefore looks up the version of the
+    node, and computes the node with the mistake that has the same name in that version.
 
     Args:
         domain: the operator's domain; empty for the default domain.
@@ -115,7 +115,7 @@ def _version_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) -> BoundNode | None:
-    """Return the node in a later version, with parameters where that version expects them."""
+    """Return the node in a later version, in which an attribute may have become an input."""
     if node.schema.since_version >= version:
         return None
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
@@ -138,7 +138,8 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
     return later
 
 
-# Names of attributes that became inputs of another name in later versions, by operator and input.
+# Some attributes became inputs of another name in a later version. The keys are the operator and
+# the input, and the values are the names of the attributes.
 _RENAMED = {("TopK", "K"): "k", ("Pad", "constant_value"): "value"}
 
 
@@ -146,7 +147,7 @@ def _as_input(value: Any, first: Array | None) -> Array:
     """Return the value of an attribute as an input; a float gets the type of the first input."""
     if isinstance(value, float) and first is not None:
         return np.array(value).astype(first.dtype)
-    # A number of elements, such as K of TopK, is a vector.
+    # A count, such as K of TopK, becomes a vector of one element.
     return np.atleast_1d(np.array(value))
 
 
@@ -246,7 +247,7 @@ def _text(value: Any) -> str:
 
 
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return a wrong default of an attribute; None if it has no default or no other choice."""
+    """Return a wrong default of an attribute; None without a default or without another choice."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None

@@ -1,7 +1,7 @@
 """Mutants of an operator without a formula: wrong implementations of a node.
 
-The mutants of this module follow from the operator's schema alone. Each mutant is the correct
-operator with one defect in its reading of attributes, inputs or types. The caller provides the
+The mutants of this module are derived only from the operator's schema. Each mutant is the correct
+operator with one defect in how it reads attributes, inputs or types. The caller provides the
 correct operator, usually onnx's reference, as a function of a model and its inputs.
 """
 
@@ -35,7 +35,8 @@ Change = Callable[[BoundNode], BoundNode | None]
 Computation = Callable[[BoundNode], Sequence[Value] | None]
 #: A function that changes the outputs of a node.
 Finish = Callable[[Sequence[Value]], Sequence[Value]]
-#: A function that computes a node, possibly a changed node, with the correct operator.
+#: A function that computes a node with the correct operator. A mutant may call it with a changed
+#: node.
 ComputeNode = Callable[[BoundNode], Sequence[Value]]
 
 
@@ -92,11 +93,11 @@ class NodeMutant:
         name: identifies the mutant among the mutants of its operator, in every opset version.
         kind: the kind of defect.
         about: description in one sentence.
-        change: changes the node that the correct operator computes, or computes the outputs without
-            the correct operator.
-        finish: changes the outputs of the correct operator; None if they are returned unchanged.
-        code: the changed function of the correct operator; None for other defects.
-        version: the earlier version in which the node is computed; None for other defects.
+        change: either changes the node before the correct operator computes it, or computes the
+            outputs without the correct operator.
+        finish: changes the outputs of the correct operator; None to return them unchanged.
+        code: the changed function of the correct operator; None for other kinds of defects.
+        version: the earlier version in which the node is computed; None for other kinds of defects.
     """
 
     name: str
@@ -192,7 +193,7 @@ def node_mutants(
     return tuple(mutants.values())
 
 
-# The values that an attribute of strings may have, by operator and attribute or by attribute alone.
+# The values that a string attribute may have, by operator and attribute or only by attribute.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     "reduction": ("none", "mean", "sum"),
@@ -233,7 +234,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def choices(op_type: str, attribute: str) -> tuple[str, ...]:
-    """Return the values that a string attribute may have; empty if any string is valid."""
+    """Return the possible values of a string attribute; empty if any string is valid."""
     return _CHOICES.get(f"{op_type}.{attribute}", _CHOICES.get(attribute, ()))
 
 
@@ -402,7 +403,7 @@ def _same(first: Any, second: Any) -> bool:
 # --- inputs ---
 
 
-# Types of inputs that are parameters, such as axes, not data.
+# Types of inputs that are parameters, such as axes, rather than data.
 _INDEX_TYPES = frozenset({"tensor(int64)", "tensor(int32)"})
 
 
@@ -440,7 +441,7 @@ def _types(schema: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> tupl
     return (formal.type_str,)
 
 
-# NumPy's kinds of types, by the beginning of the type's name in schemas.
+# NumPy's kind characters of types, by the beginning of the type's name in schemas.
 _KINDS_OF_TYPES = {
     "tensor(float": "f", "tensor(bfloat16": "f", "tensor(double": "f", "tensor(int": "i",
     "tensor(uint": "u", "tensor(bool": "b", "tensor(string": "O",
@@ -448,7 +449,7 @@ _KINDS_OF_TYPES = {
 
 
 def _type_kinds(schema: defs.OpSchema, formal: defs.OpSchema.FormalParameter) -> set[str]:
-    """Return NumPy's kinds of the types that an input or output may have."""
+    """Return NumPy's kind characters of the types that an input or output may have."""
     return {
         kind
         for name in _types(schema, formal)
@@ -547,8 +548,8 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
     def change(array: Array) -> Array:
         limits = np.iinfo(array.dtype)
-        # The largest int64 is rounded to a double outside the range of int64; the next smaller
-        # double is in the range.
+        # The largest int64, converted to double, is rounded up and leaves the range of int64. The
+        # next smaller double is within the range.
         top = np.nextafter(np.float64(limits.max) + 1, 0)
         floats = array.astype(name).astype(np.float64)
         return np.clip(floats, np.float64(limits.min), top).astype(array.dtype)
@@ -557,10 +558,10 @@ def _integers_through(name: str) -> Callable[[Array], Array | None]:
 
 
 def _other_sign(array: Array) -> Array:
-    """Return integers with signed integers read as unsigned, and unsigned ones as signed."""
+    """Read signed integers as unsigned, or unsigned integers as signed."""
     kind = "u" if array.dtype.kind == "i" else "i"
-    # The values are clamped. If values wrapped around, sums and products modulo 2**n would be equal
-    # for signed and unsigned integers.
+    # The values are clamped. If they wrapped around, sums and products modulo 2**n would be the
+    # same for signed and unsigned integers.
     reread = array.view(np.dtype(f"{kind}{array.dtype.itemsize}"))
     limits = np.iinfo(array.dtype)
     return np.clip(reread.astype(np.float64), limits.min, limits.max)
@@ -597,10 +598,11 @@ class _Misreading:
 
     Attributes:
         kind: the kind of mutant.
-        types: NumPy's kinds of the types to which the misreading applies; "f" includes bfloat16.
-        about: the end of the sentence "The values of the input X are".
-        change: returns the values that are used instead; None or equal values if the misreading has
-            no effect.
+        types: NumPy's kind characters of the types to which the misreading applies; "f" includes
+            bfloat16.
+        about: the end of the sentence "The values of the input X are ...".
+        change: returns the values that are used instead. If the misreading has no effect, returns
+            None or equal values.
     """
 
     kind: MutantKind
@@ -665,7 +667,7 @@ _MISREADINGS = {
 }
 
 
-# Misreadings that have an effect only on the order of NaN, which the specification does not define.
+# Misreadings that affect only the order of NaN. The specification does not define this order.
 _UNDEFINED = frozenset({
     (name, "without NaN") for name in ("ArgMax", "ArgMin", "Hardmax", "NonMaxSuppression", "TopK")
 })  # fmt: skip
@@ -759,19 +761,22 @@ def _coarse(misreading: _Misreading, outputs: Sequence[Value]) -> list[Value]:
 # --- proofs ---
 
 _NO_CHANGE = "The mutant changes no value of any type that the schema allows."
-# Misreadings that convert values to a narrower type. For each misreading, the types with more than
-# 16 bits whose values the conversion preserves.
+# For each misreading that converts values to a narrower type, the types whose values the conversion
+# preserves. Only types with more than 16 bits are listed.
 _UNCHANGED_TYPES = {
     "rounded to float32": {"float32"},
     "outputs in float32": {"float32"},
     "in 32 bits": {"int32", "uint32"},
 }
-# All values of a type are tried if a value has at most this number of bytes.
+# All values of a type are tried if the type has at most _TRIED_BYTES bytes.
 _TRIED_BYTES = 2
 
 
 def equivalence_proof(schema: defs.OpSchema, name: str) -> str:
-    """Return why a mutant equals its operator on every valid input; empty without a proof."""
+    """Return why a mutant equals its operator on every valid input.
+
+    The text is empty if no proof is known.
+    """
     proof = proof_of(schema, name)
     if proof is not None:
         return proof.reason
@@ -788,9 +793,9 @@ def equivalence_proof(schema: defs.OpSchema, name: str) -> str:
 
 @cache
 def _changes_values(text: str, type_name: str) -> bool:
-    """Return whether a misreading may change a value of a type of ONNX.
+    """Return whether a misreading may change any value of an ONNX type.
 
-    All values of types of at most 16 bits are tried.
+    If the type has at most 16 bits, all of its values are tried.
     """
     misreading = (_MISREADINGS | _COARSE_OUTPUTS)[text]
     dtype = dtype_named(type_name.removeprefix("tensor(").removesuffix(")"))
@@ -838,7 +843,7 @@ def _versions(domain: str, op_type: str) -> list[int]:
 
 
 def _in_version(version: int, node: BoundNode) -> BoundNode | None:
-    """Return the node in an earlier version, with parameters where that version expects them."""
+    """Return the node in an earlier version, in which an input may be an attribute."""
     schema = defs.get_schema(node.node.op_type, version, node.schema.domain)
     if schema.deprecated:
         return None

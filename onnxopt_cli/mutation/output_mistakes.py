@@ -1,7 +1,7 @@
-"""Mistakes in the arithmetic or in the outputs that any operator may have.
+"""Mistakes that any operator may have in its arithmetic or in its outputs.
 
-Mistakes in the arithmetic compute the node in another type. Mistakes in the outputs change the
-type, shape, order, sign or magnitude of the correct operator's outputs.
+A mistake in the arithmetic computes the node in another type. A mistake in the outputs changes
+their type, shape, order, sign or magnitude.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.mutation.node_mutants import ComputeNode, MutantKind, NodeMutant, Recomputed
 
-# The number of bits that an output without its upper bits retains.
+# The number of bits that remain if an output loses its upper bits.
 _LOWER_BITS = 32
 #: A function that changes an output; it returns None if the change does not apply to the output.
 _OutputChange = Callable[[BoundNode, Array], Array | None]
@@ -47,7 +47,7 @@ def output_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 def _changed(
     change: _OutputChange, place: int | None, node: BoundNode, compute: ComputeNode
 ) -> Sequence[Value] | None:
-    """Change all outputs of a node, or only the output at a place in the operator's signature."""
+    """Change all outputs of a node, or only the output at one position of the signature."""
     outputs = [*compute(node)]
     is_changed = False
     for index, (output, value) in enumerate(zip(node.output_places, outputs, strict=False)):
@@ -115,7 +115,10 @@ def _identity(array: Array) -> Array:
 
 
 def _numeric_operands(node: BoundNode, kinds: str) -> dict[int, Array]:
-    """Return the inputs that have the type of the first input, if that type is of given kinds."""
+    """Return the inputs with the type of the first input, by index.
+
+    The result is empty if NumPy's kind character of this type is not among ``kinds``.
+    """
     formals = list(node.schema.inputs)
     first = node.operand(0)
     if first is None or first.dtype.kind not in kinds:
@@ -133,7 +136,7 @@ def _numeric_operands(node: BoundNode, kinds: str) -> dict[int, Array]:
 def _with_own_type_changed(
     node: BoundNode, outputs: Sequence[Value], change: Callable[[Array], Array]
 ) -> list[Value]:
-    """Change the outputs that have the type of the first input in the operator's schema."""
+    """Change the outputs whose type, according to the schema, is the type of the first input."""
     formals = node.schema.outputs
     types = [formals[min(place, len(formals) - 1)].type_str for place in node.output_places]
     own_type = node.schema.inputs[0].type_str
@@ -166,7 +169,7 @@ def _in_type(
 
 
 def _in_32_bits(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Compute a node of 64-bit integers in 32-bit integers of the same sign."""
+    """Compute a node of 64-bit integers in 32-bit integers with the same signedness."""
     first = node.operand(0)
     if first is None or first.dtype.kind not in "iu":
         return None
@@ -175,7 +178,10 @@ def _in_32_bits(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None
 
 
 def _compared_with_other_sign(node: BoundNode, compute: ComputeNode) -> Sequence[Value] | None:
-    """Invert the highest bits of inputs and outputs, which changes the order of the inputs."""
+    """Invert the highest bit of all inputs and outputs.
+
+    Signed integers are then ordered like unsigned ones, and vice versa.
+    """
     operands = _numeric_operands(node, "iu")
     if not operands:
         return None
@@ -286,7 +292,7 @@ def _times(
 
 
 def _length_of_axis(node: BoundNode, _array: Array) -> float | None:
-    """Return the length of the axis that an attribute of the node states."""
+    """Return the length of the axis that the attribute ``axis`` of the node names."""
     first, axis = node.operand(0), node.attribute("axis")
     if first is None or not isinstance(axis, int) or not -first.ndim <= axis < first.ndim:
         return None
@@ -310,10 +316,10 @@ def _factor(value: float, _node: BoundNode, _array: Array) -> float | None:
 
 
 def _along(axis: int | str, array: Array, node: BoundNode) -> int | None:
-    """Return an axis of an output; None if it does not exist.
+    """Return the index of an axis of an output; None if the axis does not exist.
 
     Args:
-        axis: the axis, or the name of the attribute that states it.
+        axis: the axis, or the name of the attribute whose value is the axis.
         array: the output.
         node: the node.
     """
@@ -340,8 +346,8 @@ def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | No
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 
 
-# Mistakes in outputs. Each key is the end of a mistake's name. Each value consists of the end of
-# the description, and the change.
+# Mistakes in outputs. A key is the last part of a mistake's name. A value consists of the last part
+# of the description, and of the change.
 _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "without sign": ("the magnitudes of the correct values", _magnitude),
     "negated": ("the right values with the opposite sign", _negated),

@@ -1,7 +1,7 @@
 """Proofs that mutants of a node equal their operator on every valid input.
 
-A proof holds for all mutants whose name matches its pattern, on operators for which its condition
-holds. Mutants with a proof are not generated.
+A proof covers all mutants whose names match its pattern, on operators that meet its condition.
+Mutants with a proof are not generated.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from onnx import defs
 
 _Option = defs.OpSchema.FormalParameterOption
-#: Integer attributes that may be negative. Attributes that are counts, sizes or flags are not
-#: negative.
+#: Integer attributes that may be negative. All other attributes are counts, sizes or flags.
 SIGNED_ATTRIBUTES = frozenset({
     "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
     "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
@@ -23,7 +22,7 @@ SIGNED_ATTRIBUTES = frozenset({
     "replaced_value_int64", "right_window_size", "scan_input_axes", "scan_output_axes", "shape",
     "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
-# Inputs that have a single value, by name or by operator and name.
+# Inputs that have only one element, by name or by operator and name.
 _SINGLE_VALUES = frozenset({
     "axis", "depth", "dft_length", "frame_length", "frame_step", "BlackmanWindow.size", "Clip.max",
     "Clip.min", "Dropout.ratio", "Dropout.training_mode", "HammingWindow.size", "HannWindow.size",
@@ -93,7 +92,7 @@ class Proof:
     Attributes:
         reason: the proof, in a sentence.
         pattern: matches the names of the mutants.
-        condition: whether the proof holds for an operator and a name that matches.
+        condition: given a schema and the match of a name, returns whether the proof holds.
     """
 
     reason: str
@@ -112,7 +111,7 @@ def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
 
 
 def has_single_value(op_type: str, name: str) -> bool:
-    """Return whether an input of an operator has a single value."""
+    """Return whether an input of an operator has only one element."""
     return _is_listed(_SINGLE_VALUES, op_type, name)
 
 
@@ -121,7 +120,7 @@ def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
 
 
 def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition that the first group of the match names one of the given inputs."""
+    """Return a condition: the first group of the match must be one of the given names of inputs."""
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)
@@ -131,7 +130,7 @@ def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[s
 
 
 def _named(*op_types: str) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition that the operator has one of the given names."""
+    """Return a condition: the operator must have one of the given names."""
     return lambda schema, _: schema.name in op_types
 
 
@@ -149,22 +148,20 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # Some mutants of inputs of data have the same names, but also change inputs with more than two
-    # axes.
+    # For inputs of data, mutants with these names may also change inputs with more than two axes.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    # In early versions, the attribute broadcast enables the broadcasting of the second input, but
-    # not of the first.
+    # In early versions, the attribute broadcast enables broadcasting only for the second input.
     return schema.name in _COMMUTATIVE and "broadcast" not in schema.attributes
 
 
 PROOFS: Sequence[Proof] = (
     Proof(
-        "The mutant aligns a vector with a second input, but the operator has only one input.",
+        "The mutant aligns a vector with another input, but the operator has only one input.",
         re.compile(r"\w+ aligned to the first axis"),
         _has_one_input,
     ),
@@ -209,7 +206,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_VECTORS),
     ),
     Proof(
-        "Axes lie between minus the rank and the rank; every integer type represents them.",
+        "The magnitude of an axis is at most the rank, which every integer type can represent.",
         re.compile(r"(\w+) in (float32|32 bits|8 bits)"),
         _input_among(frozenset({"axes", "axis"})),
     ),
@@ -225,7 +222,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_UNREAD),
     ),
     Proof(
-        "The outputs are -1, 0 or 1, which every type represents.",
+        "Every output is -1, 0 or 1, which every type can represent.",
         re.compile(r"(integer )?outputs in (16 bits|float32|8 bits)"),
         _named(*_SMALL_OUTPUTS),
     ),
@@ -243,12 +240,12 @@ PROOFS: Sequence[Proof] = (
         _named("IsNaN"),
     ),
     Proof(
-        "The function has no value at these arguments: both results are NaN.",
+        "The function is not defined for these arguments: both results are NaN.",
         re.compile(r"\w+ (without infinity|clamped to 6)"),
         _named("Acos", "Asin", "Atanh"),
     ),
     Proof(
-        "The rounded results at the largest number and at infinity are the same.",
+        "The rounded results for the largest number and for infinity are the same.",
         re.compile(r"\w+ without infinity"),
         _named("Atan", "Cosh", "Erf", "Exp", "Sigmoid", "Sign", "Sinh", "Tanh"),
     ),
@@ -289,7 +286,7 @@ PROOFS: Sequence[Proof] = (
 
 
 def proof_of(schema: defs.OpSchema, name: str) -> Proof | None:
-    """Return the proof that a mutant equals its operator; None without a proof."""
+    """Return a proof that a mutant equals its operator; None if no proof is known."""
     for proof in PROOFS:
         match = proof.pattern.fullmatch(name)
         if match is not None and proof.condition(schema, match):

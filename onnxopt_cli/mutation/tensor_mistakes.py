@@ -19,7 +19,7 @@ from onnxopt_cli.mutation.node_mutants import (
 
 
 def _elementwise(function: Callable[..., Array]) -> Computed:
-    """Return a mistake that computes the output from the operands, in the operands' type."""
+    """Return a mistake that computes the output in the type of the operands."""
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         operands = [value for value in node.operands if isinstance(value, np.ndarray)]
@@ -35,7 +35,7 @@ def _half_away(array: Array) -> Array:
 
 
 def _integers(function: Callable[[Array, Array], Array]) -> Computed:
-    """Return a mistake of a division of integers; divisions of floats are correct."""
+    """Return a mistake in the division of integers; the division of floats remains correct."""
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         left, right = node.operand(0), node.operand(1)
@@ -73,7 +73,7 @@ def _indices_wrapped(node: BoundNode) -> BoundNode | None:
 
 
 def _end_clamped_to_first(node: BoundNode) -> BoundNode | None:
-    """Read an end of Slice that precedes the first element as 0 if the step is negative."""
+    """If the step of Slice is negative, read an end before the first element as 0."""
     x, _, ends, axes, steps = (node.operand(index) for index in range(5))
     if x is None or ends is None or steps is None:
         return None
@@ -84,7 +84,7 @@ def _end_clamped_to_first(node: BoundNode) -> BoundNode | None:
 
 
 def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
-    """Replace the scales of Resize by quotients of the output lengths and the input lengths."""
+    """Replace each scale of Resize by the quotient of output length and input length."""
     x, scales = node.operand(0), node.operand(2)
     if x is None or scales is None or not scales.size:
         return None
@@ -93,8 +93,7 @@ def _scales_of_sizes(node: BoundNode) -> BoundNode | None:
     if not lengths.all() or lengths.size != scales.size:
         return None
     rounded = np.floor(lengths * scales.astype(np.float64)) / lengths
-    # A quotient that is rounded down to float32 may lead to a shorter output, but the next larger
-    # float32 does not.
+    # If rounding a quotient to float32 makes the output shorter, the next larger float32 is used.
     moved = np.nextafter(rounded.astype(np.float32), np.float32(np.inf))
     moved = np.where(np.floor(lengths * rounded.astype(np.float32)) == np.floor(
         lengths * scales.astype(np.float64)), rounded.astype(np.float32), moved)  # fmt: skip
@@ -126,8 +125,8 @@ def _quantized(rounded: Callable[[Array, Array], Array], *, saturates: bool = Tr
     """Return a mistake of QuantizeLinear.
 
     Args:
-        rounded: returns the quantized values before saturation, given the quotient of input and
-            scale, and the zero point.
+        rounded: given the quotients input / scale and the zero point, returns the quantized values
+            before saturation.
         saturates: whether values outside the range of the output type are clamped to it.
     """
 
@@ -170,7 +169,7 @@ def _log_sum_exp_without_maximum(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
-    """Apply only the last of several updates of one element."""
+    """If an element has several updates, apply only the last update."""
     data, indices, updates = (node.operand(index) for index in range(3))
     reduction = node.attribute("reduction") or b"none"
     if data is None or indices is None or updates is None or reduction == b"none":
@@ -189,7 +188,13 @@ def _last_of_duplicates(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
-    """Shift by the amount modulo the width ("remainder"), or as an unsigned type ("unsigned")."""
+    """Shift integers incorrectly.
+
+    Args:
+        kind: "remainder" to shift by the amount modulo the width of the type; "unsigned" to shift
+            signed integers as unsigned ones.
+        node: the node.
+    """
     x, count = node.operand(0), node.operand(1)
     if x is None or count is None:
         return None
@@ -209,7 +214,7 @@ def _shift(kind: str, node: BoundNode) -> Sequence[Value] | None:
 
 
 def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
-    """Put the last of equal elements first."""
+    """Order equal elements by descending index."""
     x, count = node.operand(0), node.operand(1)
     if x is None or count is None or x.dtype.kind not in "fiu":
         return None
@@ -226,7 +231,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
-    """Reduce only some of several axes. The axes are an attribute or the second input."""
+    """Reduce only some of the axes, which are an attribute or the second input."""
     axes = node.attributes.get("axes")
     if axes is not None:
         return node.with_attribute("axes", axes[kept]) if len(axes) > 1 else None
@@ -235,7 +240,7 @@ def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
 
 
 def _reflected_with_border(node: BoundNode) -> Sequence[Value] | None:
-    """Pad all axes in the mode reflect, but also repeat the element at the border."""
+    """Pad all axes in the mode ``reflect``, but repeat the element at the border as well."""
     x, pads = node.operand(0), node.operand(1)
     if x is None or node.attribute("mode") != b"reflect" or node.operand(3) is not None:
         return None
