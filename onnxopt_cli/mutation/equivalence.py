@@ -337,7 +337,7 @@ class _Draw:
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw settings of all attributes, of only the required ones, and with one extreme value."""
+        """Draw all attributes, only the required ones, or all with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))
